@@ -60,6 +60,6 @@ static inline bool gemm_by_cblas(const GemmProblem* p) {
 // For what Accelerate does not support: the functions of gemm_portable.
 static const GemmKernel gemm_accelerate = {
     "accelerate", false, false, GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS, 384, 384, 1, gemm_pack_portable,
-    gemm_multiply_portable, gemm_start_portable, gemm_store_portable, gemm_dot_portable, NULL, NULL};
+    gemm_multiply_portable, NULL, gemm_start_portable, gemm_store_portable, gemm_dot_portable, NULL, NULL};
 
 #endif  // LLMTRAIN_GEMM_APPLE_H

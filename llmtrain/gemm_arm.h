@@ -99,7 +99,7 @@ static inline bool gemm_has_bfmmla(void) {
 // A few rows are left to the kernel for floats, as with AMX.
 static const GemmKernel gemm_bfmmla = {
     "bfmmla", true, true, BFMMLA_ROWS, BFMMLA_COLS, 384, 384, 2, gemm_pack_bfmmla, gemm_multiply_bfmmla,
-    gemm_start_bfmmla, gemm_store_bfmmla, NULL, NULL, NULL};
+    NULL, gemm_start_bfmmla, gemm_store_bfmmla, NULL, NULL, NULL};
 
 #endif  // __aarch64__
 

@@ -70,6 +70,9 @@ typedef struct {
     // may be in out itself; from may be sums, NULL, or a bias, whose stride is 0
     void (*multiply)(float* sums, size_t stride, const float* from, size_t from_stride, const uint32_t* a,
                      const uint32_t* b, size_t units);
+    // The same for the first half of the columns: the last tile of a row often needs no more. NULL: use `multiply`
+    void (*multiply_half)(float* sums, size_t stride, const float* from, size_t from_stride, const uint32_t* a,
+                          const uint32_t* b, size_t units);
     // start: sums = [out[i.., j..]] [+ bias], what a tile's sums start from; store: out[i.., j..] = sums; both for the
     // part of the tile that is inside of out
     void (*start)(const GemmProblem* p, float* sums, size_t i, size_t j, bool out, bool bias);
@@ -335,6 +338,6 @@ static inline void gemm_pack_portable(uint32_t* panel, const GemmOperand* o, siz
 
 static const GemmKernel gemm_portable = {
     "portable", false, false, GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS, 384, 384, 1, gemm_pack_portable,
-    gemm_multiply_portable, gemm_start_portable, gemm_store_portable, gemm_dot_portable, NULL, NULL};
+    gemm_multiply_portable, NULL, gemm_start_portable, gemm_store_portable, gemm_dot_portable, NULL, NULL};
 
 #endif  // LLMTRAIN_GEMM_PORTABLE_H

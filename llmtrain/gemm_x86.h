@@ -199,7 +199,7 @@ static inline bool gemm_has_avx2(void) {
 }
 
 static const GemmKernel gemm_avx2 = {"avx2", false, false, 6, 16, 384, 384, 1, gemm_pack_avx2, gemm_multiply_avx2,
-                                     gemm_start_avx2, gemm_store_avx2, ARITHMETIC_FUSED ? gemm_dot_avx2 : NULL,
+                                     NULL, gemm_start_avx2, gemm_store_avx2, ARITHMETIC_FUSED ? gemm_dot_avx2 : NULL,
                                      NULL, NULL};
 
 // ------------------------------------------------------------------------------------------------
@@ -288,20 +288,22 @@ GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand
     }
 }
 
+// A store of 16 units may pass the end of a row of the panel: into the next row, which is stored later. (A mask would
+// prevent that, but on AMD's Zen 4 stores with a mask are slow: packing 12 lanes took twice as long.)
 GEMM_AVX512 ALWAYS_INLINE void gemm_pack_blocks_avx512(uint32_t* panel, const GemmOperand* o, Dtype type, bool pairs,
                                                      bool by_lane, size_t lane, size_t lanes, size_t width, size_t k,
                                                      size_t count) {
     size_t step = pairs ? 32 : 16, row = by_lane ? 16 : width;
     for (size_t done = 0; done < count; done += step, panel += 16 * width)
-        for (size_t group = 0; group < width; group += 16) {
+        for (size_t group = round_up(width, 16); group > 0;) {
+            group -= 16;
             __m512i r[16];
             size_t left = lanes > group ? lanes - group : 0;
             gemm_rows_avx512(r, o, type, pairs, lane + group, left, k + done, count - done, true);
             if (o->k_contiguous != by_lane) gemm_transpose_avx512(r);
-            __mmask16 mask = gemm_mask16(by_lane ? 16 : width - group);
             GEMM_UNROLL
             for (size_t i = 0; i < 16; i++)
-                _mm512_mask_storeu_epi32(panel + (by_lane ? 16 : 1) * group + i * row, mask, r[i]);
+                _mm512_storeu_si512(panel + (by_lane ? 16 : 1) * group + i * row, r[i]);
         }
 }
 
@@ -316,34 +318,46 @@ GEMM_AVX512 static inline void gemm_pack_avx512(uint32_t* panel, const GemmOpera
     else gemm_pack_blocks_avx512(panel, o, DTYPE_F16, false, false, lane, lanes, width, k, count);
 }
 
-GEMM_AVX512 ALWAYS_INLINE void gemm_sums_load_avx512(__m512 c[24], const float* from, size_t from_stride) {
+// Sums of 12 rows, each of n vectors: 2, or 1 for half a tile.
+GEMM_AVX512 ALWAYS_INLINE void gemm_sums_load_avx512(__m512 c[24], const float* from, size_t from_stride, size_t n) {
     GEMM_UNROLL
-    for (size_t i = 0; i < 24; i++)
-        c[i] = from ? _mm512_loadu_ps(from + i / 2 * from_stride + i % 2 * 16) : _mm512_setzero_ps();
+    for (size_t i = 0; i < 12 * n; i++)
+        c[i] = from ? _mm512_loadu_ps(from + i / n * from_stride + i % n * 16) : _mm512_setzero_ps();
 }
 
-GEMM_AVX512 ALWAYS_INLINE void gemm_sums_store_avx512(float* sums, size_t stride, const __m512 c[24]) {
+GEMM_AVX512 ALWAYS_INLINE void gemm_sums_store_avx512(float* sums, size_t stride, const __m512 c[24], size_t n) {
     GEMM_UNROLL
-    for (size_t i = 0; i < 24; i++) _mm512_storeu_ps(sums + i / 2 * stride + i % 2 * 16, c[i]);
+    for (size_t i = 0; i < 12 * n; i++) _mm512_storeu_ps(sums + i / n * stride + i % n * 16, c[i]);
 }
 
-GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, size_t stride, const float* from, size_t from_stride,
-                                                    const uint32_t* a_panel, const uint32_t* b_panel, size_t units) {
-    const float* a = (const float*)a_panel;
-    const float* b = (const float*)b_panel;
-    __m512 c[24];
-    gemm_sums_load_avx512(c, from, from_stride);
-    for (size_t u = 0; u < units; u++, a += 12, b += 32) {
-        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
-        GEMM_UNROLL
-        for (int i = 0; i < 12; i++) {
-            __m512 x = _mm512_set1_ps(a[i]);
-            c[2 * i] = _mm512_fmadd_ps(x, b0, c[2 * i]);
-            c[2 * i + 1] = _mm512_fmadd_ps(x, b1, c[2 * i + 1]);
-        }
+// Defines `multiply` and `multiply_half` of a kernel by its function for n vectors a row.
+#define GEMM_TILES(name, target)                                                                                       \
+    target static inline void gemm_multiply_##name(float* sums, size_t stride, const float* from, size_t from_stride,  \
+                                                   const uint32_t* a, const uint32_t* b, size_t units) {               \
+        gemm_tile_##name(sums, stride, from, from_stride, a, b, units, 2);                                             \
+    }                                                                                                                  \
+    target static inline void gemm_multiply_half_##name(float* sums, size_t stride, const float* from,                 \
+                                                        size_t from_stride, const uint32_t* a, const uint32_t* b,      \
+                                                        size_t units) {                                                \
+        gemm_tile_##name(sums, stride, from, from_stride, a, b, units, 1);                                             \
     }
-    gemm_sums_store_avx512(sums, stride, c);
+
+GEMM_AVX512 ALWAYS_INLINE void gemm_tile_avx512(float* sums, size_t stride, const float* from, size_t from_stride,
+                                                const uint32_t* a, const uint32_t* b, size_t units, size_t n) {
+    __m512 c[24];
+    gemm_sums_load_avx512(c, from, from_stride, n);
+    for (size_t u = 0; u < units; u++, a += 12, b += 32) {
+        __m512 row[2];
+        GEMM_UNROLL
+        for (size_t v = 0; v < n; v++) row[v] = _mm512_loadu_ps((const float*)b + 16 * v);
+        GEMM_UNROLL
+        for (size_t i = 0; i < 12 * n; i++)
+            c[i] = _mm512_fmadd_ps(_mm512_set1_ps(((const float*)a)[i / n]), row[i % n], c[i]);
+    }
+    gemm_sums_store_avx512(sums, stride, c, n);
 }
+
+GEMM_TILES(avx512, GEMM_AVX512)
 
 // A few rows: 16 columns of B x 16 units are transposed in registers, where a unit is a float or a pair of bfloat16:
 // each row is read by whole cache lines. Each term of a sum waits 4 cycles for the one before it; memory takes as long
@@ -383,7 +397,7 @@ static inline bool gemm_has_avx512(void) {
 
 static const GemmKernel gemm_avx512 = {
     "avx512", false, false, 12, 32, 384, 384, 1, gemm_pack_avx512, gemm_multiply_avx512,
-    gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
+    gemm_multiply_half_avx512, gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
 
 #ifdef GEMM_X86_BF16
 
@@ -395,22 +409,23 @@ static const GemmKernel gemm_avx512 = {
 
 #define GEMM_AVX512BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")))
 
-GEMM_AVX512BF16 static inline void gemm_multiply_avx512bf16(float* sums, size_t stride, const float* from,
-                                                            size_t from_stride, const uint32_t* a, const uint32_t* b,
-                                                            size_t units) {
+GEMM_AVX512BF16 ALWAYS_INLINE void gemm_tile_avx512bf16(float* sums, size_t stride, const float* from,
+                                                        size_t from_stride, const uint32_t* a, const uint32_t* b,
+                                                        size_t units, size_t n) {
     __m512 c[24];
-    gemm_sums_load_avx512(c, from, from_stride);
+    gemm_sums_load_avx512(c, from, from_stride, n);
     for (size_t u = 0; u < units; u++, a += 12, b += 32) {
-        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+        __m512bh row[2];
         GEMM_UNROLL
-        for (int i = 0; i < 12; i++) {
-            __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[i]);
-            c[2 * i] = _mm512_dpbf16_ps(c[2 * i], x, b0);
-            c[2 * i + 1] = _mm512_dpbf16_ps(c[2 * i + 1], x, b1);
-        }
+        for (size_t v = 0; v < n; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + 16 * v);
+        GEMM_UNROLL
+        for (size_t i = 0; i < 12 * n; i++)
+            c[i] = _mm512_dpbf16_ps(c[i], (__m512bh)_mm512_set1_epi32((int)a[i / n]), row[i % n]);
     }
-    gemm_sums_store_avx512(sums, stride, c);
+    gemm_sums_store_avx512(sums, stride, c, n);
 }
+
+GEMM_TILES(avx512bf16, GEMM_AVX512BF16)
 
 // As above, for pairs only.
 GEMM_AVX512BF16 ALWAYS_INLINE void gemm_dot_pairs_avx512bf16(float* sums, const float* a, size_t rows,
@@ -453,7 +468,7 @@ static inline bool gemm_vendor_is_amd(void) {
 
 static const GemmKernel gemm_avx512bf16 = {
     "avx512bf16", true, false, 12, 32, 384, 384, 1, gemm_pack_avx512, gemm_multiply_avx512bf16,
-    gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512bf16, NULL, NULL};
+    gemm_multiply_half_avx512bf16, gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512bf16, NULL, NULL};
 
 // ------------------------------------------------------------------------------------------------
 // 4. AMX
@@ -537,7 +552,7 @@ static inline bool gemm_has_amx(void) {
 #endif
 }
 
-static const GemmKernel gemm_amx = {"amx", true, true, 32, 32, 512, 192, 16, gemm_pack_avx512, gemm_multiply_amx,
+static const GemmKernel gemm_amx = {"amx", true, true, 32, 32, 512, 192, 16, gemm_pack_avx512, gemm_multiply_amx, NULL,
                                     gemm_start_amx, gemm_store_amx, gemm_dot_avx512, gemm_begin_amx, gemm_end_amx};
 
 #endif  // GEMM_X86_BF16
