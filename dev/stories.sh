@@ -1,9 +1,10 @@
 # stories.sh: sourced by scripts that compare what runs learn on the demo's corpus, with the programs' folder in
 # `build`.
 
-# Waiting threads sleep, since the machine may do other work.
+# Waiting threads spin for a short time and then sleep, as in demo.sh, since the machine may do other work.
 OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-export OMP_WAIT_POLICY
+GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-3000}
+export OMP_WAIT_POLICY GOMP_SPINCOUNT
 
 # stories_write DIR: an empty folder with 4 MB of the corpus and 150 kB for validation, as text and as shards; DIR/log.
 stories_write() {

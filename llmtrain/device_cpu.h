@@ -56,7 +56,7 @@ static inline bool device_is_host(void) { return true; }
 
 // Logits computed at a time, approximately, out of `all` of a batch: enough that matmuls over a part of the rows lose
 // no speed.
-static inline size_t head_elements(size_t all) { (void)all; return (size_t)1 << 24; }
+static inline size_t head_elements(size_t all) { (void)all; return (size_t)1 << 25; }
 
 // Bytes of scratch memory that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {
