@@ -6,9 +6,9 @@
 # make test       the tests, without a GPU and without a network
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA only, run on the CPU (the second is make
 #                 test-cuda-kernels, every kernel in many orders of threads, and test-cuda-runs, the rest)
-# make test-more  tests that take longer, or repeat others: the emulator's own; kernels copied into empty folders;
-#                 the CUDA build in BF16 and FP16; kernels and ladders under AddressSanitizer and the race check;
-#                 machine code for three architectures; clang's bits; macOS; speeds for AVX2
+# make test-more  tests that take longer, or repeat others: the emulator's own; the CUDA build in BF16 and FP16; kernels
+#                 and ladders under AddressSanitizer and the race check; machine code in FP32 and FP16; clang's bits;
+#                 macOS; speeds for AVX2
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
 # make soak       kills a run 500 times, at every point of a step and of a save: each time it resumes to the same bits
 # make sanitize   make test-cpu under the address and undefined-behaviour sanitizers, and the threaded parts under
@@ -238,14 +238,14 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 # All of this without a warning: resources.sh compiles the shipped kernels for sm_80, sm_90a and sm_100 and checks their
 # machine code; nvcc-code compiles sources with other kernels, for all three from the virtual architecture of sm_80;
 # nvcc-syntax checks the syntax of the rest, for sm_80 and sm_90a. Host code does not run here, so it is not optimised.
-# make test checks the syntax, make test-more does the rest.
+# make test checks the syntax, and the machine code of BF16; make test-more does the rest.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
     -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
 COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP32-test_train syntax-BF16-test_train syntax-BF16-test_nccl syntax-BF16-bench $(TOOLS:%=syntax-BF16-%) \
-    syntax-BF16-ladders))
+    syntax-BF16-ladders) $(B)/resources-BF16.txt)
 COMPILED_MORE := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP16-test_train syntax-FP32-ladders code-BF16-ladders code-BF16-test_emulator) \
-    $(PRECISIONS:%=$(B)/resources-%.txt))
+    $(B)/resources-FP32.txt $(B)/resources-FP16.txt)
 $(filter %.ok,$(COMPILED) $(COMPILED_MORE)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
 	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
@@ -322,7 +322,7 @@ CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter b
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
 # The programs for comparing the trainers of these dtypes.
 TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash $(foreach p,$(1),train-$p train-emulated-$p test_train-emulated-$p))
-RUNS_TESTS := $(call TRAINERS_OF,FP32) $(addprefix $(B)/,test_cublaslt test_nccl) $(COMPILED)
+RUNS_TESTS := $(call TRAINERS_OF,FP32) $(addprefix $(B)/,test_cublaslt test_nccl launches-BF16) $(COMPILED)
 
 # With a C++ compiler, all of CUDA too. The parts run in parallel; tests that measure times run afterwards, one by one.
 CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
@@ -348,7 +348,7 @@ test-cuda-kernels: $(KERNELS_TESTS)
 	@$(TEST_EMULATED) $(EMULATED)
 test-cuda-runs: $(RUNS_TESTS)
 	@$(TEST_EMULATED)
-test-more-cuda: $(EMULATED_MORE) $(call TRAINERS_OF,BF16 FP16) $(addprefix $(B)/,emulated-plain-BF16-ladders test_tune launches-BF16) $(COMPILED_MORE)
+test-more-cuda: $(EMULATED_MORE) $(call TRAINERS_OF,BF16 FP16) $(addprefix $(B)/,emulated-plain-BF16-ladders test_tune) $(COMPILED_MORE)
 	@sh dev/test/test_emulated.sh more $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) "$(LADDERS)" $(EMULATED_MORE)
 MORE_CPU := test_kernels-FP16 test_train-FP16 $(if $(shell command -v clang 2>/dev/null),golden-clang)
 test-more-cpu: $(MORE_CPU:%=$(B)/%)

@@ -329,7 +329,8 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     memcpy(source, data, bytes);
     source[bytes] = 0;
     error.text[0] = 0;
-    if (template_render(&text, &length, source + (bytes > 0), messages, bytes > 0 ? data[0] % 5 : 4, "<s>", "</s>", bytes % 2, &error)) {
+    size_t count = bytes > 0 ? data[0] % 5 : 4;
+    if (template_render(&text, &length, source + (bytes > 0), messages, count, "<s>", "</s>", bytes % 2, &error)) {
         promise(text != NULL && text[length] == 0, "a text ends in zero");
         free(text);
     } else {

@@ -214,7 +214,8 @@ static void test_matrix_optimizer(OptimizerKind kind, TensorShape shape, uint64_
     }
     case_cpu(&c, NULL, 0);
     for (int a = 1; a < c.count && step > 1; a++)
-        if (is_output(&c.arrays[a]) && c.arrays[a].n > 0) memcpy(c.arrays[a].start, c.arrays[a].host, array_bytes(&c.arrays[a]));
+        if (is_output(&c.arrays[a]) && c.arrays[a].n > 0)
+            memcpy(c.arrays[a].start, c.arrays[a].host, array_bytes(&c.arrays[a]));
     for (int i = 0; i < count; i++)
         for (size_t j = 0; j < outputs[i]->n; j++)
             outputs[i]->size[j] = i < 2 ? 1.0 + (double)c.step.lr * rounding : kind == OPTIMIZER_MUON ? 1.0 : rounding;

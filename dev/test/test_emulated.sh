@@ -1,9 +1,9 @@
 # test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and
 # every rung of the ladders in many thread orders; the programs are build/emulated-BUILD-TYPE-NAME. PART runs: the
-# emulated libraries, the whole model, and the trainer's CUDA build, in FP32. PART more: more programs of the first
-# kind, the model and the trainer in BF16 and FP16, the emulator's own tests, operations alone in a folder, and the
-# machine code. NVCC: yes if nvcc has just compiled everything, which make does before it calls this. LADDERS: the names
-# of the ladders in the programs named ladders.
+# emulated libraries, the whole model, and the trainer's CUDA build, in FP32; operations alone in a folder; the machine
+# code. PART more: more programs of the first kind, the model and the trainer in BF16 and FP16, the emulator's own tests.
+# NVCC: yes if nvcc has just compiled everything, which make does before it calls this. LADDERS: the names of the ladders
+# in the programs named ladders.
 set -u
 part=$1
 build=$2
@@ -156,17 +156,6 @@ elif [ "$part" = more ]; then
     # shellcheck disable=SC2086  # several words
     once sh dev/emulator/test.sh "$build/emulator" $cuda_include
     end "emulator: kernels, PTX, memory, streams, planted bugs"
-    begin
-    # shellcheck disable=SC2086  # several words
-    once sh dev/test/copy.sh "$build" $cuda_include
-    end "operations copied into empty folders"
-    if command -v python3 > /dev/null; then
-        begin
-        once python3 dev/test/test_machine_code.py "$build/launches-BF16"
-        end "what is read in machine code, and in the launches of a step"
-    else
-        echo "skipped the tests of dev/machine_code.py: there is no python3"
-    fi
 else
     begin
     once "$build/test_cublaslt"
@@ -178,13 +167,24 @@ else
     once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
     end "emulator: NCCL between processes"
     trainers FP32
+    begin
+    # shellcheck disable=SC2086  # several words
+    once sh dev/test/copy.sh "$build" $cuda_include
+    end "operations copied into empty folders"
+    if command -v python3 > /dev/null; then
+        begin
+        once python3 dev/test/test_machine_code.py "$build/launches-BF16"
+        end "what is read in machine code, and in the launches of a step"
+    else
+        echo "skipped the tests of dev/machine_code.py: there is no python3"
+    fi
 fi
 case $part-$nvcc in
     kernels-*) ;;
     *-yes)  # otherwise make would have stopped
         passed=$((passed + 1))
-        [ "$part" = runs ] && echo "ok      nvcc accepts everything, for sm_80 and sm_90a" ||
-            echo "ok      nvcc compiles the kernels for sm_80, sm_90a and sm_100; machine code: $build/resources-*.txt" ;;
+        [ "$part" = runs ] && more="and accepts everything else" || more="in every dtype"
+        echo "ok      nvcc compiles the kernels for sm_80, sm_90a and sm_100 $more; machine code: $build/resources-*.txt" ;;
     *) echo "skipped nvcc: it is not installed" ;;
 esac
 echo "the tests' own lines are in $log"

@@ -554,7 +554,8 @@ static double expect_memory(const char* model, size_t world, size_t zero, const 
     }
     check(good && plan > 0 && least >= 0.95 * plan && most <= 1.05 * plan,
           "%zu ranks, stage %zu, --recompute %s: planned %.1f MB, peaks of the ranks %.1f to %.1f MB (%+.1f%% to "
-          "%+.1f%%)", world, zero, recompute, 1e-6 * plan, 1e-6 * least, 1e-6 * most, 100 * (least / plan - 1), 100 * (most / plan - 1));
+          "%+.1f%%)", world, zero, recompute, 1e-6 * plan, 1e-6 * least, 1e-6 * most, 100 * (least / plan - 1),
+          100 * (most / plan - 1));
     job_free(&job);
     return plan;
 }
@@ -828,8 +829,9 @@ static void test_faults(void) {
     REFUSED(what, 2, first, second, .world = ranks, .arguments = {[2] = flags})
 
 static const Failure REFUSALS[] = {
-    DISAGREE("lr", "1e-3"), DISAGREE("lr", "3.00000001e-3"), DISAGREE("batch", "1"), DISAGREE("seed", "5"), DISAGREE("zero", "1"),
-    DISAGREE("total-batch", "192"), DISAGREE("layers", "3"), DISAGREE("channels", "64"), DISAGREE("reduce", "float"),
+    DISAGREE("lr", "1e-3"), DISAGREE("lr", "3.00000001e-3"), DISAGREE("batch", "1"), DISAGREE("seed", "5"),
+    DISAGREE("zero", "1"), DISAGREE("total-batch", "192"), DISAGREE("layers", "3"), DISAGREE("channels", "64"),
+    DISAGREE("reduce", "float"),
     DISAGREE("clip", "2"), DISAGREE("steps", "3"), DISAGREE("optimizer", "lion"), DISAGREE("spike-skip", "9"),
     DISAGREE("val-every", "1"), DISAGREE("val", "other.bin"), DISAGREE("out", "elsewhere"),
     DISAGREE("ckpt-every", "1"), DISAGREE("check-every", "1"), DISAGREE("dropout", "0.1"),
