@@ -1525,12 +1525,13 @@ static void test_initial_weights(Family family) {
 // With GPT-2's vocabulary logits are computed for a part of the rows at a time. One batch of 32 must give the gradients
 // of 4 micro-batches of 8, each with one part of logits.
 static void test_head_in_parts(void) {
-    enum { B = 32, T = 16 };
+    enum { B = 32, T = 32 };
     Config c = test_config(FAMILY_LLAMA);
     Model model;
     Error error;
     int32_t tokens[B * T], targets[B * T];
     c.layers = 1;
+    c.context = T;
     c.vocab = 50257;
     random_tokens(tokens, B * T, c.vocab, 1);
     random_tokens(targets, B * T, c.vocab, 2);
@@ -1547,7 +1548,7 @@ static void test_head_in_parts(void) {
         double error_of_tensor = relative_error(whole + t->offset, parts + t->offset, tensor_elements(t));
         worst = error_of_tensor <= worst ? worst : error_of_tensor;
     }
-    check_true("logits of 32 x 16 tokens of 50257 come in parts, of 8 x 16 in one",
+    check_true("logits of 32 x 32 tokens of 50257 come in parts, of 8 x 32 in one",
                model.head_rows < B * T && model.head_rows >= B / 4 * T);
     check("batch 32 and 4 micro-batches of 8 at V=50257: loss", fabs(loss / loss_of_parts - 1), 1e-6);
     check("batch 32 and 4 micro-batches of 8 at V=50257: worst tensor of the gradients", worst, 1e-5);
