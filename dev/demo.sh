@@ -23,8 +23,8 @@ floor=$(sed -n 's/.*"val".*"nats_per_byte": \([0-9.]*\),.*/\1/p' "$demo/stories.
 "$build/tokenize" --bytes "$demo/stories_val.txt" --out "$demo/stories" --val 1 --entropy "$floor"
 
 echo "== 2. training on it; the loss is in nats per byte, and no model can go below the floor"
-# Waiting threads sleep, so that the demo is also fast on a machine with other work; first they spin, in gcc's OpenMP for
-# a tenth of a millisecond at most, which is long enough for most waits of a step this short.
+# Waiting threads sleep, so that the demo is also fast on a machine with other work; with gcc's OpenMP they spin for a
+# moment first, which is long enough for most waits of a step this short.
 OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-3000}
 export OMP_WAIT_POLICY GOMP_SPINCOUNT
