@@ -2,6 +2,7 @@
 # Takes 2 to 4 minutes on 2 cores and comes within 10% of the entropy floor; with `long` half an hour and within 3%.
 set -eu
 build=$1
+. dev/stories.sh  # how threads wait
 if [ "${2:-}" = long ]; then
     demo=$build/demo-long
     bytes=40000000
@@ -23,11 +24,6 @@ floor=$(sed -n 's/.*"val".*"nats_per_byte": \([0-9.]*\),.*/\1/p' "$demo/stories.
 "$build/tokenize" --bytes "$demo/stories_val.txt" --out "$demo/stories" --val 1 --entropy "$floor"
 
 echo "== 2. training on it; the loss is in nats per byte, and no model can go below the floor"
-# Waiting threads sleep, so that the demo is also fast on a machine with other work; with gcc's OpenMP they spin for a
-# moment first, which is long enough for most waits of a step this short.
-OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-3000}
-export OMP_WAIT_POLICY GOMP_SPINCOUNT
 # shellcheck disable=SC2086
 "$build/train-FP32" --data "$demo/stories_train_*.bin" --val "$demo/stories_val_*.bin" --out "$demo/run" \
     --family llama --layers 4 --seq 256 --schedule linear --warmup 100 --lr-final 0.01 --val-overlap 128 $flags

@@ -1,7 +1,8 @@
-# stories.sh: sourced by scripts that compare what runs learn on the demo's corpus, with the programs' folder in
-# `build`.
+# stories.sh: sourced by the demo and by scripts that compare what runs learn on its corpus, with the programs' folder
+# in `build`.
 
-# Waiting threads spin for a short time and then sleep, as in demo.sh, since the machine may do other work.
+# Waiting threads sleep, so that a run is also fast on a machine with other work; with gcc's OpenMP they spin for a
+# moment first, which is long enough for most waits of a step this short.
 OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-3000}
 export OMP_WAIT_POLICY GOMP_SPINCOUNT

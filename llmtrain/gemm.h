@@ -266,14 +266,13 @@ static inline bool gemm_sums_in_out(const GemmProblem* p) {
     return p->out_type == DTYPE_F32 && (!p->bias || (!p->accumulate && p->bias_type == DTYPE_F32));
 }
 
-// Adds A panel x B panel to a whole tile of out, or to half of one; if `first`, to what its sums start from.
-static inline void gemm_tile_in_out(const GemmProblem* p, const GemmKernel* kernel, size_t i, size_t j,
-                                    const uint32_t* a, const uint32_t* b, size_t units, bool first, bool half) {
+// Adds A panel x B panel to a tile of out; if `first`, to what its sums start from.
+static inline void gemm_tile_in_out(const GemmProblem* p, GemmMultiply* multiply, size_t i, size_t j,
+                                    const uint32_t* a, const uint32_t* b, size_t units, bool first) {
     float* out = (float*)p->out + i * p->out_stride + j;
     const float* bias = p->bias ? (const float*)p->bias + j : NULL;
     bool adds = !first || p->accumulate;
-    (half ? kernel->multiply_half : kernel->multiply)(out, p->out_stride, adds ? out : bias, adds ? p->out_stride : 0,
-                                                      a, b, units);
+    multiply(out, p->out_stride, adds ? out : bias, adds ? p->out_stride : 0, a, b, units);
 }
 
 // Task number t computes out[i_begin..i_end, j_begin..j_end].
@@ -306,16 +305,16 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
                     bool last = j + cols >= j_end, first = k == 0 && u == 0;
                     bool half = kernel->multiply_half && j_end - j <= cols / 2;
                     size_t width = half ? cols / 2 : cols;
+                    GemmMultiply* multiply = half ? kernel->multiply_half : kernel->multiply;
                     gemm_prefetch_tile(p, last ? i + rows : i, rows, last ? j_begin : j + cols, cols);
                     if (gemm_sums_in_out(p) && i + rows <= i_end && j + width <= j_end) {
-                        gemm_tile_in_out(p, kernel, i, j, a + u * rows, b + u * cols, inner, first, half);
+                        gemm_tile_in_out(p, multiply, i, j, a + u * rows, b + u * cols, inner, first);
                         continue;
                     }
                     bool out = u == 0 && (k > 0 ? !keep : p->accumulate), bias = first && p->bias != NULL;
                     if (out || bias) kernel->start(p, sums, i, j, out, bias);
                     const float* from = !first || out || bias ? sums : NULL;
-                    (half ? kernel->multiply_half : kernel->multiply)(sums, cols, from, cols, a + u * rows,
-                                                                      b + u * cols, inner);
+                    multiply(sums, cols, from, cols, a + u * rows, b + u * cols, inner);
                     if (u + inner == units && (!keep || k + count == p->K)) kernel->store(p, sums, i, j);
                 }
             }

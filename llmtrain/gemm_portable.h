@@ -54,6 +54,11 @@ typedef struct {
     size_t M, N, K;
 } GemmProblem;
 
+// sums (rows, cols) = [from +] A panel x B panel; rows of sums and from are `stride` and `from_stride` apart. sums may
+// be in out itself; from may be sums, NULL, or a bias, whose stride is 0.
+typedef void GemmMultiply(float* sums, size_t stride, const float* from, size_t from_stride, const uint32_t* a,
+                          const uint32_t* b, size_t units);
+
 // A kernel computes tiles of rows x cols.
 typedef struct {
     const char* name;
@@ -66,13 +71,8 @@ typedef struct {
     // GEMM_PACK_EXTRA more units of each lane than it was asked for.
     void (*pack)(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width, size_t k,
                  size_t count);
-    // sums (rows, cols) = [from +] A panel x B panel; rows of sums and from are `stride` and `from_stride` apart. sums
-    // may be in out itself; from may be sums, NULL, or a bias, whose stride is 0
-    void (*multiply)(float* sums, size_t stride, const float* from, size_t from_stride, const uint32_t* a,
-                     const uint32_t* b, size_t units);
-    // The same for the first half of the columns: the last tile of a row often needs no more. NULL: use `multiply`
-    void (*multiply_half)(float* sums, size_t stride, const float* from, size_t from_stride, const uint32_t* a,
-                          const uint32_t* b, size_t units);
+    GemmMultiply* multiply;
+    GemmMultiply* multiply_half;  // for the first half of the columns, if the last tile of a row needs no more, or NULL
     // start: sums = [out[i.., j..]] [+ bias], what a tile's sums start from; store: out[i.., j..] = sums; both for the
     // part of the tile that is inside of out
     void (*start)(const GemmProblem* p, float* sums, size_t i, size_t j, bool out, bool bias);

@@ -240,10 +240,12 @@ static void test_cache(void) {
         memcpy(other, word, sizeof word);
     }
     for (size_t i = 0; i < 26 * 26 * 5000; i++) {
+        size_t last = i % 26, other_last = i / 26 % 26;
+        if (last <= other_last) continue;
         char word[8], other[8];
-        snprintf(word, sizeof word, "%zu%c", i / 676, (int)('a' + i % 26));
-        snprintf(other, sizeof other, "%zu%c", i / 676, (int)('a' + i / 26 % 26));
-        if (word[strlen(word) - 1] <= other[strlen(other) - 1] || cache_slot(word) != cache_slot(other)) continue;
+        snprintf(word, sizeof word, "%zu%c", i / 676, (int)('a' + last));
+        snprintf(other, sizeof other, "%zu%c", i / 676, (int)('a' + other_last));
+        if (cache_slot(word) != cache_slot(other)) continue;
         expect_apart(&tokenizer, &encoder, word, other);
         similar++;
     }
