@@ -89,11 +89,11 @@ ends() {
 signalled() {
     signal=$1 expected=$2 received=$3 script=$4
     shift 4
-    default=
-    [ "$signal" != INT ] || default='env --default-signal=INT'  # a shell ignores it in background processes
+    # SIGINT is ignored in background processes of a shell, SIGHUP under nohup; a script cannot change that for itself.
+    default="env --default-signal=$signal"
     if ! $default true 2> /dev/null; then
-        echo "skipped SIGINT: env has no --default-signal here"
-        return
+        default=
+        [ "$signal" = INT ] && echo "skipped SIGINT: env has no --default-signal here" && return
     fi
     rm -rf asked_*.pid logs
     # shellcheck disable=SC2086  # $default is several words
