@@ -341,6 +341,7 @@ static void test_sparse(void) {
     verdict("sparse shards of 3, 8 and 16 GB");
 }
 
+#ifdef SYSTEM_LINUX
 // A run reads all of its shards in time, which are larger than its memory.
 static void test_memory(void) {
     enum { T = 4000, WINDOWS = 8000 };
@@ -363,6 +364,7 @@ static void test_memory(void) {
     remove("large.bin");
     verdict("a shard that is read does not stay in the memory of the process");
 }
+#endif
 
 static void test_writer_failures(void) {
     ShardWriter writer;
