@@ -389,8 +389,10 @@ static inline void attention_forward(floatX* out, float* lse, const floatX* qkv,
                                      size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
     (void)stream;
     size_t tiles = divide_up(T, TILE);
-    #pragma omp parallel for schedule(dynamic)
-    for (size_t task = 0; task < B * H * tiles; task++) {
+    Tasks tasks;
+    tasks_share(&tasks, B * H * tiles, threads_count());
+    #pragma omp parallel
+    for (size_t task; tasks_take(&tasks, &task);) {
         size_t b = task / (H * tiles), h = task / tiles % H, first = task % tiles * TILE;
         attention_forward_tile(out + ((b * T + first) * H + h) * D, lse + (b * H + h) * T + first, qkv,
                                head_rows(b, h, T, H, K, D), first, T, D, H * D);
@@ -506,8 +508,10 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
     (void)stream, (void)delta;
     size_t tiles = divide_up(T, TILE), heads = B * K, group = H / K, query_tasks = B * H * tiles;
     bool whole = 5 * round_up(heads, threads_count()) <= 7 * heads;
-    #pragma omp parallel for schedule(dynamic)
-    for (size_t task = 0; task < (whole ? heads : query_tasks + heads * tiles); task++) {
+    Tasks tasks;
+    tasks_share(&tasks, whole ? heads : query_tasks + heads * tiles, threads_count());
+    #pragma omp parallel
+    for (size_t task; tasks_take(&tasks, &task);) {
         float sums[2 * TILE_ELEMENTS];
         size_t head = task / tiles, first = task % tiles * TILE;
         if (whole) {

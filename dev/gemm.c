@@ -223,7 +223,7 @@ static void report_worst(const char* name, const char* family, const char* detai
 static void check_kernel(const char* name, bool pairs_only) {
     static const size_t sizes[] = {1, 2, 3, 7, 17, 31, 33, 64, 65, 257};
     static const size_t fixed[4][3] = {{33, 65, 31}, {7, 64, 65}, {70, 97, 130}, {3, 19, 50}};
-    static const size_t large[3][3] = {{130, 900, 1100}, {700, 400, 800}, {20, 70, 4000}};
+    static const size_t large[4][3] = {{130, 900, 1100}, {700, 400, 800}, {20, 70, 4000}, {500, 100, 1000}};
     Worst by_size = {0.0, 0.0, 0}, by_options = by_size, by_blocks = by_size;
     for (size_t n = 0; n < 1000; n += GEMM_CHECK_EVERY) {
         size_t options = random_bits(2, RANDOM_TEST, 0, n) % OPTIONS;
@@ -240,7 +240,7 @@ static void check_kernel(const char* name, bool pairs_only) {
         }
     report_worst(name, "options", "of all transposes, types, ...", by_options);
 
-    for (size_t n = 0; n < 24; n += GEMM_CHECK_EVERY) {
+    for (size_t n = 0; n < 32; n += GEMM_CHECK_EVERY) {
         Case c = make_case(0, large[n / 8][0], large[n / 8][1], large[n / 8][2]);
         c.a_transposed = n % 2;
         c.b_transposed = n / 2 % 2;

@@ -5,7 +5,7 @@
 //   3. time        a monotonic clock; progress on the terminal
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
-//   6. threads     how many OpenMP uses; 1 without OpenMP
+//   6. threads     how many OpenMP uses, 1 without OpenMP; tasks that they share
 //   7. text        UTF-8, numbers, shell quoting
 //   8. order       comparison for qsort
 //
@@ -339,6 +339,36 @@ static inline void threads_set(size_t threads) {
 #else
     (void)threads;
 #endif
+}
+
+// Tasks 0 to count - 1 of a parallel region. A thread starts with a contiguous part of them, the same one whenever the
+// numbers are the same, then helps the others: no thread waits for a slow one, and what a thread wrote in one operation
+// it mostly reads in the next, from its own caches.
+enum { TASK_PARTS = 64 };
+typedef struct {
+    size_t parts;
+    struct {
+        size_t next, end;
+        char apart[128 - 2 * sizeof(size_t)];  // threads do not write to one cache line
+    } part[TASK_PARTS];
+} Tasks;
+
+static inline void tasks_share(Tasks* tasks, size_t count, size_t threads) {
+    tasks->parts = threads < TASK_PARTS ? threads : TASK_PARTS;
+    for (size_t i = 0; i < tasks->parts; i++) {
+        tasks->part[i].next = count * i / tasks->parts;
+        tasks->part[i].end = count * (i + 1) / tasks->parts;
+    }
+}
+
+// Takes a task for the calling thread: false when none is left.
+static inline bool tasks_take(Tasks* tasks, size_t* task) {
+    for (size_t n = 0; n < tasks->parts; n++) {
+        size_t i = (thread_number() + n) % tasks->parts;
+        *task = __atomic_fetch_add(&tasks->part[i].next, 1, __ATOMIC_RELAXED);
+        if (*task < tasks->part[i].end) return true;
+    }
+    return false;
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -141,8 +141,10 @@ static inline void attention_decode(floatX* out, void* keys, void* values, float
     size_t stride = (H + 2 * K) * D, blocks = divide_up(T, DECODE_QUERIES);
     decode_store(keys, scales, qkv + H * D, first, B, T, context, stride, K, D);
     decode_store(values, scales ? scales + 1 : NULL, qkv + (H + K) * D, first, B, T, context, stride, K, D);
-    #pragma omp parallel for schedule(dynamic)
-    for (size_t task = 0; task < B * H * blocks; task++) {
+    Tasks tasks;
+    tasks_share(&tasks, B * H * blocks, threads_count());
+    #pragma omp parallel
+    for (size_t task; tasks_take(&tasks, &task);) {
         size_t b = task / (H * blocks), h = task / blocks % H, t = task % blocks * DECODE_QUERIES;
         decode_queries(out + ((b * T + t) * H + h) * D, keys, values, scales,
                        qkv + (b * T + t) * stride + h * D, stride, first + t, min_size(DECODE_QUERIES, T - t),

@@ -87,13 +87,14 @@ typedef struct {
 
 enum {
     GEMM_PACK_EXTRA = 15,       // units that packing may write past the end of each lane
-    GEMM_AHEAD = 512,           // how far ahead a row is prefetched, in bytes
     GEMM_FEW_ROWS = 8,          // at most this many rows of A are multiplied with an unpacked B
     GEMM_DOT_COLS = 16,         // columns of out that are then computed at a time
     GEMM_DOT_AHEAD = 2048,      // how far ahead their rows are then prefetched, in bytes
     GEMM_DOT_K = 4096,          // elements of k that are then multiplied at a time
     GEMM_DOT_EXTRA = 31,        // units of zeros that follow them
     GEMM_GROUP_ROWS = 48,       // rows of A that are packed together: in a transposed A they share cache lines
+    GEMM_GROUP_UNITS = 1025,    // the most units of each of them
+    GEMM_PIECE_UNITS = 16,      // units that are packed at a time where k is not contiguous: n times each k_round
     GEMM_PANEL_MAX = 32 * 512,  // units of the largest panel
     GEMM_TILE_MAX = 32 * 32     // the largest rows x cols
 };
@@ -156,9 +157,10 @@ ALWAYS_INLINE void gemm_pack_transposed(float* panel, const char* data, Dtype ty
     *(Quad*)(panel + 3 * width) = GEMM_SHUFFLE(high01, high23, 2, 3, 6, 7);
 }
 
-// Prefetches what is read next, in each row or 16 rows ahead: the processor finds no pattern in so many rows.
+// If `prefetches`, then into the L2 cache, what is packed next: the same elements of the next panel if k is contiguous,
+// else the next elements. The processor itself finds no pattern in short pieces of so many rows.
 ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, Dtype type, size_t lane, size_t lanes,
-                                   size_t width, size_t k, size_t count) {
+                                   size_t width, size_t k, size_t count, bool prefetches) {
     size_t lane_step = o->k_contiguous ? o->stride : 1, k_step = o->k_contiguous ? 1 : o->stride;
     size_t bytes = dtype_bytes(type);
     const char* data = o->data + (lane * lane_step + k * k_step) * bytes;
@@ -168,8 +170,8 @@ ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, Dtype typ
         for (; u + 4 <= count; u += 4) {
             for (l = 0; l + 4 <= lanes; l += 4) {
                 const char* from = data + (u + l * lane_step) * bytes;
-                if (u % 16 == 0)
-                    for (size_t r = 0; r < 4; r++) __builtin_prefetch(from + r * lane_step * bytes + GEMM_AHEAD);
+                if (prefetches && u % 16 == 0)
+                    for (size_t r = 0; r < 4; r++) __builtin_prefetch(from + (width + r) * lane_step * bytes, 0, 2);
                 gemm_pack_transposed(panel + u * width + l, from, type, lane_step, width);
             }
             for (; l < lanes; l++)
@@ -182,7 +184,8 @@ ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, Dtype typ
     for (size_t u = 0; u < count; u++) {
         const char* from = data + u * k_step * bytes;
         size_t l = 0;
-        for (size_t line = 0; line < lanes * bytes; line += 64) __builtin_prefetch(from + 16 * k_step * bytes + line);
+        for (size_t line = 0; prefetches && line < lanes * bytes; line += 64)
+            __builtin_prefetch(from + GEMM_PIECE_UNITS * k_step * bytes + line, 0, 2);
         for (; l + 4 <= lanes; l += 4) *(Quad*)(panel + u * width + l) = gemm_load_quad(from, type, l);
         for (; l < lanes; l++) panel[u * width + l] = gemm_load(from, type, l);
     }
@@ -191,9 +194,9 @@ ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, Dtype typ
 ALWAYS_INLINE void gemm_pack_body(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
                                 size_t k, size_t count) {
     float* floats = (float*)panel;
-    if (o->type == DTYPE_F32) gemm_pack_typed(floats, o, DTYPE_F32, lane, lanes, width, k, count);
-    else if (o->type == DTYPE_BF16) gemm_pack_typed(floats, o, DTYPE_BF16, lane, lanes, width, k, count);
-    else gemm_pack_typed(floats, o, DTYPE_F16, lane, lanes, width, k, count);
+    if (o->type == DTYPE_F32) gemm_pack_typed(floats, o, DTYPE_F32, lane, lanes, width, k, count, true);
+    else if (o->type == DTYPE_BF16) gemm_pack_typed(floats, o, DTYPE_BF16, lane, lanes, width, k, count, true);
+    else gemm_pack_typed(floats, o, DTYPE_F16, lane, lanes, width, k, count, true);
 }
 
 // sums (rows, cols) and the tile of out at i, j: `height` rows of `width` columns lie inside of out.
@@ -261,8 +264,8 @@ ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, cons
             const uint16_t* from = (const uint16_t*)b->data + (j + l) * b->stride + k + done;
             for (size_t u = 0; u < units; u++) converted[l * PIECE + u] = gemm_load(from, type, u);
         }
-        if (type == DTYPE_F32) gemm_pack_typed(panel, b, DTYPE_F32, j, lanes, GEMM_DOT_COLS, k + done, units);
-        else gemm_pack_typed(panel, &floats, DTYPE_F32, 0, lanes, GEMM_DOT_COLS, 0, units);
+        if (type == DTYPE_F32) gemm_pack_typed(panel, b, DTYPE_F32, j, lanes, GEMM_DOT_COLS, k + done, units, false);
+        else gemm_pack_typed(panel, &floats, DTYPE_F32, 0, lanes, GEMM_DOT_COLS, 0, units, false);
         for (size_t u = 0; u < units; u++) {
             const Vector* column = (const Vector*)(panel + u * GEMM_DOT_COLS);
             GEMM_UNROLL

@@ -83,8 +83,8 @@ GEMM_AVX2 ALWAYS_INLINE void gemm_store_floats_avx2(float* to, __m256i floats, s
     _mm_storel_pi((__m64*)(void*)(to + 4), _mm256_extractf128_ps(_mm256_castsi256_ps(floats), 1));
 }
 
-// A whole panel of floats: 8 lanes x 8 units at a time, transposed in registers if k is contiguous. What comes next is
-// prefetched. width: 6, or a multiple of 8; a constant where this is inlined.
+// A whole panel of floats: 8 lanes x 8 units at a time, transposed in registers if k is contiguous. width: 6, or a
+// multiple of 8; a constant where this is inlined.
 GEMM_AVX2 ALWAYS_INLINE void gemm_pack_floats_avx2(float* panel, const GemmOperand* o, size_t lane, size_t width,
                                                    size_t k, size_t count) {
     size_t lane_step = o->k_contiguous ? o->stride : 1, k_step = o->k_contiguous ? 1 : o->stride, u = 0;
@@ -100,10 +100,10 @@ GEMM_AVX2 ALWAYS_INLINE void gemm_pack_floats_avx2(float* panel, const GemmOpera
                 if (o->k_contiguous && i >= lanes) {
                     r[i] = _mm256_setzero_si256();
                 } else if (o->k_contiguous) {
-                    if (u % 16 == 0) __builtin_prefetch((const char*)row + GEMM_AHEAD);
+                    if (u % 16 == 0) __builtin_prefetch(row + width * o->stride, 0, 2);
                     r[i] = gemm_load_floats_avx2(row, 8);
                 } else {
-                    if (group % 16 == 0) __builtin_prefetch(row + 16 * o->stride);
+                    if (group % 16 == 0) __builtin_prefetch(row + GEMM_PIECE_UNITS * o->stride, 0, 2);
                     r[i] = gemm_load_floats_avx2(row, lanes);
                 }
             }
@@ -267,9 +267,10 @@ GEMM_AVX512 static inline __m512i gemm_pair_rows_avx512(const char* even, const 
 }
 
 // Sixteen rows as they are in memory: 16 units of one lane each if k is contiguous, else 16 lanes of one unit. Elements
-// outside of the operand are zero. ahead: whether to prefetch what comes next.
+// outside of the operand are zero. ahead: 0, or to prefetch what is packed next: so many lanes further on if k is
+// contiguous, else the next piece.
 GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* o, Dtype type, bool pairs,
-                                              size_t lane, size_t lanes, size_t k, size_t count, bool ahead) {
+                                              size_t lane, size_t lanes, size_t k, size_t count, size_t ahead) {
     size_t bytes = dtype_bytes(type), per_unit = pairs ? 2 : 1;
     size_t step = o->stride * bytes;
     GEMM_UNROLL
@@ -277,11 +278,11 @@ GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand
         r[i] = _mm512_setzero_si512();
         if (o->k_contiguous) {
             const char* row = o->data + (lane + i) * step + k * bytes;
-            if (ahead) __builtin_prefetch(row + GEMM_AHEAD);
+            if (ahead) __builtin_prefetch(row + ahead * step, 0, 2);
             if (i < lanes) r[i] = pairs ? gemm_pairs_avx512(row, count) : gemm_floats_avx512(row, type, count);
         } else if (i * per_unit < count) {
             const char* row = o->data + (k + i * per_unit) * step + lane * bytes;
-            __builtin_prefetch(row + 16 * per_unit * step);
+            if (ahead) __builtin_prefetch(row + GEMM_PIECE_UNITS * per_unit * step, 0, 2);
             r[i] = pairs ? gemm_pair_rows_avx512(row, 2 * i + 1 < count ? row + step : NULL, lanes)
                          : gemm_floats_avx512(row, type, lanes);
         }
@@ -299,7 +300,7 @@ GEMM_AVX512 ALWAYS_INLINE void gemm_pack_blocks_avx512(uint32_t* panel, const Ge
             group -= 16;
             __m512i r[16];
             size_t left = lanes > group ? lanes - group : 0;
-            gemm_rows_avx512(r, o, type, pairs, lane + group, left, k + done, count - done, true);
+            gemm_rows_avx512(r, o, type, pairs, lane + group, left, k + done, count - done, width);
             if (o->k_contiguous != by_lane) gemm_transpose_avx512(r);
             GEMM_UNROLL
             for (size_t i = 0; i < 16; i++)
@@ -373,7 +374,7 @@ GEMM_AVX512 ALWAYS_INLINE void gemm_dot_typed_avx512(float* sums, const float* a
     for (size_t done = 0; done < count; done += step) {
         __m512i r[16];
         gemm_dot_prefetch(b, type, 16, j, k + done);
-        gemm_rows_avx512(r, b, type, pairs, j, lanes, k + done, count - done, false);
+        gemm_rows_avx512(r, b, type, pairs, j, lanes, k + done, count - done, 0);
         gemm_transpose_avx512(r);
         GEMM_UNROLL
         for (size_t u = 0; u < step; u++) {
