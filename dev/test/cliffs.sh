@@ -1,8 +1,9 @@
 # cliffs.sh BUILD PROGRAM [--print]: no CPU operation, as measured by BUILD/PROGRAM (dev/bench.c), has become many times
 # slower. Each must reach a fifth of the share of its bound (arithmetic or memory, as dev/bench.c explains, measured in
-# the same run) that the table "Share of its bound" of dev/RESULTS.md has for the kernels of the build. A loop
-# that is no longer vectorised falls below that in every measurement; an operation of some microseconds does also while
-# other work delays the second thread. So failures are measured again up to six times, after longer and longer pauses.
+# the same run) that the table "Share of its bound" of dev/RESULTS.md has for the kernels of the build. A loop that is no
+# longer vectorised falls below that in every measurement. With one thread: two processors without a common cache have
+# more memory bandwidth than two with one, but exchange data slowly, and other work may delay one of two threads.
+# Failures are measured again up to six times, after longer and longer pauses.
 # With --print: prints the shares measured here.
 set -u
 build=$1 program=$1/$2
@@ -10,8 +11,8 @@ build=$1 program=$1/$2
 # measure: adds lines to cliffs.txt, an operation and its share over all its calls and shapes, of two models.
 measure() {
     for model in bytes:5M demo; do
-        env -u OMP_WAIT_POLICY "$program" --model $model --batch 4 --seq 256 --steps 3 --json "$build/cliffs.json" > "$build/cliffs.out" &&
-            cat "$build/cliffs.json"
+        env -u OMP_WAIT_POLICY "$program" --model $model --batch 4 --seq 256 --steps 3 --threads 1 \
+            --json "$build/cliffs.json" > "$build/cliffs.out" && cat "$build/cliffs.json"
     done | sed -n 's/.*{"name": "\([a-z_]*\)".*"ms": \([^,]*\),.*"of_bound": \([^}]*\)}.*/\1 \2 \3/p' | awk '
         { ms[$1] += $2; bound[$1] += $2 * $3 }
         END { for (name in ms) print name, 100 * bound[name] / ms[name] }' >> "$build/cliffs.txt"
