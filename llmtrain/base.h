@@ -354,7 +354,7 @@ typedef struct {
 } Tasks;
 
 static inline void tasks_share(Tasks* tasks, size_t count, size_t threads) {
-    tasks->parts = threads < TASK_PARTS ? threads : TASK_PARTS;
+    tasks->parts = min_size(threads, TASK_PARTS);
     for (size_t i = 0; i < tasks->parts; i++) {
         tasks->part[i].next = count * i / tasks->parts;
         tasks->part[i].end = count * (i + 1) / tasks->parts;
