@@ -84,7 +84,7 @@ static inline void attention_delta_launch(float* delta, const floatX* dout, cons
 // y + 16 r of its block's tile, and columns x + 16 c of each matmul's result; so the 16 threads of a row are half a
 // warp, and exchange data without a barrier of the block.
 
-enum { PLAIN_SIDE = 16, PLAIN_THREADS = PLAIN_SIDE * PLAIN_SIDE, PLAIN_LARGEST = 4 };  // PLAIN_LARGEST: of R
+enum { PLAIN_SIDE = 16, PLAIN_THREADS = PLAIN_SIDE * PLAIN_SIDE };
 
 // Rows of a tile, D long, are an odd number of floats apart, so that threads in a column read different banks.
 static inline HOST_DEVICE size_t plain_pitch(size_t D) { return D | 1; }

@@ -3,7 +3,7 @@
 //     gemm(out, DTYPE_F32, N, false, x, w, bias, DTYPE_F32, M, N, K);      // out = x w^T + bias
 //
 //   1. choice      what this processor has, and workspaces
-//   2. product     the blocked loops
+//   2. matmul      the blocked loops
 //
 // The kernel in plain C is in gemm_portable.h, those for AVX2, AVX-512 and AMX are in gemm_x86.h, that for BFMMLA in
 // gemm_arm.h.
@@ -12,14 +12,15 @@
 // roles of the operands exchanged. A processor multiplies far faster than memory delivers operands, so each operand is
 // copied once into the order in which it will be read (packed), and used many times from a cache:
 //
-//     for each task: a block of rows x cols of out            independent of all others, one thread each
-//         for each k block (up to 384 long)
+//     for each task: some rows of a block of out              independent of all others, one thread each
+//         for each k block (384 long, or all of k if then the whole of B fits)
 //             pack B (k block x cols), if it is not there     stays in the L2 cache, or near it in the L3 cache
-//             for each panel of 12 rows
-//                 pack A (12 x k block)                       stays in the L1 cache: 18 KiB
-//                 for each panel of 32 columns
-//                     12 x 32 sums in registers = A panel x B panel
-//                     add them to out
+//             for each group of 48 rows
+//                 pack A (48 x k block)
+//                 for each panel of 12 rows                   384 of k at a time stay in the L1 cache: 18 KiB
+//                     for each panel of 32 columns
+//                         12 x 32 sums in registers = A panel x B panel
+//                         add them to out
 //
 // Traffic in elements per multiplication-addition: the registers take 1/32 from L1 (A) and 1/12 from L2 (B); out is
 // read and written once per k block, 2/384; a task packs its part of A once, 1/cols, and of B once, 1/rows. With tasks
@@ -29,7 +30,7 @@
 // An element of out is one sum in the order of k, by fused multiply-adds, that starts from what is there already: the
 // old out, the bias, or 0. So for floats its bits depend neither on the number of threads nor on the kernel. (Kernels
 // that multiply pairs of bfloat16 add two products at a time, each in its own way.) Ragged edges are packed with zeros;
-// every tile is computed whole and stored in part.
+// a tile there is computed whole, or its first half if no more is needed, and stored in part.
 //
 // A few rows (generating text) are multiplied differently: memory is the bound then, so B is read once, unpacked, and
 // 16 columns of it at a time are transposed in registers. The sums are the same, to the bit. (AMX and BFMMLA, which add
@@ -130,8 +131,8 @@ static inline bool gemm_use(const char* name) {
     return true;
 }
 
-// The bytes for a packed block of B: five eighths of the L2 cache, or twice that if a thread's share of the L3 cache has
-// room for it; at most 1.25 MiB. (GPT-2 124M is 2% faster with 1.25 than with 0.63 MiB on Zen 4, whose L2 has 1 MiB.)
+// The bytes for a packed block of B: five eighths of the L2 cache, or twice that if a thread's share of the L3 has room
+// for it; at most 1.25 MiB. (GPT-2 124M is 2% faster with 1.25 than with 0.63 MiB on Zen 4, whose L2 has 1 MiB.)
 static inline size_t gemm_b_cache(void) {
     long l2 = 0, l3 = 0;
 #ifdef _SC_LEVEL2_CACHE_SIZE
@@ -186,6 +187,7 @@ static inline size_t gemm_workspace_bytes(int threads) {
 
 // This thread's workspace; NULL if there is no memory.
 static inline GemmWorkspace* gemm_workspace(void) {
+    pthread_once(&gemm_once, gemm_init);
     char* memory = (char*)pthread_getspecific(gemm_state.workspace);
     if (memory) return (GemmWorkspace*)memory;
     memory = (char*)allocate(gemm_workspace_bytes(1));
@@ -201,7 +203,7 @@ static inline GemmWorkspace* gemm_workspace(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 2. Product
+// 2. Matmul
 //
 // The loops at the top of this file. A plan cuts `out` into tasks; threads take one after the other, and no task waits
 // for another: threads wait for each other only at the end of the matmul.
@@ -289,13 +291,26 @@ static inline bool gemm_sums_in_out(const GemmProblem* p) {
     return p->out_type == DTYPE_F32 && (!p->bias || (!p->accumulate && p->bias_type == DTYPE_F32));
 }
 
-// Adds A panel x B panel to a tile of out; if `first`, to what its sums start from.
-static inline void gemm_tile_in_out(const GemmProblem* p, GemmMultiply* multiply, size_t i, size_t j,
-                                    const uint32_t* a, const uint32_t* b, size_t units, bool first) {
-    float* out = (float*)p->out + i * p->out_stride + j;
-    const float* bias = p->bias ? (const float*)p->bias + j : NULL;
-    bool adds = !first || p->accumulate;
-    multiply(out, p->out_stride, adds ? out : bias, adds ? p->out_stride : 0, a, b, units);
+// Adds `units` units of A panel x B panel to the tile of out at (i, j), in a task that ends at (i_end, j_end): in out
+// itself, or else in sums, in the workspace. first: nothing is summed yet; loads: sums start from what is in out; last:
+// the sums are complete.
+ALWAYS_INLINE void gemm_tile(const GemmProblem* p, const GemmKernel* kernel, size_t i, size_t i_end, size_t j,
+                             size_t j_end, float* sums, const uint32_t* a, const uint32_t* b, size_t units,
+                             bool first, bool loads, bool last) {
+    size_t cols = kernel->cols;
+    bool half = kernel->multiply_half && j_end - j <= cols / 2;
+    bool bias = first && p->bias;
+    GemmMultiply* multiply = half ? kernel->multiply_half : kernel->multiply;
+    if (gemm_sums_in_out(p) && i + kernel->rows <= i_end && j + (half ? cols / 2 : cols) <= j_end) {
+        float* out = (float*)p->out + i * p->out_stride + j;
+        bool adds = !first || p->accumulate;
+        const float* from = adds ? out : bias ? (const float*)p->bias + j : NULL;
+        multiply(out, p->out_stride, from, adds ? p->out_stride : 0, a, b, units);
+        return;
+    }
+    if (loads || bias) kernel->start(p, sums, i, j, loads, bias);
+    multiply(sums, cols, !first || loads || bias ? sums : NULL, cols, a, b, units);
+    if (last) kernel->store(p, sums, i, j);
 }
 
 // Task number t computes out[i_begin..i_end, j_begin..j_end]. *packed: the first column of the block of this matmul's B
@@ -303,10 +318,11 @@ static inline void gemm_tile_in_out(const GemmProblem* p, GemmMultiply* multiply
 static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kernel, const GemmPlan* plan, size_t t,
                                    size_t* packed) {
     size_t rows = kernel->rows, cols = kernel->cols, group = GEMM_GROUP_ROWS / rows * rows;
-    size_t wide = divide_up(p->N, plan->cols), parts = divide_up(plan->rows, plan->task_rows), block = t / parts;
-    size_t i_begin = block / wide * plan->rows + t % parts * plan->task_rows;
-    size_t i_end = min_size(min_size(i_begin + plan->task_rows, block / wide * plan->rows + plan->rows), p->M);
-    size_t j_begin = block % wide * plan->cols, j_end = min_size(j_begin + plan->cols, p->N);
+    size_t across = divide_up(p->N, plan->cols), parts = divide_up(plan->rows, plan->task_rows), block = t / parts;
+    size_t block_begin = block / across * plan->rows, block_end = min_size(block_begin + plan->rows, p->M);
+    size_t i_begin = block_begin + t % parts * plan->task_rows, i_end = min_size(i_begin + plan->task_rows, block_end);
+    size_t j_begin = block % across * plan->cols, j_end = min_size(j_begin + plan->cols, p->N);
+    if (i_begin >= i_end) return;  // the last blocks may have fewer tasks
     GemmWorkspace* w = gemm_workspace();
     if (!w) {
         gemm_unpacked(p, i_begin, i_end, j_begin, j_end);
@@ -327,23 +343,14 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
             float* row_sums = w->sums + (keep ? (i - i_begin) * round_up(j_end - j_begin, cols) : 0);
             for (size_t u = 0; u < units; u += inner) {
                 inner = min_size(kernel->k_inner, units - u);
+                bool first = k == 0 && u == 0, loads = u == 0 && (k > 0 ? !keep : p->accumulate);
+                bool last = u + inner == units && (!keep || k + count == p->K);
                 for (size_t j = j_begin; j < j_end; j += cols) {
-                    const uint32_t* b = w->b + (j - j_begin) * panel_units;
-                    float* sums = row_sums + (keep || inner < units ? (j - j_begin) * rows : 0);
-                    bool last = j + cols >= j_end, first = k == 0 && u == 0;
-                    bool half = kernel->multiply_half && j_end - j <= cols / 2;
-                    size_t width = half ? cols / 2 : cols;
-                    GemmMultiply* multiply = half ? kernel->multiply_half : kernel->multiply;
-                    gemm_prefetch_tile(p, last ? i + rows : i, rows, last ? j_begin : j + cols, cols);
-                    if (gemm_sums_in_out(p) && i + rows <= i_end && j + width <= j_end) {
-                        gemm_tile_in_out(p, multiply, i, j, a + u * rows, b + u * cols, inner, first);
-                        continue;
-                    }
-                    bool out = u == 0 && (k > 0 ? !keep : p->accumulate), bias = first && p->bias != NULL;
-                    if (out || bias) kernel->start(p, sums, i, j, out, bias);
-                    const float* from = !first || out || bias ? sums : NULL;
-                    multiply(sums, cols, from, cols, a + u * rows, b + u * cols, inner);
-                    if (u + inner == units && (!keep || k + count == p->K)) kernel->store(p, sums, i, j);
+                    bool row_ends = j + cols >= j_end;
+                    gemm_prefetch_tile(p, row_ends ? i + rows : i, rows, row_ends ? j_begin : j + cols, cols);
+                    gemm_tile(p, kernel, i, i_end, j, j_end,
+                              row_sums + (keep || inner < units ? (j - j_begin) * rows : 0), a + u * rows,
+                              w->b + (j - j_begin) * panel_units + u * cols, inner, first, loads, last);
                 }
             }
         }

@@ -93,9 +93,9 @@ enum {
     GEMM_DOT_K = 4096,          // elements of k that are then multiplied at a time
     GEMM_DOT_EXTRA = 31,        // units of zeros that follow them
     GEMM_GROUP_ROWS = 48,       // rows of A that are packed together: in a transposed A they share cache lines
-    GEMM_GROUP_UNITS = 1025,    // the most units of each of them
-    GEMM_PIECE_UNITS = 16,      // units that are packed at a time where k is not contiguous: n times each k_round
-    GEMM_PANEL_MAX = 32 * 512,  // units of the largest panel
+    GEMM_GROUP_UNITS = 1025,    // the most units of each of them: 1024, and the gap of gemm_panel_units
+    GEMM_PIECE_UNITS = 16,      // units packed at a time where k is not contiguous: a multiple of every k_round
+    GEMM_PANEL_MAX = 32 * 512,  // spare units behind packed panels, for their gaps and for packing past the end
     GEMM_TILE_MAX = 32 * 32     // the largest rows x cols
 };
 

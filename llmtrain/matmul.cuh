@@ -1,4 +1,4 @@
-// matmul.cuh: the matmuls of kernels_cpu.h, section 5, on the device.
+// matmul.cuh: the matmuls of kernels_cpu.h, section 4, on the device.
 //
 //   1. cuBLASLt   how our matrices look to it; plans, each made once and then found
 //   2. plain      our own kernel, for shapes and alignments that cuBLASLt does not take

@@ -111,13 +111,6 @@ static inline bool optimizer_has_rank(OptimizerKind kind) {
     return false;
 }
 
-// The optimizer with a name; OPTIMIZER_COUNT if there is none.
-static inline OptimizerKind optimizer_find(const char* name) {
-    int kind = 0;
-    while (kind < OPTIMIZER_COUNT && strcmp(OPTIMIZERS[kind].name, name) != 0) kind++;
-    return (OptimizerKind)kind;
-}
-
 // The optimizers' names as the choices of a flag: "adamw|sgd|momentum|lion|...".
 static inline const char* optimizer_names(void) {
     static char names[OPTIMIZER_COUNT * 16];

@@ -201,11 +201,11 @@ static inline bool run_allocate(Run* run, Error* error) {
 }
 
 static inline void run_free(Run* run) {
-    log_close(&run->log);
     collective_close(&run->model.flat.collectives);
     if (run->comm.world > 0) comm_close(&run->comm);
     saver_close(&run->saver);
     pruner_await(&run->pruner);
+    log_close(&run->log);  // and with it the lock of --out, in which nothing is written or removed any more
     loader_close(&run->loader);
     dataset_close(&run->train);
     dataset_close(&run->val);
@@ -739,7 +739,10 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
     pruner_await(&run->pruner);
     fault_point("rewind");
     if (!run_load(run, before, true, &found, error)) return false;
-    if (!found && oldest > 0)
+    // With a cadence in minutes no step is certain to be kept: without a checkpoint before the one of the last rewind,
+    // --ckpt-keep may have removed it.
+    bool pruned = oldest > 0 || (run->cadence.steps == 0 && run->options->ckpt_keep > 0 && before < first);
+    if (!found && pruned)
         return fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
                     (unsigned long long)before) || fail_alike(error);
     if (!found && !run_agree(run, run_start(run, error), error)) return false;

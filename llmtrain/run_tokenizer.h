@@ -104,12 +104,18 @@ static inline bool dataset_fits_model(const Dataset* dataset, size_t V, const To
     return of_data == 0 || of_data == V || (of_data < V && (tokenizer_has_files(tokenizer) || init_from));
 }
 
-// Saves the tokenizer in OUT/tokenizer/, in place of one that is there; the byte tokenizer has no files to save.
+// Saves the tokenizer in OUT/tokenizer/, in place of one that is there, which may be the one it was opened from: so the
+// copy is complete before it takes that place. The byte tokenizer has no files to save.
 static inline bool run_tokenizer_keep(const Tokenizer* tokenizer, const char* out, Error* error) {
-    char directory[FILE_PATH_MAX];
+    char directory[FILE_PATH_MAX], complete[FILE_PATH_MAX], replaced[FILE_PATH_MAX];
+    bool saves = tokenizer_has_files(tokenizer);
     snprintf(directory, sizeof directory, "%.4000s/tokenizer", out);
-    if (!directory_remove(directory, error)) return false;
-    return !tokenizer_has_files(tokenizer) || tokenizer_save(tokenizer, directory, error);
+    snprintf(complete, sizeof complete, "%.4000s/tokenizer.tmp", out);
+    snprintf(replaced, sizeof replaced, "%.4000s/tokenizer.old", out);
+    if (!directory_remove(complete, error) || !directory_remove(replaced, error)) return false;
+    if (saves && !tokenizer_save(tokenizer, complete, error)) return false;
+    if (directory_exists(directory) && !directory_rename_sync(directory, replaced, error)) return false;
+    return (!saves || directory_rename_sync(complete, directory, error)) && directory_remove(replaced, error);
 }
 
 #endif  // LLMTRAIN_RUN_TOKENIZER_H
