@@ -1,4 +1,4 @@
-// llmtrain.h: the model and, by its includes, the whole runtime: build, train, save, load and sample from a model.
+// llmtrain.h: the model and, by its includes, what it needs: build, train, save and load a model.
 //
 //    1. configuration   family and sizes: Config; presets are in llmtrain/presets.h
 //    2. parameters      the table of the model's tensors

@@ -9,7 +9,7 @@
 // operations the compiler fuses (none: the Makefile passes -ffp-contract=off, as a project that copies this must; ours
 // are written as `fused`), in the order in which a vectorised loop adds (ours add in SUM_LANES partial sums), and in
 // the library's functions (not used where weights depend on them). So a run gives the same weights with AVX2, AVX-512
-// and NEON, with gcc and clang, at -O2 and -O3: dev/test/golden.c shows it. A processor without fused multiply-add
+// and NEON, with gcc and clang, at -O1 to -O3: dev/test/golden.c shows it. A processor without fused multiply-add
 // gives other weights.
 //
 //     float dot = SUM(c, C, a[c] * b[c]);             // the sum over c from 0 to C - 1
