@@ -242,12 +242,14 @@ static char* command_ranks(size_t* ranks, char* const* words, size_t world) {
     return found;
 }
 
-// The largest number of ranks from `min` to `ranks` - 1 that divides the micro-batches of a step; 0: there is none.
+// The largest number of ranks from `min` to `ranks` - 1 that divides the micro-batches of a step; 0: there is none. If
+// the command gives --total-batch but not the tokens of a micro-batch, one that divides `ranks`: that divides them too.
 static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) {
     uint64_t micro = command_number(command_find(words, "--batch")) * command_number(command_find(words, "--seq"));
     uint64_t total = command_number(command_find(words, "--total-batch"));
+    uint64_t parts = total == 0 ? 0 : micro ? total / micro : ranks;
     size_t fewer = ranks - 1;
-    while (fewer > 0 && micro && total && total / micro % fewer != 0) fewer--;
+    while (fewer > 0 && parts % fewer != 0) fewer--;
     return fewer >= min ? fewer : 0;
 }
 
