@@ -23,7 +23,7 @@
 # make bounds     estimates the minimum time of each kernel of a training step on a GPU, from the machine code (needs
 #                 nvcc); GPU=H100 (A100, H200, B200), MODEL=gpt2:124M BATCH=64, MEASURED=file of `bench --kernels` on a GPU
 # make tour       one step of a tiny model, operation by operation: shapes, results, cost; FAMILY=llama: a Llama model
-# make single     build/llmtrain_single.h: the whole runtime as one header
+# make single     build/llmtrain_single.h: llmtrain.h and llmtrain/generate.h, with what they include, as one header
 # make bench-checkpoint    the cost of saving and loading GPT-2 124M, compared with dd on the same disk
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (if there is a GPU), on, off;
 #                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...; MPI and NCCL=auto (if found), on, off

@@ -13,7 +13,7 @@ export LC_ALL=C
 version=$(sed -n 's/^#define LLMTRAIN_VERSION "\(.*\)"/\1/p' llmtrain/base.h)
 
 cat << END
-// llmtrain_single.h: all of llmtrain $version as one header, to be copied into another project. It needs no other file.
+// llmtrain_single.h: llmtrain $version as one header, to be copied into another project. It needs no other file.
 //
 // Its text is that of llmtrain.h, llmtrain/generate.h and the headers that they include, each after those that it
 // needs. Each begins with its manual; llmtrain.h, near the end, with an overview.

@@ -685,10 +685,10 @@ static inline uint64_t run_oldest_kept(const Run* run, uint64_t first) {
     return newest > span ? newest - span : 0;
 }
 
-// Where a run that has diverged goes back to: the newest checkpoint before step *before, at step *oldest or later (0:
-// any, or the beginning). *first is the first of the steps that were skipped last. If the run got no further than the
+// Where a run that has diverged goes back to: the newest checkpoint before step *before, or, if there is none and
+// *begins, the beginning: then --ckpt-keep cannot have removed one. *first is the first of the steps that were skipped last. If the run got no further than the
 // last time, that checkpoint was already bad, and it goes to the one before. False if the run may not go back.
-static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t* before, uint64_t* oldest,
+static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t* before, bool* begins,
                                    Error* error) {
     const RunOptions* o = run->options;
     const RunState* state = &run->record.state;
@@ -696,7 +696,9 @@ static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, u
     bool again = state->rewinds > 0 && *first <= state->rewound_from;
     if (again) *first = state->rewound_from;
     *before = again ? state->rewound_to : *first;
-    *oldest = run_oldest_kept(run, *first);
+    uint64_t oldest = run_oldest_kept(run, *first);
+    // With a cadence in minutes, --ckpt-keep may have removed what came before the checkpoint of the last rewind.
+    *begins = oldest == 0 && !(again && run->cadence.steps == 0 && o->ckpt_keep > 0);
     if (o->rewind == 0)
         return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or use --rewind", why) ||
             fail_alike(error);
@@ -704,7 +706,7 @@ static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, u
         return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why,
                     (unsigned long long)state->rewinds) ||
                fail_alike(error);
-    if (again && *before <= *oldest && *oldest > 0)
+    if (again && *before <= oldest && oldest > 0)
         return fail(error,
                     "%s, also after the rewind to step %llu, and --ckpt-keep %llu has left no checkpoint before that; "
                     "lower --lr, and --resume",
@@ -728,21 +730,18 @@ static inline bool run_retract(Run* run, Error* error) {
 // a signal, and no copies in memory.
 static inline bool run_rewind(Run* run, const StepResult* result, Error* error) {
     RunState *state = &run->record.state, diverged = *state;
-    uint64_t first, before, oldest;
-    bool found;
+    uint64_t first, before;
+    bool begins, found;
     char why[256];
     describe_divergence(why, sizeof why, &diverged, result);
-    if (!run_plan_rewind(run, why, &first, &before, &oldest, error)) return false;
+    if (!run_plan_rewind(run, why, &first, &before, &begins, error)) return false;
     heartbeat(HEARTBEAT_CHECKPOINT, diverged.step);
     if (!run_save_wait(run, error)) return false;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
     pruner_await(&run->pruner);
     fault_point("rewind");
     if (!run_load(run, before, true, &found, error)) return false;
-    // With a cadence in minutes no step is certain to be kept: without a checkpoint before the one of the last rewind,
-    // --ckpt-keep may have removed it.
-    bool pruned = oldest > 0 || (run->cadence.steps == 0 && run->options->ckpt_keep > 0 && before < first);
-    if (!found && pruned)
+    if (!found && !begins)
         return fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
                     (unsigned long long)before) || fail_alike(error);
     if (!found && !run_agree(run, run_start(run, error), error)) return false;

@@ -743,7 +743,8 @@ static void test_runs(void) {
     expect_run(0, "saved", train, TINY "--steps 2 --data 'a_train_*.bin' --init-from run/step_00000002 --out next");
     expect(run("cmp next/tokenizer/tokenizer.json a_tokenizer/tokenizer.json") == 0, "another tokenizer");
     verdict("runs: shards without a tokenizer are accepted");
-    const char* begun = TINY "--steps 2 --data 'moved/a_train_*.bin' --init-from run/step_00000002 --out killed --resume";
+    const char* begun = TINY "--steps 2 --data 'moved/a_train_*.bin' --init-from run/step_00000002 --out killed "
+                             "--resume";
     setenv("LLMTRAIN_TEST_FAULT", "rank 0 step 1 at load do kill", 1);
     for (int i = 0; i < 2; i++) expect(run(text_of("%s %s > killed.txt 2>&1", train, begun)) != 0, "it is not killed");
     unsetenv("LLMTRAIN_TEST_FAULT");
