@@ -686,8 +686,9 @@ static inline uint64_t run_oldest_kept(const Run* run, uint64_t first) {
 }
 
 // Where a run that has diverged goes back to: the newest checkpoint before step *before, or, if there is none and
-// *begins, the beginning: then --ckpt-keep cannot have removed one. *first is the first of the steps that were skipped last. If the run got no further than the
-// last time, that checkpoint was already bad, and it goes to the one before. False if the run may not go back.
+// *begins, the beginning: then --ckpt-keep cannot have removed one. *first is the first of the steps that were skipped
+// last. If the run got no further than the last time, that checkpoint was already bad, and it goes to the one before.
+// False if the run may not go back.
 static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t* before, bool* begins,
                                    Error* error) {
     const RunOptions* o = run->options;
