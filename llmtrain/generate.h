@@ -12,7 +12,7 @@
 //
 // The model must have been made with options.samples. A token is a function of the text before it, the seed, the number
 // of its sample and its position: on a CPU neither the number of samples nor how much of the prompt is read at a time
-// changes a bit (except with AMX).
+// changes a bit (except in BF16 builds with AMX or BFMMLA).
 
 #ifndef LLMTRAIN_GENERATE_H
 #define LLMTRAIN_GENERATE_H
