@@ -442,7 +442,8 @@ static bool run_train(Run* run, Options* o, Error* error) {
             (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->schedule.steps - state->step);
         bool reports = last || state->step % o->log_every == 0 || !isnan(s.val_loss);
         if (reports && !report(run, o, &s, tokens, error)) return false;
-        if (samples && run->comm.rank == 0 && !sampler_write(&o->sampler, stdout, error)) return false;
+        bool sampled = !samples || run->comm.rank > 0 || sampler_write(&o->sampler, stdout, error);
+        if (samples && !run_agree(run, sampled, error)) return false;
         if (stop && saves && !run_save_last(run, error)) return false;
         if (!stop && (saves || saves_hot) && !run_save_async(run, saves ? o->run.out : run->hot, error)) return false;
         if (pauses) flat_start_clock(&model->flat);

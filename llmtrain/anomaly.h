@@ -248,8 +248,9 @@ static inline void anomaly_end(StepTrace* trace) {
     }
 }
 
-// Redirects the gradients of the passes to staging buffers, so that the step's sums stay as they are. If memory runs
-// out, it fails and changes nothing.
+// Redirects the gradients of the passes to staging buffers, so that the step's sums stay as they are. If there is no
+// memory for them, it fails and changes nothing: taking what is not there would end the run, and its next start at the
+// same step.
 static inline bool anomaly_begin(StepTrace* trace, Model* model, Error* error) {
     FlatVector* flat = &model->flat;
     memset(trace, 0, sizeof *trace);
@@ -261,7 +262,11 @@ static inline bool anomaly_begin(StepTrace* trace, Model* model, Error* error) {
     }
     for (int i = 0; i < 2; i++) {
         if (flat->staging[i].grads) continue;
-        trace->memory[i] = device_allocate(trace->bytes[i], model->stream, error);
+        size_t available = device_available(flat->options.world);
+        trace->memory[i] = NULL;
+        if (trace->bytes[i] <= available) trace->memory[i] = device_allocate(trace->bytes[i], model->stream, error);
+        else fail(error, "it needs %.3f GB, and %.3f GB of memory are free", 1e-9 * (double)trace->bytes[i],
+                  1e-9 * (double)available);
         if (trace->memory[i]) continue;
         anomaly_end(trace);
         return false;

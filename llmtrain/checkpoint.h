@@ -557,7 +557,7 @@ static inline void checkpoint_prune(const char* out, uint64_t newest, const Keep
     if (!checkpoint_describe(&kind, &skipped, out, newest)) return;
     if (rule->rewinds && skipped > 0) return;
     uint64_t counted = keep_rule_counts(rule, kind), step = newest, older;
-    for (bool more = checkpoint_before(&step, out, newest); more; step = older) {
+    for (bool more = rule->newest > 0 && checkpoint_before(&step, out, newest); more; step = older) {
         bool known = !keep_rule_is_full(rule, counted) && checkpoint_describe(&kind, &skipped, out, step);
         older = 0;
         more = checkpoint_before(&older, out, step);

@@ -151,12 +151,18 @@ static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, siz
     return kept;
 }
 
-// Locks the log, so that only one process trains in its directory.
+// Locks the log, so that only one process trains in its directory. Some file systems cannot (Lustre, unless mounted
+// with -o flock).
 static inline bool log_lock(Log* log, Error* error) {
+    int directory_bytes = (int)(strrchr(log->path, '/') - log->path);
     if (flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0) return true;
-    if (errno != EWOULDBLOCK) return fail_file(error, "lock", log->path);
-    return fail(error, "another process is training in %.*s; wait for it, or give another --out",
-                (int)(strrchr(log->path, '/') - log->path), log->path);
+    if (errno == EWOULDBLOCK)
+        return fail(error, "another process is training in %.*s; wait for it, or give another --out", directory_bytes,
+                    log->path);
+    if (errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK) return fail_file(error, "lock", log->path);
+    fprintf(stderr, "train: the file system of %.*s has no locks (%s): take care that no other process trains there\n",
+            directory_bytes, log->path, strerror(errno));
+    return true;
 }
 
 // Reopens the path, which is another file now.
@@ -203,7 +209,8 @@ static inline bool log_open(Log* log, const char* directory, Error* error) {
 static inline bool log_replace_deleted(Log* log, Error* error) {
     struct stat status;
     char directory[FILE_PATH_MAX];
-    if (fstat(fileno(log->file), &status) != 0 || status.st_nlink > 0) return true;
+    bool found = fstat(fileno(log->file), &status) == 0;
+    if (found ? status.st_nlink > 0 : errno != ESTALE) return true;  // ESTALE: on NFS another machine has deleted it
     fprintf(stderr, "train: %s was deleted while the run was writing to it; starting a new one\n", log->path);
     snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(log->path, '/') - log->path), log->path);
     return directory_make(directory, error) && log_open_again(log, "create", error);

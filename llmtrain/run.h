@@ -426,17 +426,36 @@ static inline ModelSource* run_source(Run* run, Error* error) {
     return s->files || source_open(s, run->options->init_from, error) ? s : NULL;
 }
 
-// Opens the shards of --data and --val, if given, and the tokenizer that made them.
+// The configuration in the newest checkpoint of --out whose manifest is good; false if there is none to resume from.
+static inline bool run_saved_config(Config* config, const RunOptions* o) {
+    uint64_t step = UINT64_MAX;
+    while (o->resume && checkpoint_before(&step, o->out, step)) {
+        char path[FILE_PATH_MAX];
+        Json manifest;
+        RunRecord saved;
+        Error ignored;
+        checkpoint_path(path, o->out, step, "");
+        if (!record_open(&manifest, &saved, path, &ignored)) continue;
+        json_free(&manifest);
+        *config = saved.config;
+        return true;
+    }
+    return false;
+}
+
+// Opens the shards of --data and --val, if given, and the tokenizer that made them. The model of --init-from must have
+// the same; a run that resumes compared it when it began, and needs that model no longer.
 static inline bool run_open_data(Run* run, const char* data, const char* val, Error* error) {
     const RunOptions* o = run->options;
+    Config ignored;
     char kept[FILE_PATH_MAX];
     if (data && !dataset_open(&run->train, data, error)) return false;
     if (val && !dataset_open(&run->val, val, error)) return false;
     snprintf(kept, sizeof kept, "%.4000s/tokenizer", o->out ? o->out : "");
-    bool resumes = o->resume && directory_exists(kept);  // then --init-from was compared when the run began
+    bool compared = o->resume && (directory_exists(kept) || run_saved_config(&ignored, o));
     ModelSource* from = NULL;
-    if (!resumes && o->init_from && (from = run_source(run, error)) == NULL) return false;
-    return run_tokenizer_open(&run->tokenizer, &run->train, &run->val, resumes ? o->out : NULL, from, error);
+    if (!compared && o->init_from && (from = run_source(run, error)) == NULL) return false;
+    return run_tokenizer_open(&run->tokenizer, &run->train, &run->val, o->resume ? o->out : NULL, from, error);
 }
 
 // Makes attention and loss stop at the ends of documents: after the token `given`, or else the tokenizer's end-of-text.
@@ -483,15 +502,18 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
 }
 
 // Sets the configuration of the run: a preset's, or that of the sizes that flags give; with neither, that of
-// --init-from, overridden by the flags that were given for other members.
+// --init-from, overridden by the flags that were given for other members. A run that resumes takes it from its own
+// checkpoint, since the model it began with may be gone.
 static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flag* flags, size_t flag_count,
                                      Error* error) {
     Config* c = &run->record.config;
     if (run->options->init_from == NULL || preset || asked->layers || asked->heads || asked->channels)
         return config_choose(c, preset, asked, flags, flag_count, error) || fail_as(error, ERROR_USAGE);
-    const ModelSource* from = run_source(run, error);
-    if (from == NULL) return false;
-    *c = from->config;
+    if (!run_saved_config(c, run->options)) {
+        const ModelSource* from = run_source(run, error);
+        if (from == NULL) return false;
+        *c = from->config;
+    }
     for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
         const Field* field = &CONFIG_FIELDS[i];
         if (field->help == NULL || !flag_was_given(flags, flag_count, field->flag)) continue;
@@ -518,9 +540,42 @@ static inline bool run_start(Run* run, Error* error) {
     return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
 }
 
+// What a copy in memory of a step continues: the hash of the manifest of the newest checkpoint in --out up to that
+// step; 0: there is none.
+static inline uint64_t run_followed(const char* out, uint64_t step) {
+    uint64_t newest, hash;
+    char path[FILE_PATH_MAX], *text;
+    size_t bytes;
+    Error ignored;
+    if (!checkpoint_before(&newest, out, step + 1)) return 0;
+    checkpoint_path(path, out, newest, "/manifest.json");
+    if (!file_read(path, CHECKPOINT_MANIFEST_MAX, &text, &bytes, &ignored)) return 0;
+    hash = hash_bytes(text, bytes);
+    free(text);
+    return hash;
+}
+
+// Whether the newest good copy in memory continues another checkpoint than the one in --out: then the run has gone on
+// elsewhere since, on another machine or with another --ckpt-hot-dir, and the copies are of steps that it has dropped.
+static inline bool run_hot_is_stale(const Run* run) {
+    uint64_t step = UINT64_MAX;
+    while (checkpoint_before(&step, run->hot, step)) {
+        char path[FILE_PATH_MAX];
+        Json manifest;
+        Error ignored;
+        checkpoint_path(path, run->hot, step, "");
+        if (!manifest_open(&manifest, path, &ignored)) continue;
+        uint64_t followed = run_followed(run->options->out, step);
+        bool stale = !json_hash_is(&manifest, json_get(&manifest, 0, "follows"), followed);
+        json_free(&manifest);
+        return stale;
+    }
+    return false;
+}
+
 // Finds the directory of in-memory copies, even without --ckpt-hot: copies from an earlier start with it may be the
 // newest checkpoints of this run, and those of an earlier run in the same --out must never be taken for its own.
-// Removes them, unless this run resumes.
+// Removes them, unless this run resumes and they are its own.
 static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
     const RunOptions* o = run->options;
     if (run->comm.local_world != run->comm.world)
@@ -533,7 +588,7 @@ static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
     snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir,
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
-    if (run->comm.rank == 0 && !resumes) checkpoint_discard(run->hot);
+    if (run->comm.rank == 0 && (!resumes || run_hot_is_stale(run))) checkpoint_discard(run->hot);
     return run_agree(run, run->comm.rank > 0 || o->ckpt_hot == 0 || directory_make(run->hot, error), error);
 }
 
@@ -641,14 +696,17 @@ static inline bool run_save_begin(Run* run, const char* directory, SaveKind kind
     if (!run_save_wait(run, error)) return false;
     Error reason;
     JsonWriter manifest;
+    uint64_t step = run->record.state.step;
+    bool hot = strcmp(directory, run->options->out) != 0;
     double began = now_ms();
     bool flushed = run->log.file == NULL || (log_flush(&run->log, &reason) &&
                    (file_sync(fileno(run->log.file)) || fail_file(&reason, "flush", run->log.path)));
     fault_point("save");
-    cadence_count_save(&run->cadence, began, strcmp(directory, run->options->out) != 0);
+    cadence_count_save(&run->cadence, began, hot);
     run->record.kind = kind;
     record_write(&manifest, &run->record, &run->model.flat);
-    saver_begin(&run->saver, run->record.state.step, directory, &manifest, flushed ? NULL : &reason);
+    if (hot && run->comm.rank == 0) json_member_hash(&manifest, "follows", run_followed(run->options->out, step));
+    saver_begin(&run->saver, step, directory, &manifest, flushed ? NULL : &reason);
     run->cadence.cost_ms = now_ms() - began;
     return true;
 }
@@ -981,11 +1039,14 @@ static inline bool run_end(Run* run, uint64_t steps, Error* error) {
     const char* out = run->options->out;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
     pruner_await(&run->pruner);
-    if (run->record.state.step >= steps) {
-        if (run->hot[0] && run->comm.rank == 0) checkpoint_discard(run->hot);
+    uint64_t step = run->record.state.step, saved;
+    if (step >= steps) {
+        // With --steps below that of the copy that it resumed from, a run ends without a checkpoint of its step.
+        bool superfluous = run->hot[0] && checkpoint_before(&saved, out, STEP_MAX) && saved >= step;
+        if (superfluous && run->comm.rank == 0) checkpoint_discard(run->hot);
         return true;
     }
-    fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)run->record.state.step,
+    fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)step,
          out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
     error->kind = out ? ERROR_STOPPED : ERROR_WORLD;
     return fail_alike(error);

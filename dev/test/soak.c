@@ -1049,6 +1049,23 @@ static void failing_log(size_t index) {
     conclude("the log cannot be written for a while, %s: no line is lost", way.async ? "async" : "sync");
 }
 
+// Network file systems: Lustre has no locks unless it is mounted with them, and NFS no longer knows a file that another
+// machine has deleted.
+static void failing_network(size_t index) {
+    static const struct { BadDisk disk; const char* said; } cases[] = {
+        {{.calls = DISK_LOCK, .error = ENOSYS, .inside = "metrics.jsonl", .length = UINT64_MAX}, "has no locks"},
+        {{.calls = DISK_LOOK, .error = ESTALE, .inside = "metrics.jsonl", .after = "step_00000008", .length = 1},
+         "was deleted"}};
+    Way way = {.world = 1, .every = 4};
+    BadDisk disk = cases[index].disk;
+    run_remove();
+    run(&way, "", (Harm){.disk = &disk});
+    expect(job_good() && disk.failed > 0, "%zu calls failed", (size_t)disk.failed);
+    expect_said(cases[index].said);
+    check_complete(way.world);
+    conclude("a log that %s: the run is complete", cases[index].said);
+}
+
 static char half[PATH_MAX];  // a killed run, with checkpoints of steps 10 and 20
 static const Way HALF_WAY = {.world = 1, .every = 10};
 static const Way HALF_KEEP_1 = {.world = 1, .every = 10, .keep = 1};
@@ -1162,7 +1179,7 @@ static void halved(size_t index) {
     conclude("%zu reads and writes did half of what they were asked: %s", (size_t)disk.failed, way_text(&way));
 }
 
-enum { PARTS = 6, SAMPLED_CALLS = 8 };
+enum { PARTS = 7, SAMPLED_CALLS = 8 };
 
 // With 500 kills or more all cases; otherwise each kind of save in two of its four variants, and some calls.
 static bool all_fail(void) { return test.kills >= 500; }
@@ -1173,18 +1190,19 @@ static size_t calls_of(bool resumes) {
 
 static size_t failing_count(size_t part) {
     const size_t saves = COUNT_OF(FAILING_SAVES) * (all_fail() ? 4 : 2);
-    const size_t counts[PARTS] = {saves, COUNT_OF(FAILING_LOADS), 2, 2, calls_of(false), calls_of(true)};
+    const size_t counts[PARTS] = {saves, COUNT_OF(FAILING_LOADS), 2, 2, 2, calls_of(false), calls_of(true)};
     return counts[part];
 }
 
 static void failing_case(size_t i) {
     size_t part = 0;
     while (i >= failing_count(part)) i -= failing_count(part++);
-    bool resumes = part == 5;
+    bool resumes = part == 6;
     if (part == 0) failing_save(i / (all_fail() ? 4 : 2), all_fail() ? i % 4 : 2 * (i % 2) + i / 2 % 2);
     else if (part == 1) failing_load(i);
     else if (part == 2) failing_log(i);
     else if (part == 3) halved(i);
+    else if (part == 4) failing_network(i);
     else one_call_fails(resumes, (i * calls_made[resumes] / calls_of(resumes) + test.seed) % calls_made[resumes]);
 }
 
@@ -1442,6 +1460,40 @@ static void hot_of_another_run(void) {
     conclude("copies in memory of another run in its place: not used");
 }
 
+// The run goes on where there are no copies, and saves a step of which there is a copy on the first machine.
+static void hot_of_another_machine(void) {
+    Way way = {.world = 1, .every = 5, .hot = 2};
+    Way there = {.world = 1, .every = 3};
+    run_remove();
+    run_killed(&way, "", kill_all("load", 8));
+    need(rename(hot_path(run_path()), hot_path("aside")) == 0, "the copies");
+    run_killed(&there, "--resume", kill_all("load", 8));
+    expect_resumed(5);
+    need(rename(hot_path("aside"), hot_path(run_path())) == 0, "the copies");
+    resume_completes(&way, "", 6);
+    expect(strstr(said(0), text_of("resumed from %s", run_path())) != NULL, "the copy in memory is used");
+    run_remove();
+    conclude("copies in memory that the run has left behind on this machine: not used");
+}
+
+// A resume that asks for fewer steps than the copy in memory has finds nothing to do, and must not remove it.
+static void hot_beyond_steps(void) {
+    Way way = {.world = 1, .every = 5, .hot = 2};
+    run_remove();
+    run_killed(&way, "", kill_all("load", 8));
+    const char* arguments = arguments_of(&way, "--resume");
+    char* steps = strstr(arguments, "--steps 30");
+    need(steps != NULL, "the flag");
+    memcpy(steps, "--steps 03", strlen("--steps 03"));
+    job_start(1, arguments, (Harm){0});
+    job_wait();
+    expect(job_good(), "it fails");
+    expect_resumed(6);
+    resume_completes(&way, "", 6);
+    run_remove();
+    conclude("copies in memory of a step after --steps stay");
+}
+
 static void test_hot(void) {
     hot_then("are newer: used", 5, NULL, false, 6);
     hot_then("are damaged: the checkpoint before is used", 5, "step_00000006/rank_00002.safetensors", false, 5);
@@ -1450,6 +1502,8 @@ static void test_hot(void) {
     hot_then("are damaged, without a checkpoint: the copy before is used", 20, "step_00000006/manifest.json", false, 4);
     hot_relative();
     hot_of_another_run();
+    hot_of_another_machine();
+    hot_beyond_steps();
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -196,6 +196,12 @@ static void test_norms(void) {
     need(anomaly_trace(&trace, &loader, 0, (int32_t[B * T]){0}, (int32_t[B * T]){0}, &error), "%s", error.text);
     anomaly_end(&trace);
     check(memcmp(before, model.flat.grads, bytes) == 0, "the sums of the step's gradients stay as they are");
+    size_t end = model.flat.buckets[0].end, available = device_available(1);
+    model.flat.buckets[0].end = (available + ((size_t)1 << 28)) / sizeof(float);
+    if (available < SIZE_MAX / 2)
+        check(!anomaly_begin(&trace, &model, &error) && strstr(error.text, "are free"),
+              "a trace that needs more memory than is free does not begin: %s", error.text);
+    model.flat.buckets[0].end = end;
     free(before);
     loader_close(&loader);
     dataset_close(&data);

@@ -753,6 +753,16 @@ static void test_runs(void) {
     expect(run("cmp killed/tokenizer/tokenizer.json a_tokenizer/tokenizer.json") == 0, "the run has another tokenizer");
     expect(!file_exists("killed/tokenizer.tmp") && !file_exists("killed/tokenizer.old"), "copies remain");
     verdict("runs: one that is killed before its first checkpoint keeps the tokenizer of --init-from");
+    static const char* const begins[] = {"a_train_*.bin", "moved/a_train_*.bin"};
+    for (size_t i = 0; i < COUNT_OF(begins); i++) {
+        const char* sizes = "--seq 16 --batch 2 --warmup 1 --init-from model --data";
+        expect(run("rm -rf begun && cp -r run/step_00000002 model") == 0, "a model to begin with");
+        expect_run(0, "starting from", train, text_of("%s '%s' --steps 1 --out begun", sizes, begins[i]));
+        expect(run("rm -rf model") == 0, "the model goes");
+        expect_run(0, "resumed from", train, text_of("%s '%s' --steps 2 --out begun --resume", sizes, begins[i]));
+        expect_run(1, "model", train, text_of("%s '%s' --steps 2 --out other", sizes, begins[i]));
+    }
+    verdict("runs: a resume does not need the model of --init-from");
 }
 
 int main(int argc, char** argv) {
