@@ -248,8 +248,6 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
     char* scratch = (char*)device_scratch(stream, embedding_backward_scratch_bytes(B, T, C));
     uint64_t *keys = (uint64_t*)scratch, *other = (uint64_t*)(scratch + embedding_keys_bytes(N));
     float* parts = (float*)(scratch + 2 * embedding_keys_bytes(N));
-    const uint64_t* sorted = embedding_sort(keys, other, tokens, N, stream);
-
     bool packs = packs_fit(C, dout, dtoken_weight, dposition_weight, parts);
     size_t W = packs ? PACK : 1;
     unsigned threads = block_threads(divide_up(C, W), EMBEDDING_THREADS);
@@ -257,6 +255,7 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
     auto join_pieces = packs ? embedding_join_pieces<PACK> : embedding_join_pieces<1>;
     auto positions = packs ? embedding_positions<PACK> : embedding_positions<1>;
     if (dtoken_weight) {
+        const uint64_t* sorted = embedding_sort(keys, other, tokens, N, stream);
         sum_pieces<<<(unsigned)pieces, threads, 0, stream->compute>>>(dtoken_weight, parts, dout, sorted, piece, N, C);
         LAUNCH_CHECK();
         dim3 joins((unsigned)pieces, (unsigned)divide_up(C, WARP * W)), joiners(WARP, EMBEDDING_JOINERS);

@@ -356,7 +356,8 @@ static inline void tile_softmax(float* score, float* maximum, float* total, floa
     for (size_t i = 0; i < queries; i++) total[i] = fused(total[i], rescale[i], sums[i]);
 }
 
-// One tile of queries against all keys up to their own: the loop of the forward.
+// One tile of queries, those of a head from `first` on, against all keys up to their own: the loop of the forward.
+// out: rows of D, out_stride apart; lse: one per query.
 static inline void attention_forward_tile(floatX* out, float* lse, const floatX* qkv, HeadRows at, size_t first,
                                           size_t T, size_t D, size_t out_stride) {
     float qt[TILE_TRANSPOSED], k[TILE_ELEMENTS], v[TILE_ELEMENTS], sum[TILE_ELEMENTS];
@@ -430,8 +431,8 @@ typedef struct {
     bool queries, keys;
 } AttentionPart;
 
-// dq = scale * ds k; dk and dv, summed over the heads: dv = p^T dout, dk = scale * ds^T q. sums: memory for dk and dv,
-// (2, key_end - key rounded up to a multiple of TILE, width) floats.
+// dq = scale * ds k; dk and dv, summed over the heads: dv = p^T dout, dk = scale * ds^T q. Arrays are those of
+// attention_backward; sums: memory for dk and dv, (2, key_end - key rounded up to a multiple of TILE, width) floats.
 static inline void attention_backward_part(floatX* dqkv, float* sums, const floatX* dout, const floatX* out,
                                            const float* lse, const floatX* qkv, AttentionPart part,
                                            size_t T, size_t H, size_t K, size_t D) {
@@ -531,13 +532,18 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
 // 7. GELU and SwiGLU
 
 // "Gaussian Error Linear Units", in the form with tanh: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3),
-// which is x * sigmoid(2u). out (n), in (n).
+// which is x * sigmoid(2u).
+ALWAYS_INLINE float gelu_sigmoid(float x) {
+    return sigmoid_fast(2.0f * (0.7978845608f * fused(0.044715f * x * x, x, x)));
+}
+
+// out (n), in (n).
 static inline void gelu_forward(floatX* out, const floatX* in, size_t n, Stream stream) {
     (void)stream;
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) {
-        float x = float_of(in[i]), u = 0.7978845608f * fused(0.044715f * x * x, x, x);
-        out[i] = floatX_of(x * sigmoid_fast(2.0f * u));
+        float x = float_of(in[i]);
+        out[i] = floatX_of(x * gelu_sigmoid(x));
     }
 }
 
@@ -546,7 +552,7 @@ static inline void gelu_backward(floatX* din, const floatX* dout, const floatX* 
     (void)stream;
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) {
-        float x = float_of(in[i]), u = 0.7978845608f * fused(0.044715f * x * x, x, x), s = sigmoid_fast(2.0f * u);
+        float x = float_of(in[i]), s = gelu_sigmoid(x);
         float du = 0.7978845608f * fused(3.0f * 0.044715f * x, x, 1.0f);
         din[i] = floatX_of(float_of(dout[i]) * fused(2.0f * x * s * (1.0f - s), du, s));
     }

@@ -106,12 +106,12 @@ static inline bool config_complete(Config* c, Error* error) {
                         : !c->context ? "--seq (or --context)" : !c->vocab ? "--vocab" : NULL;
     if (missing)
         return fail(error, "the model's configuration lacks %s; give at least 1, or a preset with --model", missing);
-    if (c->layers > 1000 || c->channels > 65536 || c->context > (1u << 24) || c->vocab > (1u << 24) ||
-        c->ffn > (1u << 20))
-        return fail(error,
-                    "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) exceed the "
-                    "limits of 1000, 65536, 16777216, 16777216, 1048576",
-                    c->layers, c->channels, c->context, c->vocab, c->ffn);
+    enum { LAYERS_MAX = 1000, CHANNELS_MAX = 1 << 16, CONTEXT_MAX = 1 << 24, VOCAB_MAX = 1 << 24, FFN_MAX = 1 << 20 };
+    if (c->layers > LAYERS_MAX || c->channels > CHANNELS_MAX || c->context > CONTEXT_MAX || c->vocab > VOCAB_MAX ||
+        c->ffn > FFN_MAX)
+        return fail(error, "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) exceed "
+                    "the limits of %d, %d, %d, %d, %d", c->layers, c->channels, c->context, c->vocab, c->ffn,
+                    LAYERS_MAX, CHANNELS_MAX, CONTEXT_MAX, VOCAB_MAX, FFN_MAX);
     if (c->kv_heads == 0) c->kv_heads = c->heads;
     if (c->ffn == 0 && c->family == FAMILY_GPT2) c->ffn = 4 * c->channels;
     if (c->ffn == 0) c->ffn = round_up(8 * c->channels / 3, 32);
@@ -194,7 +194,7 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
         b->norm1_weight = parameters_add_block(p, l, "norm1_weight", C, 0, INIT_ONE, 0);
         b->norm1_bias = parameters_add_vector(p, biases, l, "norm1_bias", C, INIT_ZERO);
         b->qkv_weight = parameters_add_block(p, l, "qkv_weight", config_qkv(c), C, INIT_NORMAL, usual);
-        p->tensors[p->count - 1].shape.head_rows = config_qk(c);
+        p->tensors[p->count - 1].shape.qk_rows = config_qk(c);
         p->tensors[p->count - 1].shape.D = config_head_size(c);
         parameters_stack(p, HD, c->kv_heads * config_head_size(c), c->kv_heads * config_head_size(c));
         b->qkv_bias = parameters_add_bias(p, biases || c->qkv_bias, l, "qkv_bias", config_qkv(c));
@@ -234,7 +234,7 @@ typedef struct {
     OptimizerKind optimizer;
     size_t optimizer_rank;    // rank of low-rank optimizers
     bool master_weights;      // keep a float copy of 16-bit parameters, which the optimizer updates
-    size_t samples;           // sequences in the KV cache, for generation; 0: no cache
+    size_t cached_sequences;  // in the KV cache, for generation; 0: no cache
     size_t kv_context;        // positions of each; 0, or too many: the model's context
     bool kv_q8;               // the KV cache holds 8 bits per element
     bool mask_documents;      // attention does not cross an end_of_text
@@ -254,7 +254,7 @@ typedef struct {
     floatX* output;           // (N, C) the residual stream after the last block
     floatX* hidden;           // (N, C) after the final norm
     float *mean, *rstd;       // (N) of the final norm
-    floatX* logits;           // (head_rows, Vp) of a part of the rows; then their gradients
+    floatX* logits;           // (logits_rows, Vp) of a part of the rows; then their gradients
     float* losses;            // (N)
     float* rope;              // (context, D/2, 2) cosines and sines; Llama only
 } Activations;
@@ -282,7 +282,7 @@ typedef struct {
     ActivationGradients gradients;
     KvCache cache;
     Dropout dropout;
-    size_t head_rows;         // rows of logits that exist at a time
+    size_t logits_rows;       // rows of logits that exist at a time
     void* scratch;            // (model_scratch_bytes) for the operations
     int32_t* batches[2];      // each (2, B, T) on the device, used in turn: tokens, then targets
     MemoryPlan memory;
@@ -329,9 +329,10 @@ static inline void model_layout(Model* model) {
     a->losses = (float*)plan_take(plan, name, N * sizeof(float));
     if (c->family == FAMILY_LLAMA) a->rope = (float*)plan_take(plan, name, c->context * D * sizeof(float));
     a->logits = (floatX*)plan_take(plan, "logits, a part at a time",
-                                   model->head_rows * config_padded_vocab(c) * sizeof(floatX));
+                                   model->logits_rows * config_padded_vocab(c) * sizeof(floatX));
     size_t cached = o->kv_context ? min_size(o->kv_context, c->context) : c->context;
-    if (o->samples) kv_cache_layout(&model->cache, plan, c->layers, o->samples, cached, c->kv_heads, D, o->kv_q8);
+    if (o->cached_sequences)
+        kv_cache_layout(&model->cache, plan, c->layers, o->cached_sequences, cached, c->kv_heads, D, o->kv_q8);
 }
 
 // With several ranks close the Comm first, so that no collective is in flight.
@@ -370,7 +371,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     // head_elements() logits.
     size_t N = options.B * options.T, Vp = config_padded_vocab(config);
     size_t parts = divide_up(N, max_size(head_elements(N * Vp) / Vp, 64));
-    model->head_rows = divide_up(N, parts);
+    model->logits_rows = divide_up(N, parts);
     model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
     // Only a backward needs separate activations for each block.
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
@@ -659,8 +660,8 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
     const Config* c = &model->config;
     Activations* a = &model->activations;
     size_t C = c->channels, Vp = config_padded_vocab(c), weight = model->weights.head_weight;
-    for (size_t first = 0; first < N; first += model->head_rows) {
-        size_t rows = min_size(model->head_rows, N - first);
+    for (size_t first = 0; first < N; first += model->logits_rows) {
+        size_t rows = min_size(model->logits_rows, N - first);
         model_logits(model, first, rows);
         watch_at(&model->watch, WATCH_LOGITS, first);
         classifier(a->logits, a->losses + first, targets + first, dloss, rows, c->vocab, Vp, model->stream);

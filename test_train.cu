@@ -145,7 +145,7 @@ static ModelOptions test_options(size_t B, size_t T) {
     o.B = B;
     o.T = T;
     o.training = o.master_weights = true;
-    o.samples = 3;
+    o.cached_sequences = 3;
     return o;
 }
 
@@ -1099,8 +1099,8 @@ static void cache_forward(float* hidden, Model* model, const int32_t* tokens, si
 }
 
 // With the cache, for one token or several at a time, one sequence or several, the results must equal those of the
-// whole sequence without it: on a CPU to the bit, except in BF16 with AMX or BFMMLA, which add
-// few rows in another order than many.
+// whole sequence without it: on a CPU to the bit, except in BF16 with AMX or BFMMLA, which add few
+// rows in another order than many.
 static void test_cache(Family family) {
     enum { B = 3, T_MOST = 150, WAYS = 4 };
     const size_t T = device_is_host() ? T_MOST : T_MOST / 2;  // time is quadratic in it
@@ -1116,7 +1116,7 @@ static void test_cache(Family family) {
     char what[96];
     c.context = T;
     size_t C = c.channels, n = B * T * C;
-    bool host = device_is_host() && !(FLOATX_DTYPE == DTYPE_BF16 && gemm_state.pairs->a_by_lane);
+    bool host = device_is_host() && !(FLOATX_DTYPE == DTYPE_BF16 && gemm_state.for_bf16->a_by_lane);
     random_tokens(tokens, B * T, c.vocab, 3);
     float *whole = (float*)allocate(n * sizeof(float)), *cached = (float*)allocate(n * sizeof(float));
     for (int q8 = 0; q8 < 2; q8++) {
@@ -1550,7 +1550,7 @@ static void test_head_in_parts(void) {
         worst = error_of_tensor <= worst ? worst : error_of_tensor;
     }
     check_true("logits of 32 x 32 tokens of 50257 come in parts, of 8 x 32 in one",
-               model.head_rows < B * T && model.head_rows >= B / 4 * T);
+               model.logits_rows < B * T && model.logits_rows >= B / 4 * T);
     check("batch 32 and 4 micro-batches of 8 at V=50257: loss", fabs(loss / loss_of_parts - 1), 1e-6);
     check("batch 32 and 4 micro-batches of 8 at V=50257: worst tensor of the gradients", worst, 1e-5);
     free(whole);

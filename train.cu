@@ -129,8 +129,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
     count = flags_append(flags, count, after_config, sizeof after_config / sizeof(Flag));
     count = plan_flags(flags, count, &o->plan);
-    sampler_flags(flags + count, &o->sampler);
-    count = run_flags(flags, count + SAMPLER_FLAGS, &o->run);
+    count = sampler_flags(flags, count, &o->sampler);
+    count = run_flags(flags, count, &o->run);
     assert(count <= FLAGS_MAX);
     return count;
 }
@@ -152,7 +152,7 @@ static uint64_t options_micro_batches(const Options* o, size_t world) {
     return o->total_batch ? o->total_batch / (o->batch * o->seq * world) : 1;
 }
 
-static ModelOptions model_options(Run* run, const Options* o) {
+static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     ModelOptions m;
     memset(&m, 0, sizeof m);
     m.B = o->batch;
@@ -162,7 +162,7 @@ static ModelOptions model_options(Run* run, const Options* o) {
     m.optimizer = o->optimizer.kind;
     m.optimizer_rank = o->optimizer.rank;
     m.master_weights = o->master_weights;
-    m.samples = o->sample_every > 0;
+    m.cached_sequences = o->sample_every > 0;
     m.mask_documents = run->train.mask_documents;
     m.end_of_text = run->train.end_of_text;
     m.tf32 = o->tf32;
@@ -173,9 +173,9 @@ static ModelOptions model_options(Run* run, const Options* o) {
     m.ranks.comm = o->plan.show ? NULL : &run->comm;
     m.ranks.rank = run->comm.rank;
     m.ranks.local_rank = run->comm.local_rank;
-    m.ranks.world = o->plan.show ? o->ranks : run->comm.world;
+    m.ranks.world = world;
     m.ranks.stage = o->zero;
-    m.ranks.reduce = m.ranks.world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
+    m.ranks.reduce = world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
     if (o->reduce != 0) m.ranks.reduce = (ReduceKind)(o->reduce - 1);  // 0 is auto
     return m;
 }
@@ -198,7 +198,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.hot = o->run.ckpt_hot > 0;
-    return model_plan(&run->model, c, model_options(run, o), error) && plan_fit(&run->model, &o->plan, error);
+    return model_plan(&run->model, c, model_options(run, o, world), error) && plan_fit(&run->model, &o->plan, error);
 }
 
 // Opens the data and plans the model: everything that a rank can do alone, before it allocates memory.

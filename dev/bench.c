@@ -310,9 +310,12 @@ static double median(double* values, size_t count) {
 typedef struct {
     const char *model, *json, *kernels;
     uint64_t batch, seq, steps, threads;
-    bool sweep, tour, attention;
+    bool sweep, tour, attention, master_weights;
     RecomputeLevel recompute;
+    OptimizerKind optimizer;
 } Options;
+
+enum { OPTIMIZER_RANK = 128 };  // --optimizer-rank by default
 
 typedef struct {
     Model model;
@@ -358,15 +361,18 @@ static void bench_close(Bench* b) {
     free(b->targets);
 }
 
-static bool bench_open(Bench* b, const char* name, size_t B, size_t T, RecomputeLevel recompute, Error* error) {
+static bool bench_open(Bench* b, const Options* asked, const char* name, size_t B, size_t T, RecomputeLevel recompute,
+                       Error* error) {
     Config config;
     ModelOptions o;
     memset(b, 0, sizeof *b);
     memset(&o, 0, sizeof o);
     o.B = B;
     o.T = T;
-    o.training = o.master_weights = true;
-    o.optimizer = OPTIMIZER_ADAMW;
+    o.training = true;
+    o.master_weights = asked->master_weights;
+    o.optimizer = asked->optimizer;
+    o.optimizer_rank = OPTIMIZER_RANK;
     o.recompute = recompute;
     if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
     if (!model_randomize(&b->model, 1337, error)) return false;
@@ -384,7 +390,7 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     RunState* state = &b->state;
     Schedule schedule = {SCHEDULE_COSINE, 6e-4, 0.1, 100, 1000, 0.2, 1000, 0.5};
     GuardOptions guard = {1, 4, 20, 20, 0, 0, FLOATX_DTYPE == DTYPE_F16, 2000};
-    OptimizerOptions optimizer = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1337, 0};
+    OptimizerOptions optimizer = {model->options.optimizer, 0.9, 0.95, 1e-8, 0.1, 1337, OPTIMIZER_RANK};
     size_t B = model->options.B, T = model->options.T;
     for (size_t i = 0; i < B * T; i++) {
         b->tokens[i] = (int32_t)(random_bits(1, RANDOM_TEST, state->step, i) % model->config.vocab);
@@ -578,7 +584,7 @@ static bool bench_table(const Options* o, JsonWriter* w, Error* error) {
     double peaks[RATE_COUNT];
     char fp32[16], product[16];
     size_t memory = 0;
-    if (!bench_open(&b, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
+    if (!bench_open(&b, o, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
     Profile* profiles = (Profile*)allocate(o->steps * sizeof(Profile));
     double* rates = (double*)allocate(RATE_COUNT * o->steps * sizeof(double));
     bool ok = (profiles && rates) || fail(error, "out of memory for measuring; make --steps smaller");
@@ -618,10 +624,10 @@ static bool bench_tour(const Options* o, Error* error) {
     Bench b;
     Profile timer;
     double ms;
-    if (!bench_open(&b, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
+    if (!bench_open(&b, o, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
     bool ok = bench_step(&b, &ms, error);
     bench_close(&b);
-    if (!ok || !bench_open(&b, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
+    if (!ok || !bench_open(&b, o, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
     const Config* c = &b.model.config;
     memset(&timer, 0, sizeof timer);
     profile = &timer;
@@ -644,7 +650,7 @@ static bool bench_tour(const Options* o, Error* error) {
 static bool sweep_row(const Options* o, JsonWriter* w, const char* model, size_t B, size_t T, Error* error) {
     Bench b;
     double ms = 0.0;
-    if (!bench_open(&b, model, B, T, RECOMPUTE_NONE, error)) return false;
+    if (!bench_open(&b, o, model, B, T, RECOMPUTE_NONE, error)) return false;
     double* times = (double*)allocate(o->steps * sizeof(double));
     bool ok = times != NULL || fail(error, "out of memory for %zu times; make --steps smaller", (size_t)o->steps);
     ok = ok && bench_step(&b, &ms, error);
@@ -710,8 +716,8 @@ static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level,
     Rates rates;
     double ms, *ratios = times + 2 * o->steps, *of_processor = times + 3 * o->steps;
     char name[16];
-    if (!bench_open(&all, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
-    if (!bench_open(&less, o->model, o->batch, o->seq, level, error)) {
+    if (!bench_open(&all, o, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
+    if (!bench_open(&less, o, o->model, o->batch, o->seq, level, error)) {
         bench_close(&all);
         return false;
     }
@@ -862,7 +868,7 @@ static bool run(const Options* o, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    Options o = {"gpt2:124M", NULL, NULL, 4, 256, 5, 0, false, false, false, RECOMPUTE_NONE};
+    Options o = {"gpt2:124M", NULL, NULL, 4, 256, 5, 0, false, false, false, true, RECOMPUTE_NONE, OPTIMIZER_ADAMW};
     Error error;
     int code;
     Flag flags[] = {
@@ -878,6 +884,8 @@ int main(int argc, char** argv) {
          "measure attention alone over head sizes and sequence lengths, in as many rounds as --steps", false},
         {"recompute", FLAG_CHOICE, &o.recompute, RECOMPUTE_NAMES, 0, 0,
          "measure the levels of recomputation in turn, up to this one; auto: all", false},
+        {"optimizer", FLAG_CHOICE, &o.optimizer, optimizer_names(), 0, 0, "update rule", false},
+        {"masters", FLAG_SWITCH, &o.master_weights, "on|off", 0, 0, "16-bit builds: fp32 master weights", false},
         {"json", FLAG_TEXT, &o.json, "FILE", 0, 0, "write what was measured there too", false},
         {"kernels", FLAG_TEXT, &o.kernels, "FILE", 0, 0,
          "write a line for each operation of the table there: its name and its milliseconds in one step", false},

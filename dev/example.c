@@ -17,7 +17,7 @@ int main(void) {
     Loader loader;
     Config config = {.family = FAMILY_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .channels = 64, .ffn = 128,
                      .context = T, .vocab = 256, .tied = true};
-    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .samples = 1};
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .cached_sequences = 1};
     OptimizerOptions adamw = {
         .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
     bool ok = dataset_from_memory(&data, text, sizeof text[0], TEXT, &error) &&

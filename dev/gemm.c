@@ -297,7 +297,7 @@ static void check_few_rows(const char* name) {
     for (size_t n = 0; n < 9; n++) {
         Dtype type = types[n % 3];
         size_t K = depths[n / 3];
-        if (type == DTYPE_BF16 && gemm_state.pairs->a_by_lane) continue;
+        if (type == DTYPE_BF16 && gemm_state.for_bf16->a_by_lane) continue;
         GemmMatrix a = gemm_matrix(fill(values, false, 0, type, ROWS, K, K + 3, 1), type, K + 3, false);
         GemmMatrix b = gemm_matrix(fill(values, false, 1, type, N, K, K + 1, 2), type, K + 1, true);
         void* bias = fill(values, false, 2, type, 1, N, N, 3);
@@ -402,7 +402,7 @@ static int check_all(const char* only) {
             printf("absent %s\n", error.text);
             continue;
         }
-        bool pairs = gemm_state.pairs->pairs;
+        bool pairs = gemm_state.for_bf16->pairs;
         check_kernel(kernel_names[n], pairs);
         check_few_rows(kernel_names[n]);
         check_nan(kernel_names[n], pairs ? DTYPE_BF16 : DTYPE_F32);

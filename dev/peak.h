@@ -70,7 +70,7 @@ typedef struct {
 static inline PeakLoop peak_loop(bool bf16) {
     PeakLoop peak = {peak_portable, 12 * 2 * VECTOR_LANES};
     gemm_backend();  // makes the choice if nothing has yet
-    const GemmKernel* kernel = bf16 ? gemm_state.pairs : gemm_state.floats;
+    const GemmKernel* kernel = bf16 ? gemm_state.for_bf16 : gemm_state.for_any;
 #ifdef GEMM_X86
     if (kernel == &gemm_avx2) peak.loop = peak_avx2, peak.flops = 12 * 16;
     if (kernel == &gemm_avx512) peak.loop = peak_avx512, peak.flops = 16 * 32;

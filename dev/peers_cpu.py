@@ -10,7 +10,8 @@ round runs each program once, each in a process of its own, one after the other,
 table has the median over the rounds of tokens per second, and of its ratio to ours in that round with the lowest and
 the highest. Memory is the peak resident set of the process. PyTorch: a model written plainly with its own modules,
 scaled_dot_product_attention, its fused AdamW; eager and torch.compile; float32, bfloat16 by autocast, and a bfloat16
-model with bfloat16 optimizer state. llm.c has one size built in, GPT-2 124M at B=4 T=64, and reads its model and data
+model with bfloat16 optimizer state, whose counterpart is "ours, bf16 states" (autocast's is "ours, bf16", which has
+float32 master weights and states). llm.c has one size built in, GPT-2 124M at B=4 T=64, and reads its model and data
 files, which its README says how to download.
 """
 
@@ -30,6 +31,8 @@ CASES = [("gpt2:124M", 4, 64, 5), ("gpt2:124M", 4, 256, 3), ("gpt2:124M", 8, 102
 SHAPES = {"gpt2:124M": dict(family="gpt2", layers=12, heads=12, channels=768, ffn=3072, vocab=50304),
           "demo": dict(family="llama", layers=4, heads=4, channels=144, ffn=384, vocab=256)}
 PRECISIONS = ("float32", "autocast", "bfloat16")
+# What PyTorch's bfloat16 model has: no float32 weights, and bfloat16 optimizer state. (Ours rounds stochastically.)
+BF16_STATES = ("--masters", "off", "--optimizer", "adamw-bf16")
 
 
 def torch_worker(how, precision, model_name, batch, seq, steps):
@@ -81,11 +84,11 @@ def run_process(command, threads, folder=None):
     return done.stdout
 
 
-def run_ours(build, precision, case, threads):
+def run_ours(build, precision, case, threads, flags=()):
     model, batch, seq, steps = case
     report = os.path.join(build, "peers.json")
     if run_process([os.path.join(build, "bench-" + precision), "--model", model, "--batch", str(batch),
-                    "--seq", str(seq), "--steps", str(steps), "--json", report], threads) is None:
+                    "--seq", str(seq), "--steps", str(steps), "--json", report, *flags], threads) is None:
         return None
     with open(report) as file:
         found = json.load(file)
@@ -121,22 +124,22 @@ def compare(case, programs, rounds):
         for name, run in programs.items():
             found[name].append(run(case))
     found = {name: results for name, results in found.items() if all(results)}
+    all_of_ours = [name for name in found if name.startswith("ours")]
     model, batch, seq, _ = case
     print(f"\n{model}, B={batch} T={seq}")
-    print(f"{'':<28} {'tokens/s':>9} {'peak MB':>8} {'mfu':>6}   ours over it: fp32, bf16")
+    print(f"{'':<28} {'tokens/s':>9} {'peak MB':>8} {'mfu':>6}   ratio of {'; '.join(all_of_ours)}")
     for name, results in found.items():
         ratios = [median_and_range([a["tokens"] / b["tokens"] for a, b in zip(found[ours], results)])
-                  for ours in ("ours, fp32", "ours, bf16") if ours in found]
+                  for ours in all_of_ours]
         memory = statistics.median(r["memory"] or 0 for r in results) / 1e6
         mfu = f"{100 * statistics.median(r['mfu'] for r in results):.1f}%" if "mfu" in results[0] else ""
         tokens = statistics.median(r["tokens"] for r in results)
         print(f"{name:<28} {tokens:>9.1f} {memory:>8.0f} {mfu:>6}   {'  '.join(ratios)}")
         print(json.dumps({"case": case[:3], "program": name, "tokens_per_s": [r["tokens"] for r in results],
                           "mem_bytes": [r["memory"] for r in results]}), file=sys.stderr)
-    for name in ("ours, fp32", "ours, bf16"):
-        if name in found:
-            peak, rate = (1e-9 * statistics.median(r[what] for r in found[name]) for what in ("peak", "rate"))
-            print(f"peaks beside {name}: matmuls {peak:.0f} GFLOP/s, memory {rate:.0f} GB/s")
+    for name in all_of_ours:
+        peak, rate = (1e-9 * statistics.median(r[what] for r in found[name]) for what in ("peak", "rate"))
+        print(f"peaks beside {name}: matmuls {peak:.0f} GFLOP/s, memory {rate:.0f} GB/s")
     sys.stdout.flush()
 
 
@@ -168,7 +171,8 @@ def main():
         if o.only and o.only.split() != [str(part) for part in case[:3]]:
             continue
         programs = {"ours, fp32": lambda c: run_ours(o.build, "FP32", c, o.threads),
-                    "ours, bf16": lambda c: run_ours(o.build, "BF16", c, o.threads)}
+                    "ours, bf16": lambda c: run_ours(o.build, "BF16", c, o.threads),
+                    "ours, bf16 states": lambda c: run_ours(o.build, "BF16", c, o.threads, BF16_STATES)}
         for how in hows:
             for precision in precisions:
                 programs[f"PyTorch {how}, {precision}"] = lambda c, h=how, p=precision: run_torch(h, p, c, o.threads)

@@ -222,7 +222,7 @@ static inline void finder_look(void* watcher, WatchPoint point, size_t l) {
         size_t width, rows = model->B * model->T, first = point == WATCH_LOGITS ? l : 0;
         if (output->point != point) continue;
         const void* data = output_data(output, &width, model, l);
-        if (point == WATCH_LOGITS) rows = min_size(model->head_rows, rows - first);
+        if (point == WATCH_LOGITS) rows = min_size(model->logits_rows, rows - first);
         bool is_float = output->width == WIDTH_ONE || FLOATX_IS_FLOAT;
         size_t found = data ? find_not_finite(f, data, is_float, rows * width) : 0;
         if (data == NULL || found == rows * width) continue;

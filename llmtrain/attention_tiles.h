@@ -23,7 +23,7 @@ namespace cpu {
 #endif
 
 enum {
-    TILE = 64,        // queries or keys in a tile
+    TILE = SUM_LANES, // queries or keys in a tile; a sum over its keys adds one term to each partial sum of SUM
     TILE_GROUP = 16,  // neighbouring rows or columns of a tile: a block of that size is computed unless all is masked
     TILE_ELEMENTS = (TILE + GEMM_PACK_EXTRA) * ATTENTION_MAX_D,  // of rows of queries, keys or values
     TILE_TRANSPOSED = TILE * (ATTENTION_MAX_D + GEMM_PACK_EXTRA)

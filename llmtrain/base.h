@@ -38,7 +38,7 @@
 // Error: what is wrong, where, and what to do. It never exits. The program prints the sentence and ends, in one place.
 
 typedef enum {
-    ERROR_WORLD,    // a file, the disk, another rank
+    ERROR_OUTSIDE,  // a file, the disk, another rank
     ERROR_USAGE,    // a flag is wrong, or flags do not fit together: the program exits with 2
     ERROR_STOPPED,  // a signal ended the run, which is saved
     ERROR_PROCESS   // this process lacks memory or descriptors, or is another build: the file itself may be good
@@ -58,7 +58,7 @@ static inline bool fail(Error* error, const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);
     va_end(arguments);
-    error->kind = ERROR_WORLD;
+    error->kind = ERROR_OUTSIDE;
     error->on_all_ranks = false;
     return false;
 }

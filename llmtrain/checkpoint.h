@@ -46,7 +46,7 @@ enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES, CHECKPOINT_WEIGHTS = -1 };
 typedef struct {
     const char* prefix;     // of the names of its tensors
     int state;              // of the optimizer; CHECKPOINT_WEIGHTS: the weights
-    bool masters;           // the weights are the float master weights; this rank holds its flat_state of them
+    bool masters;           // the weights are the float master weights; this rank holds its flat_master_part of them
     Dtype dtype;            // frozen tensors have no master weights: FLOATX_DTYPE
 } CheckpointArray;
 
@@ -54,7 +54,7 @@ typedef struct {
 // is only planned will do.
 static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS], const FlatVector* flat) {
     const FlatOptions* holds = &flat->holds;
-    bool masters = holds->training && holds->master_weights && !FLOATX_IS_FLOAT;
+    bool masters = flat_has_masters(holds);
     const CheckpointArray weights = {"weight", CHECKPOINT_WEIGHTS, masters, masters ? DTYPE_F32 : FLOATX_DTYPE};
     size_t count = 0;
     arrays[count++] = weights;
@@ -74,7 +74,7 @@ static inline bool checkpoint_is_master(const CheckpointArray* array, const Tens
 }
 
 static inline Dtype checkpoint_dtype(const CheckpointArray* array, const Tensor* t) {
-    return array->masters && !t->trains ? FLOATX_DTYPE : array->dtype;
+    return array->masters && !t->trains ? t->dtype : array->dtype;
 }
 
 // The number of elements of a tensor that an array has over all ranks, without the rows of vocabulary padding.
@@ -108,7 +108,7 @@ static inline CommSlice checkpoint_part(char** address, const CheckpointArray* a
         if (part.first >= part.end) part.first = part.end = held->first;
         *address = away ? NULL : (char*)flat->states[array->state] + (held->offset + part.first - held->first) * size;
     } else if (checkpoint_is_master(array, t)) {
-        part = flat_state(&index, flat, t->offset + first, t->offset + end);
+        part = flat_master_part(&index, flat, t->offset + first, t->offset + end);
         bool empty = slice_length(part) == 0;
         part.first = empty ? first : part.first - t->offset;
         part.end = empty ? first : part.end - t->offset;

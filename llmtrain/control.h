@@ -412,7 +412,7 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     recv(connection, h, sizeof *h, 0);  // closing with unread data would lose what is sent now
     CommLink* link = known && h->rank > comm->rank && h->rank < comm->world ? &comm->links[h->rank] : NULL;
     int* slot = link == NULL ? NULL : h->kind == COMM_CONTROL ? &link->control : &link->data;
-    Error reason = {"", ERROR_WORLD, false};
+    Error reason = {"", ERROR_OUTSIDE, false};
     socket_peer_address(from, connection);
     h->run[sizeof h->run - 1] = 0;
     if (known) snprintf(who, sizeof who, "rank %u at %s", (unsigned)h->rank, from);
@@ -506,7 +506,7 @@ static inline bool comm_receive_table(Comm* comm, CommRendezvous* r, Error* erro
     int* zero = &comm->links[0].control;
     double T = comm->timeout_ms;
     CommMessage answer;
-    Error reason = {"", ERROR_WORLD, false};
+    Error reason = {"", ERROR_OUTSIDE, false};
     for (;;) {
         // Rank 0 may have begun to wait only now, for its whole timeout; then it reports which rank is missing.
         bool good = comm_connect(comm, r, 0, COMM_CONTROL, r->launch->address, r->launch->port, &reason);
@@ -537,7 +537,7 @@ static inline bool comm_receive_table(Comm* comm, CommRendezvous* r, Error* erro
 
 // Connects to all lower ranks; the control connection to rank 0 is there already.
 static inline bool comm_connect_lower(Comm* comm, CommRendezvous* r, Error* error) {
-    Error reason = {"", ERROR_WORLD, false};
+    Error reason = {"", ERROR_OUTSIDE, false};
     for (size_t i = 1; i < 2 * comm->rank; i++) {
         size_t p = i / 2, port = (size_t)r->table[p].port;
         const char* address = r->table[p].address;

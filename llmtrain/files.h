@@ -55,7 +55,7 @@ static inline bool fail_file(Error* error, const char* action, const char* path)
         case EIO: remedy = "the disk may be failing: see the system's log"; break;
     }
     fail(error, "cannot %s %.600s: %s; %s", action, path, strerror(number), remedy);
-    return fail_as(error, number == ENOMEM || number == EMFILE || number == ENFILE ? ERROR_PROCESS : ERROR_WORLD);
+    return fail_as(error, number == ENOMEM || number == EMFILE || number == ENFILE ? ERROR_PROCESS : ERROR_OUTSIDE);
 }
 
 static inline bool path_copy(char copy[FILE_PATH_MAX], const char* path, Error* error) {

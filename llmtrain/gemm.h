@@ -74,10 +74,10 @@ typedef struct {
 } GemmWorkspace;
 
 typedef struct {
-    const GemmKernel* floats;  // for any pair of types
-    const GemmKernel* pairs;   // for two operands of bfloat16
-    char backend[32];          // their names
-    size_t b_units;            // of a packed block of B
+    const GemmKernel* for_any;   // for operands of any types
+    const GemmKernel* for_bf16;  // for two operands of bfloat16
+    char backend[32];            // their names
+    size_t b_units;              // of a packed block of B
     pthread_key_t workspace;
 } GemmState;
 
@@ -125,8 +125,8 @@ static inline bool gemm_use(const char* name) {
         found = best || named;
     }
     if (!found) return false;
-    gemm_state.floats = floats;
-    gemm_state.pairs = pairs;
+    gemm_state.for_any = floats;
+    gemm_state.for_bf16 = pairs;
     snprintf(gemm_state.backend, sizeof gemm_state.backend, "%s / %s", floats->name, pairs->name);
     return true;
 }
@@ -167,13 +167,13 @@ static inline const char* gemm_backend(void) {
 // The kernel for operands of any type.
 static inline const GemmKernel* gemm_kernel(void) {
     pthread_once(&gemm_once, gemm_init);
-    return gemm_state.floats;
+    return gemm_state.for_any;
 }
 
 // Whether operands of bfloat16 are multiplied as they are, not converted to float.
 static inline bool gemm_multiplies_bf16(void) {
     pthread_once(&gemm_once, gemm_init);
-    return gemm_state.pairs->pairs;
+    return gemm_state.for_bf16->pairs;
 }
 
 // A block of B is at least one panel, however small L2; packing may write past the end of a panel.
@@ -434,9 +434,9 @@ static inline void gemm(void* out, Dtype out_type, size_t out_stride, bool accum
     if (M == 0 || N == 0) return;
     pthread_once(&gemm_once, gemm_init);
     bool both_bf16 = a.type == DTYPE_BF16 && b.type == DTYPE_BF16;
-    bool few_rows = M <= GEMM_FEW_ROWS && !a.transposed && b.transposed && gemm_state.floats->dot;
-    const GemmKernel* kernel = both_bf16 && !(few_rows && gemm_state.pairs->a_by_lane) ? gemm_state.pairs
-                                                                                        : gemm_state.floats;
+    bool few_rows = M <= GEMM_FEW_ROWS && !a.transposed && b.transposed && gemm_state.for_any->dot;
+    const GemmKernel* kernel = both_bf16 && !(few_rows && gemm_state.for_bf16->a_by_lane) ? gemm_state.for_bf16
+                                                                                          : gemm_state.for_any;
     GemmProblem p;
     p.out = out;
     p.out_type = out_type;

@@ -79,7 +79,8 @@ typedef struct {
     void (*store)(const GemmProblem* p, const float* sums, size_t i, size_t j);
     // sums (rows, GEMM_DOT_COLS) += A (rows, count) x the elements [k, k + count) of lanes [j, j + lanes) of B, which
     // lie in rows and are not packed; a: unit after unit, of `rows` lanes each, 1, 4 or 8. NULL where its bits would
-    // not be those of `multiply`: in a program for processors without fused multiply-add
+    // not be those of `multiply` (in a program for processors without fused multiply-add), and with a_by_lane: few
+    // rows are left to the kernel for floats
     void (*dot)(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b, size_t j, size_t lanes, size_t k,
                 size_t count);
     void (*begin)(void), (*end)(void);  // around the multiplications of one task; NULL for none

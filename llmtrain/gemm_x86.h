@@ -554,7 +554,7 @@ static inline bool gemm_has_amx(void) {
 }
 
 static const GemmKernel gemm_amx = {"amx", true, true, 32, 32, 512, 192, 16, gemm_pack_avx512, gemm_multiply_amx, NULL,
-                                    gemm_start_amx, gemm_store_amx, gemm_dot_avx512, gemm_begin_amx, gemm_end_amx};
+                                    gemm_start_amx, gemm_store_amx, NULL, gemm_begin_amx, gemm_end_amx};
 
 #endif  // GEMM_X86_BF16
 

@@ -10,9 +10,9 @@
 //   for (int i = 0; i < 100; i++) printf(" %d", *generator_step(&g));
 //   generator_close(&g);
 //
-// The model must have been made with options.samples. A token is a function of the text before it, the seed, the number
-// of its sample and its position: on a CPU neither the number of samples nor how much of the prompt is read at a time
-// changes a bit (except in BF16 builds with AMX or BFMMLA).
+// The model must have been made with options.cached_sequences. A token is a function of the text before it, the seed,
+// the number of its sample and its position: on a CPU neither the number of samples nor how much of the prompt is read
+// at a time changes a bit (except in BF16 builds with AMX or BFMMLA).
 
 #ifndef LLMTRAIN_GENERATE_H
 #define LLMTRAIN_GENERATE_H
@@ -59,9 +59,9 @@ static inline bool generator_open(Generator* g, Model* model, const SamplingOpti
                                   size_t size, Error* error) {
     size_t V = model->config.vocab, rows = model->options.B * model->options.T;
     memset(g, 0, sizeof *g);
-    if (samples == 0 || samples > model->options.samples || samples > rows)
+    if (samples == 0 || samples > model->options.cached_sequences || samples > rows)
         return fail(error, "cannot generate %zu samples at once: the model was opened for 1 to %zu", samples,
-                    min_size(model->options.samples, rows));
+                    min_size(model->options.cached_sequences, rows));
     g->model = model;
     g->options = *options;
     g->samples = samples;
@@ -140,8 +140,8 @@ static inline const int32_t* generator_step(Generator* g) {
     Dropout dropout = model->dropout;
     model->dropout.p = 0;
     generator_read(g);
-    for (size_t first = 0; first < g->samples; first += model->head_rows) {
-        size_t rows = min_size(model->head_rows, g->samples - first);
+    for (size_t first = 0; first < g->samples; first += model->logits_rows) {
+        size_t rows = min_size(model->logits_rows, g->samples - first);
         model_logits(model, first, rows);
         for (size_t i = 0; i < rows; i++) g->newest[first + i] = generator_draw(g, first + i, i);
     }
@@ -255,30 +255,25 @@ typedef struct {
     SampleText* texts;        // (samples)
 } Sampler;
 
-enum { SAMPLER_FLAGS = 7 };
-
-// Sets the defaults, and fills in the flags.
-static inline void sampler_flags(Flag flags[SAMPLER_FLAGS], Sampler* s) {
-    const SamplingOptions usual = {0.8, 0, 1, 0, 0, 1};
+// Appends the flags of sampling, and sets the defaults; returns the new number of flags.
+static inline size_t sampler_flags(Flag* flags, size_t count, Sampler* s) {
+    enum { FREE = FLAG_FREE };
     SamplingOptions* o = &s->options;
-    s->prompt = "\n";
-    s->tokens = 256;
-    *o = usual;
-    const Flag table[SAMPLER_FLAGS] = {
-        {"prompt", FLAG_TEXT, &s->prompt, "TEXT", 0, 0, "text that the sample continues; default: a line break",
-         FLAG_LOCAL},
-        {"tokens", FLAG_COUNT, &s->tokens, "N", 1, 1e9, "tokens to generate per sample", FLAG_FREE},
-        {"temperature", FLAG_REAL, &o->temperature, "X", 0, 100, "softmax temperature; 0: always the most likely token",
-         FLAG_FREE},
-        {"top-k", FLAG_COUNT, &o->top_k, "N", 0, 1e9, "sample from the N most likely tokens; 0: all", FLAG_FREE},
-        {"top-p", FLAG_REAL, &o->top_p, "X", 0, 1, "sample from the smallest set of tokens with total probability X",
-         FLAG_FREE},
-        {"min-p", FLAG_REAL, &o->min_p, "X", 0, 1,
-         "leave out tokens with less than X times the largest probability; 0: none", FLAG_FREE},
-        {"repetition-penalty", FLAG_REAL, &o->repetition_penalty, "X", 0.01, 100,
-         "divide the logits of tokens already in the text by X (multiply negative ones); 1: off", FLAG_FREE},
+    const Flag table[] = {
+        TEXT_FLAG("prompt", &s->prompt, "\n", "TEXT", FLAG_LOCAL,
+                  "text that the sample continues; default: a line break"),
+        COUNT_FLAG("tokens", &s->tokens, 256, 1, 1e9, FREE, "tokens to generate per sample"),
+        REAL_FLAG("temperature", &o->temperature, 0.8, 0, 100, FREE,
+                  "softmax temperature; 0: always the most likely token"),
+        COUNT_FLAG("top-k", &o->top_k, 0, 0, 1e9, FREE, "sample from the N most likely tokens; 0: all"),
+        REAL_FLAG("top-p", &o->top_p, 1, 0, 1, FREE,
+                  "sample from the smallest set of tokens with total probability X"),
+        REAL_FLAG("min-p", &o->min_p, 0, 0, 1, FREE,
+                  "leave out tokens with less than X times the largest probability; 0: none"),
+        REAL_FLAG("repetition-penalty", &o->repetition_penalty, 1, 0.01, 100, FREE,
+                  "divide the logits of tokens already in the text by X (multiply negative ones); 1: off"),
     };
-    memcpy(flags, table, sizeof table);
+    return flags_append(flags, count, table, sizeof table / sizeof table[0]);
 }
 
 // Reads the ids of --prompt-ids, separated by spaces or commas.

@@ -3,7 +3,7 @@
 //   ModelOptions options;
 //   memset(&options, 0, sizeof options);
 //   options.B = 1;                                         // options.T is 0: the model's context
-//   options.samples = 1;
+//   options.cached_sequences = 1;
 //   if (model_open(&model, &tokenizer, "runs/x", NULL, &options, "generate", &error)) ...
 //
 // Where options depend on the model, model_open_planned asks for them when it is known.

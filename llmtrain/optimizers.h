@@ -127,7 +127,7 @@ enum { SHAPE_MATRICES = 3 };  // queries, keys, values
 typedef struct {
     size_t rows, cols;    // cols 0: a vector of `rows` elements
     bool hidden;          // a matrix inside a block, neither embedding nor head
-    size_t head_rows, D;  // how many rows, from the first on, are queries and keys, with D rows per head
+    size_t qk_rows, D;  // how many rows, from the first on, are queries and keys, with D rows per head
     size_t stacked[SHAPE_MATRICES];  // rows of each of the matrices stacked in it; all 0: it is one matrix
 } TensorShape;
 

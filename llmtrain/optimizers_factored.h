@@ -190,7 +190,7 @@ HOST_DEVICE ALWAYS_INLINE float factored_moved(float state, float mean, float ra
 
 // Row `row`, and the rows of its head in Adam-mini: [*first, end).
 HOST_DEVICE ALWAYS_INLINE size_t factored_group(size_t* first, const Factored* f, const TensorShape* t, size_t row) {
-    bool head = f->kind == OPTIMIZER_ADAM_MINI && row < t->head_rows;
+    bool head = f->kind == OPTIMIZER_ADAM_MINI && row < t->qk_rows;
     *first = head ? row - row % t->D : row;
     return head ? *first + t->D : row + 1;
 }

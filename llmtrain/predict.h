@@ -245,7 +245,7 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
     const Config* c = &model->config;
     const FlatVector* flat = &model->flat;
     BlockShape s = model_block_shape(model);
-    size_t N = s.B * s.T, C = s.C, V = c->vocab, Vp = config_padded_vocab(c), parts = divide_up(N, model->head_rows);
+    size_t N = s.B * s.T, C = s.C, V = c->vocab, Vp = config_padded_vocab(c), parts = divide_up(N, model->logits_rows);
     size_t L = c->layers, back = L - model_backward_ends(model);
     bool positions = c->family == FAMILY_GPT2;
     const Cost outside[] = {
@@ -277,7 +277,7 @@ static inline Cost muon_cost(const FlatVector* flat) {
 // Clearing the sums of staged gradients, taking the norm, updating what this rank owns.
 static inline double update_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
-    bool masters = flat->holds.master_weights && !FLOATX_IS_FLOAT;
+    bool masters = flat_has_masters(&flat->holds);
     double x = sizeof(floatX), owned = 0, sum = flat->options.reduce == REDUCE_EXACT ? 8 : 4;
     double rate = r->update[flat->holds.optimizer][masters];
     for (size_t b = 0; b < flat->count; b++) owned += (double)slice_length(flat->buckets[b].state);

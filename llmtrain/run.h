@@ -144,7 +144,7 @@ typedef struct {
 // pass through here or end that rank before the next collective.
 static inline bool run_agree(Run* run, bool good, Error* error) {
     if (run->comm.world <= 1) return good;
-    ErrorKind kind = good ? ERROR_WORLD : error->kind;
+    ErrorKind kind = good ? ERROR_OUTSIDE : error->kind;
     comm_extend_timeout(&run->comm, true);
     bool all = comm_agree_all(&run->comm, good, error);
     comm_extend_timeout(&run->comm, false);
@@ -1048,7 +1048,7 @@ static inline bool run_end(Run* run, uint64_t steps, Error* error) {
     }
     fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)step,
          out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
-    error->kind = out ? ERROR_STOPPED : ERROR_WORLD;
+    error->kind = out ? ERROR_STOPPED : ERROR_OUTSIDE;
     return fail_alike(error);
 }
 

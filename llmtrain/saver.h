@@ -243,7 +243,7 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
         CommSlice whole = {0, tensor_elements(t)};
         size_t shape[2] = {t->rows, t->cols};
         checkpoint_piece_name(name, weights.prefix, t, whole, whole.end);
-        if (!t->trains) ok = safetensors_declare(&s->frozen, name, FLOATX_DTYPE, shape, t->cols ? 2 : 1, error);
+        if (!t->trains) ok = safetensors_declare(&s->frozen, name, t->dtype, shape, t->cols ? 2 : 1, error);
     }
     ok = ok && safetensors_begin(&s->frozen, error);
     for (size_t i = 0; ok && i < p->count; i++) {

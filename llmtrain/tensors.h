@@ -46,7 +46,7 @@ typedef struct {
     bool decays;         // weight decay applies: matrices only
     bool overwritten;    // each backward writes its whole gradient in one operation, which need not add
     bool trains;         // the optimizer updates it; otherwise it has no gradient and no state
-    Dtype dtype;         // of its parameters: FLOATX_DTYPE
+    Dtype dtype;         // of its parameters
     TensorShape shape;   // as the optimizer sees it
 } Tensor;
 

@@ -63,6 +63,10 @@ typedef struct {
     const char* offload_dir; // in a file in this directory; NULL: in host memory
 } FlatOptions;
 
+static inline bool flat_has_masters(const FlatOptions* holds) {
+    return holds->training && holds->master_weights && !FLOATX_IS_FLOAT;
+}
+
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
     size_t frozen_end;        // what does not train is [end, frozen_end)
@@ -248,7 +252,7 @@ static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
     for (size_t i = 0; i < p->count; i++)
         held[i] = tensor_part(&p->tensors[i], flat->buckets[p->tensors[i].bucket].state);
     bool ok = offload_states_plan(&flat->offloaded, p, held, holds->optimizer, holds->optimizer_rank,
-                                  holds->master_weights && !FLOATX_IS_FLOAT, error);
+                                  flat_has_masters(holds), error);
     free(held);
     return ok;
 }
@@ -369,7 +373,7 @@ static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
     if (flat_offloads(flat))
         flat->offloaded.store.slots = (char*)plan_take(plan, "buffers of the offloaded state",
                                                        offload_memory(&flat->offloaded.store));
-    if (holds->master_weights && !FLOATX_IS_FLOAT && !holds->offload)
+    if (flat_has_masters(holds) && !holds->offload)
         flat->master_weights = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
     for (size_t s = 0; s < optimizer_states(holds->optimizer) && !holds->offload; s++)
         flat->states[s] = plan_take(plan, "optimizer state", flat_state_bytes(flat, s));
@@ -428,7 +432,7 @@ static inline Bucket* flat_bucket(const FlatVector* flat, size_t offset) {
 
 // The part of [first, end), a piece of one bucket, whose master weights and optimizer state are here, and its index in
 // master_weights.
-static inline CommSlice flat_state(size_t* index, const FlatVector* flat, size_t first, size_t end) {
+static inline CommSlice flat_master_part(size_t* index, const FlatVector* flat, size_t first, size_t end) {
     const Bucket* k = flat_bucket(flat, first);
     CommSlice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
     if (part.first >= part.end) part.first = part.end = k->state.first;  // nothing
@@ -440,7 +444,7 @@ static inline CommSlice flat_state(size_t* index, const FlatVector* flat, size_t
 // on the host.
 static inline bool flat_set_masters(FlatVector* flat, size_t first, const float* values, size_t n, Error* error) {
     size_t index, i = 0;
-    CommSlice part = flat_state(&index, flat, first, first + n);
+    CommSlice part = flat_master_part(&index, flat, first, first + n);
     if (flat->master_weights && slice_length(part) > 0)
         upload(flat->master_weights + index, values + (part.first - first), slice_length(part) * sizeof(float),
                flat->stream);
@@ -619,11 +623,11 @@ static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t
     if (!t->trains || part.first >= part.end) return slice;
     size_t index;
     slice.first = t->offset + part.first;
-    slice.n = optimizer_whole(flat->holds.optimizer, &t->shape) ? tensor_elements(t) : slice_length(part);
+    slice.n = slice_length(part);  // all of it where optimizer_whole says so
     slice.shape = t->shape;
     slice.no_decay = !t->decays;
     slice.params = flat->params + slice.first;
-    flat_state(&index, flat, slice.first, t->offset + part.end);
+    flat_master_part(&index, flat, slice.first, t->offset + part.end);
     if (flat->master_weights) slice.master_weights = flat->master_weights + index;
     slice.grads = grads + (slice.first - state.first);
     slice.scratch = flat->optimizer_scratch;

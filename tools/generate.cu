@@ -171,7 +171,7 @@ static bool generate(Options* o, Error* error) {
     opening.out = o->out;
     opening.init_from = o->init_from;
     opening.program = "generate";
-    opening.options.B = opening.options.samples = max_size(o->sampler.samples, 1);
+    opening.options.B = opening.options.cached_sequences = max_size(o->sampler.samples, 1);
     opening.options.T = max_size(PROMPT_ROWS / opening.options.B, 1);
     opening.options.kv_q8 = o->kv == KV_Q8;
     opening.options.matmul_algorithms = o->matmul_algorithms;
@@ -215,7 +215,8 @@ int main(int argc, char** argv) {
     Options o;
     memset(&o, 0, sizeof o);
     Sampler* s = &o.sampler;
-    Flag flags[32] = {
+    Flag flags[32];
+    const Flag table[] = {
         TEXT_FLAG("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
         TEXT_FLAG("init-from", &o.init_from, NULL, "DIR", 0,
                   "instead of --out: a checkpoint or run, a Hugging Face directory, or an llm.c file"),
@@ -239,13 +240,10 @@ int main(int argc, char** argv) {
         COUNT_FLAG("seed", &s->options.seed, 1337, 0, 9e15, 0, "seed of the random numbers"),
         COUNT_FLAG("threads", &o.threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
-    size_t count = 14;
     Error error;
     int code;
     files_open_standard();
-    sampler_flags(flags + count, s);
-    s->options.seed = 1337;
-    count += SAMPLER_FLAGS;
+    size_t count = sampler_flags(flags, flags_append(flags, 0, table, sizeof table / sizeof table[0]), s);
     if (!flags_begin(&code, "generate", "generate: continues a text with a model", flags, count, argc, argv))
         return code;
     o.prompt_given = flag_was_given(flags, count, "prompt");

@@ -106,8 +106,8 @@ int main(int argc, char** argv) {
     if (argc != 1 && !print) return fprintf(stderr, "usage: golden [--print]\n"), 2;
     tests_begin("golden");
     gemm_backend();  // chooses the kernels
-    bool pairs = FLOATX_DTYPE == DTYPE_BF16 && gemm_state.pairs->pairs;
-    bool known = ARITHMETIC_FUSED && (!pairs || strcmp(gemm_state.pairs->name, "avx512bf16") == 0);
+    bool pairs = FLOATX_DTYPE == DTYPE_BF16 && gemm_state.for_bf16->pairs;
+    bool known = ARITHMETIC_FUSED && (!pairs || strcmp(gemm_state.for_bf16->name, "avx512bf16") == 0);
     if (!known) printf("no hashes are known for this arithmetic: only numbers of threads are compared\n");
     for (size_t i = 0; i < COUNT_OF(CASES); i++) {
         threads_set(1);

@@ -426,7 +426,7 @@ static void test_agree(Comm* comm) {
     test_agreement(comm, rank % 2 == 1, words, sentence(expected, N, 0, words), "every other failed, for one reason");
     test_agreement(comm, N > 1 && rank == 0, own, sentence(expected, N, 1, one), "all but rank 0 failed");
     test_agreement(comm, false, letters, sentence(expected, N, 0, letters_of_0), "long reasons");
-    Error error = {"", ERROR_WORLD, false};
+    Error error = {"", ERROR_OUTSIDE, false};
     expect(!comm_agree_all(comm, false, &error) && error.text[0] != 0, "a failure without a reason");
 }
 

@@ -91,7 +91,7 @@ static void apart(void (*body)(const void*), const void* context, const char* fa
 
 static void passes_body(const void* directory) {
     Store s;
-    Error error = {"", ERROR_WORLD, false};
+    Error error = {"", ERROR_OUTSIDE, false};
     int before = open_descriptors();
     for (size_t slots = 2; slots <= OFFLOAD_SLOTS; slots++) {
         bool ok = store_open(&s, (const char*)directory, slots, &error) && passes(&s, &error);
@@ -135,7 +135,7 @@ static bool mounts;  // this process may mount disks
 static void case_body(const void* context) {
     const Case* c = (const Case*)context;
     Store s;
-    Error error = {"", ERROR_WORLD, false}, again = {"", ERROR_WORLD, false};
+    Error error = {"", ERROR_OUTSIDE, false}, again = {"", ERROR_OUTSIDE, false};
     bool mounted = strncmp(c->prepare, "size=", 5) == 0;
     if (strcmp(c->prepare, "file") == 0) put_text("place", "");
     else if (strcmp(c->prepare, "nothing") != 0) need(mkdir("place", 0755) == 0, "a directory");
@@ -187,7 +187,7 @@ static void damage_body(const void* context) {
     for (size_t i = 0; i < 2 * COUNT_OF(flips); i++) {
         size_t p = flips[i / 2][0], at = flips[i / 2][1], other = 1 - p;
         Offload o;
-        Error error = {"", ERROR_WORLD, false};
+        Error error = {"", ERROR_OUTSIDE, false};
         need(offload_plan(&o, "optimizer state", 2, 4, &error), "%s", error.text);
         const size_t sizes[4] = {LARGE, SMALL, SMALL, SMALL};
         for (size_t k = 0; k < 4; k++) offload_size(&o, k, sizes[k]);
@@ -205,7 +205,7 @@ static void damage_body(const void* context) {
         expect(good, "the other piece: %s", error.text);
         good = i % 2 ? offload_read(&o, part, p, at, 1, &error) : offload_take(&o, p, false, &error) != NULL;
         expect_refusal(good, &error, SAYS, "a byte that has changed");
-        Error again = {"", ERROR_WORLD, false};
+        Error again = {"", ERROR_OUTSIDE, false};
         expect(offload_take(&o, other, true, &again) == NULL && strcmp(again.text, error.text) == 0,
                "a store that is damaged does not stay failed");
         char* slots = o.slots;

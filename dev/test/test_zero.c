@@ -223,7 +223,7 @@ static void test_limit(void) {
 
 // Whether a bit that differs only on the victim is detected, and reported with that rank and bucket.
 static bool finds(Rank* r, size_t victim, size_t bucket, size_t element) {
-    Error error = {"", ERROR_WORLD, false};
+    Error error = {"", ERROR_OUTSIDE, false};
     unsigned char* byte = (unsigned char*)(r->flat.params + element);
     const char* part = bucket == 0 ? "embeddings" : bucket + 1 == BUCKETS ? "head" : text_of("block %zu", bucket - 1);
     *byte ^= r->comm.rank == victim;
