@@ -625,13 +625,15 @@ static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed
     (void)stream;
     uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
     float scale = 1.0f / (1.0f - p);
+    enum { PIECE = 512 };
     #pragma omp parallel for
-    for (uint64_t quad = first / 4; quad < (first + n + 3) / 4; quad++) {
-        Random4 r = random4(seed, RANDOM_DROPOUT, site, quad);
-        for (uint64_t lane = 0; lane < 4; lane++) {
-            uint64_t i = quad * 4 + lane - first;
-            if (i < n) out[i] = r.bits[lane] < threshold ? floatX_of(0.0f) : floatX_of(float_of(in[i]) * scale);
-        }
+    for (size_t begin = 0; begin < n; begin += PIECE) {
+        size_t count = min_size(PIECE, n - begin);
+        uint32_t random[PIECE];
+        random_fill(random, seed, RANDOM_DROPOUT, site, first + begin, count);
+        #pragma omp simd
+        for (size_t i = 0; i < count; i++)
+            out[begin + i] = floatX_of(random[i] < threshold ? 0.0f : float_of(in[begin + i]) * scale);
     }
 }
 

@@ -262,7 +262,7 @@ static inline bool anomaly_begin(StepTrace* trace, Model* model, Error* error) {
     }
     for (int i = 0; i < 2; i++) {
         if (flat->staging[i].grads) continue;
-        size_t available = device_available(flat->options.world);
+        size_t available = device_available(1);  // NCCL, with several ranks, has taken its buffers by now
         trace->memory[i] = NULL;
         if (trace->bytes[i] <= available) trace->memory[i] = device_allocate(trace->bytes[i], model->stream, error);
         else fail(error, "it needs %.3f GB, and %.3f GB of memory are free", 1e-9 * (double)trace->bytes[i],

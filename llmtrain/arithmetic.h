@@ -24,6 +24,8 @@
 
 #if !defined(__CUDACC__) && defined(__FMA__)  // nvcc does not know all of the intrinsics
 #include <immintrin.h>
+#elif !defined(__CUDACC__) && defined(__SSE2__)
+#include <emmintrin.h>
 #elif !defined(__CUDACC__) && defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
@@ -82,6 +84,25 @@ ALWAYS_INLINE Vector vector_fused(Vector a, Vector b, Vector c) {
     return (Vector)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
+#endif
+}
+
+// A register of 64-bit integers, and the products of their lower halves.
+typedef uint64_t VectorU64 __attribute__((vector_size(VECTOR_BYTES)));
+enum { VECTOR_U64_LANES = VECTOR_BYTES / sizeof(uint64_t) };
+
+ALWAYS_INLINE VectorU64 vector_multiply_lower(VectorU64 a, VectorU64 b) {
+#if !defined(__CUDACC__) && defined(__AVX512F__)
+    return (VectorU64)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif !defined(__CUDACC__) && defined(__AVX2__)
+    return (VectorU64)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif !defined(__CUDACC__) && defined(__SSE2__) && !defined(__AVX__)
+    return (VectorU64)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#elif !defined(__CUDACC__) && defined(__aarch64__)
+    return (VectorU64)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
+#else
+    for (int i = 0; i < VECTOR_U64_LANES; i++) a[i] = (uint64_t)(uint32_t)a[i] * (uint32_t)b[i];
+    return a;
 #endif
 }
 

@@ -190,17 +190,43 @@ HOST_DEVICE static inline uint32_t random_bits(uint64_t seed, RandomPurpose purp
     return random4(seed, purpose, step, index / 4).bits[index % 4];
 }
 
+// out (4 VECTOR_U64_LANES) = random4 of the indices in c0. Only the lower half of each element of c0 to c3 counts.
+static inline void random_vector(uint32_t* out, uint64_t seed, RandomPurpose purpose, uint64_t step, VectorU64 c0) {
+    VectorU64 zero = {0}, c1 = c0 >> 32, c2 = zero + step, c3 = zero + (uint64_t)purpose;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(step >> 32);
+    for (int round = 0; round < 10; round++) {
+        VectorU64 p0 = vector_multiply_lower(c0, zero + 0xD2511F53u);
+        VectorU64 p1 = vector_multiply_lower(c2, zero + 0xCD9E8D57u);
+        c0 = (p1 >> 32) ^ c1 ^ k0;
+        c1 = p1;
+        c2 = (p0 >> 32) ^ c3 ^ k1;
+        c3 = p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    VectorU64 halves[2] = {(c0 & 0xffffffffu) | c1 << 32, (c2 & 0xffffffffu) | c3 << 32};
+    uint64_t lower[VECTOR_U64_LANES], upper[VECTOR_U64_LANES], both[2 * VECTOR_U64_LANES];
+    memcpy(lower, &halves[0], sizeof lower);
+    memcpy(upper, &halves[1], sizeof upper);
+    #pragma omp simd
+    for (int lane = 0; lane < VECTOR_U64_LANES; lane++) {
+        both[2 * lane] = lower[lane];
+        both[2 * lane + 1] = upper[lane];
+    }
+    memcpy(out, both, sizeof both);
+}
+
 // out (n) = n numbers of that sequence, from number `first` on.
 static inline void random_fill(uint32_t* out, uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
                                size_t n) {
-    size_t before = (4 - first % 4) % 4, i = 0;
-    for (; i < n && i < before; i++) out[i] = random_bits(seed, purpose, step, first + i);
-    #pragma omp simd
-    for (size_t quad = 0; quad < (n - i) / 4; quad++) {
-        Random4 r = random4(seed, purpose, step, (first + i) / 4 + quad);
-        for (size_t lane = 0; lane < 4; lane++) out[i + 4 * quad + lane] = r.bits[lane];
-    }
-    for (i += (n - i) / 4 * 4; i < n; i++) out[i] = random_bits(seed, purpose, step, first + i);
+    enum { NUMBERS = 4 * VECTOR_U64_LANES };
+    VectorU64 index = {0};
+    size_t i = 0, before = min_size((4 - first % 4) % 4, n), end = before + (n - before) / NUMBERS * NUMBERS;
+    for (; i < before; i++) out[i] = random_bits(seed, purpose, step, first + i);
+    for (int lane = 0; lane < VECTOR_U64_LANES; lane++) index[lane] = (first + i) / 4 + (uint64_t)lane;
+    for (; i < end; i += NUMBERS, index += (uint64_t)VECTOR_U64_LANES)
+        random_vector(out + i, seed, purpose, step, index);
+    for (; i < n; i++) out[i] = random_bits(seed, purpose, step, first + i);
 }
 
 // Uniform in [0, 1), with 24 bits: exact in float.

@@ -543,7 +543,7 @@ static inline bool run_start(Run* run, Error* error) {
 // What a copy in memory of a step continues: the hash of the manifest of the newest checkpoint in --out up to that
 // step; 0: there is none.
 static inline uint64_t run_followed(const char* out, uint64_t step) {
-    uint64_t newest, hash;
+    uint64_t newest = 0, hash;
     char path[FILE_PATH_MAX], *text;
     size_t bytes;
     Error ignored;

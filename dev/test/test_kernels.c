@@ -413,6 +413,18 @@ static void test_random(void) {
     for (uint64_t i = 0; i < 64; i++)
         lanes = lanes && random_bits(3, RANDOM_TEST, 4, i) == random4(3, RANDOM_TEST, 4, i / 4).bits[i % 4];
     check(lanes, "%-28s is lane index %% 4 of random4", "random_bits");
+    static const uint64_t starts[] = {0, 1, 2, 3, 4, 70, (1ull << 34) - 37, ~0ull - 300};  // near a carry, and the end
+    bool fills = true;
+    for (size_t s = 0; s < COUNT_OF(starts); s++) {
+        for (size_t n = 0; n <= 150; n++) {
+            uint32_t filled[151] = {0};
+            random_fill(filled, ~0ull - s, RANDOM_TEST, (1ull << 32) + 5, starts[s], n);
+            for (size_t i = 0; i < n; i++)
+                fills = fills && filled[i] == random_bits(~0ull - s, RANDOM_TEST, (1ull << 32) + 5, starts[s] + i);
+            fills = fills && filled[n] == 0;
+        }
+    }
+    check(fills, "%-28s is random_bits, whatever the first number and the count", "random_fill");
 
     const uint64_t n = 1000000;
     double uniform_mean = 0.0, uniform_lag = 0.0, last = 0.0, sums[4] = {0.0, 0.0, 0.0, 0.0}, lag = 0.0, before = 0.0;
