@@ -247,7 +247,7 @@ static void print_device(const Run* run, Options* o) {
 
 static void print_notes(const Run* run, const Options* o) {
     unsigned long long step = run->record.state.step, steps = o->schedule.steps, warmup = o->schedule.warmup;
-    if (warmup > steps)
+    if (warmup > steps && step < steps)
         printf("note: --warmup %llu is longer than the run, %llu steps: the rate never reaches --lr\n", warmup, steps);
     if (o->run.out == NULL) printf("no --out: nothing will be saved\n");
     if (step >= steps) printf("nothing to do: the run is already at step %llu of %llu\n", step, steps);

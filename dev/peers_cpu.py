@@ -127,7 +127,7 @@ def compare(case, programs, rounds):
     all_of_ours = [name for name in found if name.startswith("ours")]
     model, batch, seq, _ = case
     print(f"\n{model}, B={batch} T={seq}")
-    print(f"{'':<28} {'tokens/s':>9} {'peak MB':>8} {'mfu':>6}   ratio of {'; '.join(all_of_ours)}")
+    print(f"{'':<28} {'tokens/s':>9} {'peak MB':>8} {'mfu':>6}   over it: {'; '.join(all_of_ours)}")
     for name, results in found.items():
         ratios = [median_and_range([a["tokens"] / b["tokens"] for a, b in zip(found[ours], results)])
                   for ours in all_of_ours]

@@ -877,6 +877,7 @@ static void supervise_take_signals(Supervisor* s) {
 static bool supervise_open(Supervisor* s, Error* error) {
     supervise_take_signals(s);
     if (!directory_make(s->out, error)) return false;
+    if (access(s->out, W_OK) != 0) return fail_file(error, "write to", s->out);
     int lock = open(s->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // held until the process ends
     if (lock < 0) return fail_file(error, "open the directory", s->out);
     if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)

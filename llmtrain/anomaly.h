@@ -262,11 +262,13 @@ static inline bool anomaly_begin(StepTrace* trace, Model* model, Error* error) {
     }
     for (int i = 0; i < 2; i++) {
         if (flat->staging[i].grads) continue;
-        size_t available = device_available(1);  // NCCL, with several ranks, has taken its buffers by now
-        trace->memory[i] = NULL;
-        if (trace->bytes[i] <= available) trace->memory[i] = device_allocate(trace->bytes[i], model->stream, error);
-        else fail(error, "it needs %.3f GB, and %.3f GB of memory are free", 1e-9 * (double)trace->bytes[i],
-                  1e-9 * (double)available);
+        const Comm* comm = flat->options.comm;
+        size_t sharing = device_is_host() && comm ? max_size(comm->local_world, 1) : 1;
+        size_t available = device_available(1) / sharing;  // NCCL has its buffers by now
+        if (trace->bytes[i] > available)
+            fail(error, "that needs %.3f GB, but only %.3f GB of memory are free", 1e-9 * (double)trace->bytes[i],
+                 1e-9 * (double)available);
+        else trace->memory[i] = device_allocate(trace->bytes[i], model->stream, error);
         if (trace->memory[i]) continue;
         anomaly_end(trace);
         return false;

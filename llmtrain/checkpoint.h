@@ -47,7 +47,7 @@ typedef struct {
     const char* prefix;     // of the names of its tensors
     int state;              // of the optimizer; CHECKPOINT_WEIGHTS: the weights
     bool masters;           // the weights are the float master weights; this rank holds its flat_master_part of them
-    Dtype dtype;            // frozen tensors have no master weights: FLOATX_DTYPE
+    Dtype dtype;            // frozen tensors have no master weights: Tensor.dtype
 } CheckpointArray;
 
 // The arrays that a checkpoint saves: the weights and the optimizer's states. Returns their number. A flat vector that
@@ -557,7 +557,8 @@ static inline void checkpoint_prune(const char* out, uint64_t newest, const Keep
     if (!checkpoint_describe(&kind, &skipped, out, newest)) return;
     if (rule->rewinds && skipped > 0) return;
     uint64_t counted = keep_rule_counts(rule, kind), step = newest, older;
-    for (bool more = rule->newest > 0 && checkpoint_before(&step, out, newest); more; step = older) {
+    bool removes = rule->newest > 0;  // or else no manifest of another needs to be read
+    for (bool more = removes && checkpoint_before(&step, out, newest); more; step = older) {
         bool known = !keep_rule_is_full(rule, counted) && checkpoint_describe(&kind, &skipped, out, step);
         older = 0;
         more = checkpoint_before(&older, out, step);
@@ -613,6 +614,7 @@ static inline bool checkpoint_retract(const char* out, uint64_t first, bool sets
 static inline void checkpoint_discard(const char* out) {
     Error ignored;
     checkpoint_clean(out);
+    checkpoint_remove_suffixed(out, CHECKPOINT_ASIDE, UINT64_MAX);
     if (checkpoint_retract(out, 0, false, &ignored)) rmdir(out);
 }
 

@@ -114,20 +114,20 @@ static const struct {
 // Selects the best kernels up to the named one, for "auto" the best that the build may use; false if there is none.
 static inline bool gemm_use(const char* name) {
     if (strcmp(name, "auto") == 0) name = GEMM_KERNELS;
-    const GemmKernel *floats = NULL, *pairs = NULL;
+    const GemmKernel *for_any = NULL, *for_bf16 = NULL;
     bool best = strcmp(name, "auto") == 0, found = best;
     for (size_t n = 0; n < sizeof gemm_kernels / sizeof gemm_kernels[0] && (best || !found); n++) {
         const GemmKernel* kernel = gemm_kernels[n].kernel;
         bool named = strcmp(name, kernel->name) == 0;
         if (!gemm_kernels[n].has() || !(named || gemm_kernels[n].pays())) continue;
-        if (!kernel->pairs) floats = kernel;
-        pairs = kernel;
+        if (!kernel->pairs) for_any = kernel;
+        for_bf16 = kernel;
         found = best || named;
     }
     if (!found) return false;
-    gemm_state.for_any = floats;
-    gemm_state.for_bf16 = pairs;
-    snprintf(gemm_state.backend, sizeof gemm_state.backend, "%s / %s", floats->name, pairs->name);
+    gemm_state.for_any = for_any;
+    gemm_state.for_bf16 = for_bf16;
+    snprintf(gemm_state.backend, sizeof gemm_state.backend, "%s / %s", for_any->name, for_bf16->name);
     return true;
 }
 

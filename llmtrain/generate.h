@@ -260,6 +260,7 @@ static inline size_t sampler_flags(Flag* flags, size_t count, Sampler* s) {
     enum { FREE = FLAG_FREE };
     SamplingOptions* o = &s->options;
     const Flag table[] = {
+        FLAG_HEADING("Sampling"),
         TEXT_FLAG("prompt", &s->prompt, "\n", "TEXT", FLAG_LOCAL,
                   "text that the sample continues; default: a line break"),
         COUNT_FLAG("tokens", &s->tokens, 256, 1, 1e9, FREE, "tokens to generate per sample"),

@@ -160,16 +160,18 @@ static inline bool log_lock(Log* log, Error* error) {
         return fail(error, "another process is training in %.*s; wait for it, or give another --out", directory_bytes,
                     log->path);
     if (errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK) return fail_file(error, "lock", log->path);
-    fprintf(stderr, "train: the file system of %.*s has no locks (%s): take care that no other process trains there\n",
-            directory_bytes, log->path, strerror(errno));
+    fprintf(stderr, "train: the file system of %.*s does not support locks (%s); make sure that no other process "
+            "trains there\n", directory_bytes, log->path, strerror(errno));
     return true;
 }
 
 // Reopens the path, which is another file now.
 static inline bool log_open_again(Log* log, const char* action, Error* error) {
+    FILE* again = fopen(log->path, "ab");
+    if (again == NULL) return fail_file(error, action, log->path);
     fclose(log->file);
-    log->file = fopen(log->path, "ab");
-    return log->file ? log_lock(log, error) : fail_file(error, action, log->path);
+    log->file = again;
+    return log_lock(log, error);
 }
 
 // Cuts the log back to the lines up to `step`: those that a run wrote after the checkpoint it resumes from are written
@@ -219,6 +221,7 @@ static inline bool log_replace_deleted(Log* log, Error* error) {
 // Writes the pending lines.
 static inline bool log_flush(Log* log, Error* error) {
     JsonWriter* w = &log->waiting;
+    if (!log_replace_deleted(log, error)) return false;
     while (w->bytes > 0) {
         errno = 0;
         ssize_t n = write(fileno(log->file), w->text, w->bytes);
@@ -233,7 +236,6 @@ static inline bool log_flush(Log* log, Error* error) {
 
 // Appends one line. A full disk does not end the run: the line waits.
 static inline bool log_write(Log* log, const StepLog* step, Error* error) {
-    if (!log_replace_deleted(log, error)) return false;
     JsonWriter w;
     memset(&w, 0, sizeof w);
     json_write_begin(&w, '{');

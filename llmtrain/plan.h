@@ -156,7 +156,7 @@ static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, 
     if (!device_is_host()) printf("  A GPU's driver and NCCL take a few hundred MB more, which are not counted.\n");
     if (o->memory_gb > 0 && fits[0]) printf("  %s is the lowest stage that fits in %g GB\n", fits, o->memory_gb);
     if (o->memory_gb > 0 && fits[0] == 0)
-        printf("  no stage fits in %g GB; use more --ranks, or a smaller --batch or --seq\n", o->memory_gb);
+        printf("  no stage fits in %g GB with these flags\n", o->memory_gb);
     return true;
 }
 

@@ -52,12 +52,13 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
                   "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
         REAL_FLAG(
             "spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
-            "raise the clipping bound to the norm's running mean + X standard deviations; 0: clip to --clip exactly"),
+            "raise the clipping bound to the running mean of the clipped norms + X standard deviations; 0: clip to "
+            "--clip exactly"),
         REAL_FLAG("spike-skip", &g->spike_skip, 20, 0, 1e9, 0,
                   "skip steps whose gradient norm exceeds X times its running mean; 0: never"),
         COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0,
                    "gradient norms seen before --spike-sigma and --spike-skip apply"),
-        REAL_FLAG("spike-trace", &g->spike_trace, 2, 0, 1e9, FREE,
+        REAL_FLAG("spike-trace", &g->spike_trace, 4, 0, 1e9, FREE,
                   "by a second pass over the batch, report the worst sequences of steps that are skipped or whose "
                   "norm exceeds X times its clipping bound; 0: never"),
         REAL_FLAG("spike-loss", &g->spike_loss, 5, 0, 1e9, FREE,
@@ -117,6 +118,24 @@ static inline bool run_options_check(const RunOptions* o, const Cadence* cadence
         fail(error, "--out is longer than 3900 characters; give a shorter path");
 }
 
+// A checkpoint in --out that a state continues.
+typedef struct {
+    uint64_t step;      // 0: the beginning
+    char checksum[20];  // of its manifest; empty: unknown
+} Followed;
+
+// Identifies the checkpoint at a path; false if it has no good manifest.
+static inline bool followed_of(Followed* followed, const char* path, uint64_t step) {
+    Json manifest;
+    Error ignored;
+    memset(followed, 0, sizeof *followed);
+    followed->step = step;
+    if (!manifest_open(&manifest, path, &ignored)) return false;
+    json_string(&manifest, json_get(&manifest, 0, "checksum"), followed->checksum, sizeof followed->checksum);
+    json_free(&manifest);
+    return true;
+}
+
 typedef struct {
     const RunOptions* options;
     RunRecord record;             // configuration and state: what a checkpoint records
@@ -132,6 +151,7 @@ typedef struct {
     Saver saver;
     Pruner pruner;
     uint64_t loaded;              // step of the checkpoint in --out that was loaded last; 0: none, or a copy in memory
+    Followed followed;            // the checkpoint in --out that was saved last, or that the loaded state continues
     Cadence cadence;
     char hot[FILE_PATH_MAX];      // directory of the in-memory copies, if there are any; empty: there can be none
     bool same_devices;            // all ranks compute with the same code on the same kind of device
@@ -349,6 +369,37 @@ static inline bool run_compare_devices(Run* run, Error* error) {
 
 #define STEP_MAX ((uint64_t)1 << 61)  // no run has as many steps; twice this still fits in 64 bits
 
+// What a copy in memory continues; unknown if it is of a version that did not record it.
+static inline bool followed_read(Followed* followed, const Json* manifest) {
+    memset(followed, 0, sizeof *followed);
+    return json_u64(manifest, json_get(manifest, 0, "follows_step"), &followed->step) &&
+           json_string(manifest, json_get(manifest, 0, "follows"), followed->checksum, sizeof followed->checksum);
+}
+
+// Whether --out has a good checkpoint, up to a copy's step, after the one that the copy continues, or another in its
+// place: then the run has gone on without the copy, on another machine or with another --ckpt-hot-dir. What cannot be
+// read proves nothing: the copy may be all that is left.
+static inline bool run_copy_is_stale(const Run* run, uint64_t copy) {
+    Followed followed, there;
+    char path[FILE_PATH_MAX];
+    uint64_t step = copy + 1;
+    Json manifest;
+    Error ignored;
+    checkpoint_path(path, run->hot, copy, "");
+    if (!manifest_open(&manifest, path, &ignored)) return false;  // loading it will fail, and say so
+    bool known = followed_read(&followed, &manifest);
+    json_free(&manifest);
+    while (known && checkpoint_before(&step, run->options->out, step) && step >= followed.step) {
+        checkpoint_path(path, run->options->out, step, "");
+        if (!followed_of(&there, path, step)) continue;
+        bool stale = step > followed.step || (followed.checksum[0] && strcmp(there.checksum, followed.checksum) != 0);
+        if (stale) fprintf(stderr, "train: the copy in memory of step %llu is not used: the run has saved %s without "
+                           "it\n", (unsigned long long)copy, path);
+        return stale;
+    }
+    return false;
+}
+
 // Finds the next checkpoint below *key, as rank 0 sees it. Checkpoints are tried in descending order of their keys: 2N
 // for step N in --out, 2N + 1 for its copy in memory. asked: see run_load.
 static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bool* found, Error* error) {
@@ -362,7 +413,9 @@ static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bo
         step = *key / 2 + *key % 2;  // 2N < *key exactly if N is below this
         do good = checkpoint_find_before(&step, found, out, step, error);
         while (good && *found && asked && checkpoint_describe(&kind, &skipped, out, step) && kind != SAVE_ASKED);
-        if (good && !asked && run->hot[0]) good = checkpoint_find_before(&hot, &hot_found, run->hot, *key / 2, error);
+        hot = *key / 2;
+        do good = good && (asked || !run->hot[0] || checkpoint_find_before(&hot, &hot_found, run->hot, hot, error));
+        while (good && hot_found && run_copy_is_stale(run, hot));
     }
     if (!run_agree(run, good, error)) return false;
     *key = hot_found && (!*found || hot >= step) ? 2 * hot + 1 : 2 * step;
@@ -405,6 +458,8 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
             if (!resume_same_precision(precision, &manifest))  // a loss scale belongs to FP16
                 run->record.state.loss_scale = FLOATX_DTYPE == DTYPE_F16 ? run->options->loss_scale : 1;
             run->loaded = key % 2 ? 0 : key / 2;
+            if (!(key % 2)) followed_of(&run->followed, path, key / 2);
+            else if (!followed_read(&run->followed, &manifest)) run->followed.step = key / 2 - 1;  // no later one
         }
         json_free(&manifest);
         if (!all || usable) return usable;
@@ -444,17 +499,17 @@ static inline bool run_saved_config(Config* config, const RunOptions* o) {
 }
 
 // Opens the shards of --data and --val, if given, and the tokenizer that made them. The model of --init-from must have
-// the same; a run that resumes compared it when it began, and needs that model no longer.
+// the same; a run that has a checkpoint to resume from compared it when it began, and needs that model no longer.
 static inline bool run_open_data(Run* run, const char* data, const char* val, Error* error) {
     const RunOptions* o = run->options;
-    Config ignored;
+    Config saved;
     char kept[FILE_PATH_MAX];
     if (data && !dataset_open(&run->train, data, error)) return false;
     if (val && !dataset_open(&run->val, val, error)) return false;
     snprintf(kept, sizeof kept, "%.4000s/tokenizer", o->out ? o->out : "");
-    bool compared = o->resume && (directory_exists(kept) || run_saved_config(&ignored, o));
-    ModelSource* from = NULL;
-    if (!compared && o->init_from && (from = run_source(run, error)) == NULL) return false;
+    bool compares = o->init_from && !(o->resume && (directory_exists(kept) || run_saved_config(&saved, o)));
+    ModelSource* from = compares ? run_source(run, error) : NULL;
+    if (compares && from == NULL) return false;
     return run_tokenizer_open(&run->tokenizer, &run->train, &run->val, o->resume ? o->out : NULL, from, error);
 }
 
@@ -480,7 +535,7 @@ static inline bool run_check_data(const Run* run, const Dataset* data, const cha
     size_t V = run->record.config.vocab, of_data = (size_t)data->vocabulary;
     if (!dataset_fits_model(data, V, &run->tokenizer, run->options->init_from))
         return fail(error, "%s has a vocabulary of %zu but the model has %zu; give --vocab %zu, or shards of the "
-                    "model's tokenizer", flag, of_data, V, of_data);
+                    "model's tokenizer", flag, of_data, V, of_data) || fail_as(error, ERROR_USAGE);
     return dataset_suffices(data, T, error);
 }
 
@@ -534,48 +589,16 @@ static inline bool run_init_from(Run* run, Error* error) {
 // Sets the weights and the state of a new run.
 static inline bool run_start(Run* run, Error* error) {
     run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);
+    memset(&run->followed, 0, sizeof run->followed);
     if (!flat_reset_optimizer(&run->model.flat, error)) return false;
     bool keeps = run->comm.rank == 0 && run->options->out;
     if (keeps && !run_tokenizer_keep(&run->tokenizer, run->options->out, error)) return false;
     return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
 }
 
-// What a copy in memory of a step continues: the hash of the manifest of the newest checkpoint in --out up to that
-// step; 0: there is none.
-static inline uint64_t run_followed(const char* out, uint64_t step) {
-    uint64_t newest = 0, hash;
-    char path[FILE_PATH_MAX], *text;
-    size_t bytes;
-    Error ignored;
-    if (!checkpoint_before(&newest, out, step + 1)) return 0;
-    checkpoint_path(path, out, newest, "/manifest.json");
-    if (!file_read(path, CHECKPOINT_MANIFEST_MAX, &text, &bytes, &ignored)) return 0;
-    hash = hash_bytes(text, bytes);
-    free(text);
-    return hash;
-}
-
-// Whether the newest good copy in memory continues another checkpoint than the one in --out: then the run has gone on
-// elsewhere since, on another machine or with another --ckpt-hot-dir, and the copies are of steps that it has dropped.
-static inline bool run_hot_is_stale(const Run* run) {
-    uint64_t step = UINT64_MAX;
-    while (checkpoint_before(&step, run->hot, step)) {
-        char path[FILE_PATH_MAX];
-        Json manifest;
-        Error ignored;
-        checkpoint_path(path, run->hot, step, "");
-        if (!manifest_open(&manifest, path, &ignored)) continue;
-        uint64_t followed = run_followed(run->options->out, step);
-        bool stale = !json_hash_is(&manifest, json_get(&manifest, 0, "follows"), followed);
-        json_free(&manifest);
-        return stale;
-    }
-    return false;
-}
-
 // Finds the directory of in-memory copies, even without --ckpt-hot: copies from an earlier start with it may be the
 // newest checkpoints of this run, and those of an earlier run in the same --out must never be taken for its own.
-// Removes them, unless this run resumes and they are its own.
+// Removes them, unless this run resumes.
 static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
     const RunOptions* o = run->options;
     if (run->comm.local_world != run->comm.world)
@@ -588,7 +611,8 @@ static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
     snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir,
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
-    if (run->comm.rank == 0 && (!resumes || run_hot_is_stale(run))) checkpoint_discard(run->hot);
+    if (run->comm.rank == 0 && !resumes) checkpoint_discard(run->hot);
+    if (o->ckpt_hot) printf("copies every %llu steps in %s\n", (unsigned long long)o->ckpt_hot, run->hot);
     return run_agree(run, run->comm.rank > 0 || o->ckpt_hot == 0 || directory_make(run->hot, error), error);
 }
 
@@ -618,6 +642,8 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     if (!run_agree(run, ok, error)) return false;
     if (writes) checkpoint_clean(o->out);
     if (leads && run->hot[0]) checkpoint_clean(run->hot);
+    Error ignored;  // later copies are damaged or stale, or else the run would have resumed from one
+    if (leads && run->hot[0]) checkpoint_retract(run->hot, run->record.state.step + 1, false, &ignored);
     if (writes && run->loaded > 0) run_prune(run, false, run->loaded);
     return true;
 }
@@ -645,6 +671,9 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     if (!*good) *error = why;
     if (!*good) return true;
     if (!hot) {
+        char path[FILE_PATH_MAX];
+        checkpoint_path(path, run->options->out, step, "");
+        followed_of(&run->followed, path, step);
         c->took_ms = now_ms() - began;
         run_announce(run, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
                      run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
@@ -705,7 +734,8 @@ static inline bool run_save_begin(Run* run, const char* directory, SaveKind kind
     cadence_count_save(&run->cadence, began, hot);
     run->record.kind = kind;
     record_write(&manifest, &run->record, &run->model.flat);
-    if (hot && run->comm.rank == 0) json_member_hash(&manifest, "follows", run_followed(run->options->out, step));
+    if (hot) json_member_u64(&manifest, "follows_step", run->followed.step);
+    if (hot) json_member_string(&manifest, "follows", run->followed.checksum);
     saver_begin(&run->saver, step, directory, &manifest, flushed ? NULL : &reason);
     run->cadence.cost_ms = now_ms() - began;
     return true;
@@ -987,8 +1017,8 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
     if (!run_agree(run, ok, error) || !anomaly_gather(&trace, error)) return false;
     comm_extend_timeout(&run->comm, false);
     snprintf(sentence, sizeof sentence, "step %llu is %s: the loss is %.4g, its running mean %.4g; the gradient's "
-             "norm %.4g, its running mean %.4g", step, SPIKE_NAMES[spike], result->loss, state->losses.mean,
-             result->grad_norm, state->norms.mean);
+             "norm %.4g, its running mean (as clipped) %.4g", step, SPIKE_NAMES[spike], result->loss,
+             state->losses.mean, result->grad_norm, state->norms.mean);
     TraceMeasure first_measure = spike == SPIKE_LOSS ? TRACE_LOSS : TRACE_NORM;
     if (run->comm.rank == 0) run_report_trace(run, &trace, first_measure, sentence, result);
     const SequenceTrace *loss = &trace.worst[TRACE_LOSS][0], *norm = &trace.worst[TRACE_NORM][0];
@@ -1037,13 +1067,14 @@ static inline void run_refuse(Run* run, Launch* launch, double timeout) {
 // After the last step, or at a signal.
 static inline bool run_end(Run* run, uint64_t steps, Error* error) {
     const char* out = run->options->out;
+    uint64_t step = run->record.state.step;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
+    // A run that resumed from a copy in memory of its last step, or a later one, has no checkpoint of it yet.
+    bool saved = out == NULL || step == 0 || run->followed.step == step;
+    if (step >= steps && !saved && !run_save_last(run, error)) return false;
     pruner_await(&run->pruner);
-    uint64_t step = run->record.state.step, saved;
     if (step >= steps) {
-        // With --steps below that of the copy that it resumed from, a run ends without a checkpoint of its step.
-        bool superfluous = run->hot[0] && checkpoint_before(&saved, out, STEP_MAX) && saved >= step;
-        if (superfluous && run->comm.rank == 0) checkpoint_discard(run->hot);
+        if (run->hot[0] && run->comm.rank == 0) checkpoint_discard(run->hot);
         return true;
     }
     fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)step,

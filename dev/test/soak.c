@@ -1053,7 +1053,8 @@ static void failing_log(size_t index) {
 // machine has deleted.
 static void failing_network(size_t index) {
     static const struct { BadDisk disk; const char* said; } cases[] = {
-        {{.calls = DISK_LOCK, .error = ENOSYS, .inside = "metrics.jsonl", .length = UINT64_MAX}, "has no locks"},
+        {{.calls = DISK_LOCK, .error = ENOSYS, .inside = "metrics.jsonl", .length = UINT64_MAX},
+         "does not support locks"},
         {{.calls = DISK_LOOK, .error = ESTALE, .inside = "metrics.jsonl", .after = "step_00000008", .length = 1},
          "was deleted"}};
     Way way = {.world = 1, .every = 4};
@@ -1454,7 +1455,7 @@ static void hot_of_another_run(void) {
     run_remove();
     run_killed(&way, "", kill_all("load", 8));
     remove_tree(run_path());
-    run_killed(&way, "", kill_all("load", 4));
+    run_killed(&way, "--resume", kill_all("load", 4));
     resume_completes(&way, "", 2);
     run_remove();
     conclude("copies in memory of another run in its place: not used");
@@ -1466,17 +1467,53 @@ static void hot_of_another_machine(void) {
     Way there = {.world = 1, .every = 3};
     run_remove();
     run_killed(&way, "", kill_all("load", 8));
-    need(rename(hot_path(run_path()), hot_path("aside")) == 0, "the copies");
+    remove_tree(hot_path(place));
+    need(rename(hot_path(run_path()), hot_path(place)) == 0, "the copies");
     run_killed(&there, "--resume", kill_all("load", 8));
     expect_resumed(5);
-    need(rename(hot_path("aside"), hot_path(run_path())) == 0, "the copies");
+    need(rename(hot_path(place), hot_path(run_path())) == 0, "the copies");
     resume_completes(&way, "", 6);
     expect(strstr(said(0), text_of("resumed from %s", run_path())) != NULL, "the copy in memory is used");
     run_remove();
     conclude("copies in memory that the run has left behind on this machine: not used");
 }
 
-// A resume that asks for fewer steps than the copy in memory has finds nothing to do, and must not remove it.
+// What is damaged, and what has been pruned, proves nothing against the copies: they are the newest state that is left.
+static void hot_left(const char* what, size_t keep, size_t hot, size_t killed, const char* damaged, size_t expected) {
+    Way way = {.world = 1, .every = 5, .hot = hot, .keep = keep};
+    run_remove();
+    run_killed(&way, "", kill_all("load", killed));
+    expect(truncate(text_of("%s/%s", run_path(), damaged), 100) == 0, "there is no %s", damaged);
+    resume_completes(&way, "", expected);
+    run_remove();
+    conclude("copies in memory %s: used", what);
+}
+
+// Copies of a version that did not record what they continue.
+static void hot_of_old_version(void) {
+    Way way = {.world = 1, .every = 5, .hot = 2};
+    run_remove();
+    run_killed(&way, "", kill_all("load", 8));
+    char path[PATH_MAX], tail[64];
+    snprintf(path, sizeof path, "%s/step_00000006/manifest.json", hot_path(run_path()));
+    char *text = text_read(path, NULL), *member = strstr(text, "\"follows_step\"");
+    char* rest = strstr(text, "\"flat_vector\"");
+    need(member && rest, "the members");
+    memmove(member, rest, strlen(rest) + 1);
+    manifest_tail(tail, text, 0);
+    size_t body = strlen(text) - strlen(tail);
+    manifest_tail(tail, text, body);
+    memcpy(text + body, tail, strlen(tail));
+    put_text(path, text);
+    free(text);
+    run_killed(&way, "--resume", kill_all("load", 9));
+    expect_resumed(6);
+    resume_completes(&way, "", 8);
+    run_remove();
+    conclude("copies in memory of an earlier version: used");
+}
+
+// A resume that asks for fewer steps than the copy in memory has finds nothing to do, but must not lose its state.
 static void hot_beyond_steps(void) {
     Way way = {.world = 1, .every = 5, .hot = 2};
     run_remove();
@@ -1491,7 +1528,7 @@ static void hot_beyond_steps(void) {
     expect_resumed(6);
     resume_completes(&way, "", 6);
     run_remove();
-    conclude("copies in memory of a step after --steps stay");
+    conclude("copies in memory of a step after --steps are saved");
 }
 
 static void test_hot(void) {
@@ -1504,6 +1541,9 @@ static void test_hot(void) {
     hot_of_another_run();
     hot_of_another_machine();
     hot_beyond_steps();
+    hot_left("that follow a damaged checkpoint", 0, 2, 8, "step_00000005/manifest.json", 6);
+    hot_left("that follow a pruned checkpoint", 1, 8, 12, "step_00000010/rank_00000.safetensors", 8);
+    hot_of_old_version();
 }
 
 // ------------------------------------------------------------------------------------------------

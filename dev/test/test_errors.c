@@ -279,13 +279,14 @@ static const Case CASES[] = {
           "mixed_0.bin ... 256 ... mixed_1.bin of 100 ... one tokenizer"),
     WORLD("second shard damaged", "shard mixed_0.bin 256 100;shard mixed_1.bin 256 100;cut mixed_1.bin 1100",
           "@ --data mixed_*.bin", "mixed_1.bin is damaged ... again"),
-    WORLD("vocabulary of the data is another", "", "@ --vocab 300", "--data ... 256 ... 300 ... give --vocab 256"),
-    WORLD("vocabulary of the data is not the preset's", "", "@ --model llama:15M --seq 16",
+    CASE(TRAIN, 2, "vocabulary of the data is another", "", "@ --vocab 300",
+         "--data ... 256 ... 300 ... give --vocab 256"),
+    CASE(TRAIN, 2, "vocabulary of the data is not the preset's", "", "@ --model llama:15M --seq 16",
           "--data ... 256 ... 32000 ... give --vocab 256"),
 
     // Validation data.
     WORLD("no validation file matches", "", "@ --val none_*.bin", "no file matches 'none_*.bin' ... tokenize"),
-    WORLD("vocabulary of the validation data is another", "shard val.bin 100 200", "@ --val val.bin",
+    CASE(TRAIN, 2, "vocabulary of the validation data is another", "shard val.bin 100 200", "@ --val val.bin",
           "--val ... 100 ... 256 ... tokenizer"),
     WORLD("validation data too short", "shard val.bin 256 10", "@ --val val.bin",
           "val.bin has 10 tokens ... needs 17 ... give more text"),

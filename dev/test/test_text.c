@@ -760,7 +760,7 @@ static void test_runs(void) {
         expect_run(0, "starting from", train, text_of("%s '%s' --steps 1 --out begun", sizes, begins[i]));
         expect(run("rm -rf model") == 0, "the model goes");
         expect_run(0, "resumed from", train, text_of("%s '%s' --steps 2 --out begun --resume", sizes, begins[i]));
-        expect_run(1, "model", train, text_of("%s '%s' --steps 2 --out other", sizes, begins[i]));
+        expect_run(1, "cannot open model", train, text_of("%s '%s' --steps 2 --out other", sizes, begins[i]));
     }
     verdict("runs: a resume does not need the model of --init-from");
 }
