@@ -1099,8 +1099,8 @@ static void cache_forward(float* hidden, Model* model, const int32_t* tokens, si
 }
 
 // With the cache, for one token or several at a time, one sequence or several, the results must equal those of the
-// whole sequence without it: on a CPU to the bit, except in BF16 with AMX or BFMMLA, which add few
-// rows in another order than many.
+// whole sequence without it: on a CPU to the bit, except in BF16 with AMX or BFMMLA, which add few rows in a different
+// order from many.
 static void test_cache(Family family) {
     enum { B = 3, T_MOST = 150, WAYS = 4 };
     const size_t T = device_is_host() ? T_MOST : T_MOST / 2;  // time is quadratic in it
