@@ -166,20 +166,26 @@ typedef struct {
     uint32_t bits[4];
 } Random4;
 
+enum { PHILOX_ROUNDS = 10 };
+#define PHILOX_MULTIPLIER_0 0xD2511F53u
+#define PHILOX_MULTIPLIER_1 0xCD9E8D57u
+#define PHILOX_WEYL_0 0x9E3779B9u
+#define PHILOX_WEYL_1 0xBB67AE85u
+
 // Four independent uniform 32-bit numbers. Index may use all of its 64 bits, step too: the upper half of step is mixed
 // into the key.
 HOST_DEVICE static inline Random4 random4(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = (uint32_t)step, c3 = (uint32_t)purpose;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(step >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0;
-        uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
+    for (int round = 0; round < PHILOX_ROUNDS; round++) {
+        uint64_t p0 = (uint64_t)PHILOX_MULTIPLIER_0 * c0;
+        uint64_t p1 = (uint64_t)PHILOX_MULTIPLIER_1 * c2;
         c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
         c1 = (uint32_t)p1;
         c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
         c3 = (uint32_t)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += PHILOX_WEYL_0;
+        k1 += PHILOX_WEYL_1;
     }
     Random4 r = {{c0, c1, c2, c3}};
     return r;
@@ -194,15 +200,15 @@ HOST_DEVICE static inline uint32_t random_bits(uint64_t seed, RandomPurpose purp
 static inline void random_vector(uint32_t* out, uint64_t seed, RandomPurpose purpose, uint64_t step, VectorU64 c0) {
     VectorU64 zero = {0}, c1 = c0 >> 32, c2 = zero + step, c3 = zero + (uint64_t)purpose;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(step >> 32);
-    for (int round = 0; round < 10; round++) {
-        VectorU64 p0 = vector_multiply_lower(c0, zero + 0xD2511F53u);
-        VectorU64 p1 = vector_multiply_lower(c2, zero + 0xCD9E8D57u);
+    for (int round = 0; round < PHILOX_ROUNDS; round++) {
+        VectorU64 p0 = vector_multiply_lower(c0, zero + PHILOX_MULTIPLIER_0);
+        VectorU64 p1 = vector_multiply_lower(c2, zero + PHILOX_MULTIPLIER_1);
         c0 = (p1 >> 32) ^ c1 ^ k0;
         c1 = p1;
         c2 = (p0 >> 32) ^ c3 ^ k1;
         c3 = p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += PHILOX_WEYL_0;
+        k1 += PHILOX_WEYL_1;
     }
     VectorU64 halves[2] = {(c0 & 0xffffffffu) | c1 << 32, (c2 & 0xffffffffu) | c3 << 32};
     uint64_t lower[VECTOR_U64_LANES], upper[VECTOR_U64_LANES], both[2 * VECTOR_U64_LANES];

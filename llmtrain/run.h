@@ -124,16 +124,12 @@ typedef struct {
     char checksum[20];  // of its manifest; empty: unknown
 } Followed;
 
-// Identifies the checkpoint at a path; false if it has no good manifest.
-static inline bool followed_of(Followed* followed, const char* path, uint64_t step) {
-    Json manifest;
-    Error ignored;
-    memset(followed, 0, sizeof *followed);
-    followed->step = step;
-    if (!manifest_open(&manifest, path, &ignored)) return false;
-    json_string(&manifest, json_get(&manifest, 0, "checksum"), followed->checksum, sizeof followed->checksum);
-    json_free(&manifest);
-    return true;
+// The checkpoint of a step; manifest: its own, opened; NULL: unknown.
+static inline Followed followed_of(uint64_t step, const Json* manifest) {
+    Followed followed = {step, ""};
+    if (manifest)
+        json_string(manifest, json_get(manifest, 0, "checksum"), followed.checksum, sizeof followed.checksum);
+    return followed;
 }
 
 typedef struct {
@@ -380,7 +376,7 @@ static inline bool followed_read(Followed* followed, const Json* manifest) {
 // place: then the run has gone on without the copy, on another machine or with another --ckpt-hot-dir. What cannot be
 // read proves nothing: the copy may be all that is left.
 static inline bool run_copy_is_stale(const Run* run, uint64_t copy) {
-    Followed followed, there;
+    Followed followed;
     char path[FILE_PATH_MAX];
     uint64_t step = copy + 1;
     Json manifest;
@@ -391,7 +387,9 @@ static inline bool run_copy_is_stale(const Run* run, uint64_t copy) {
     json_free(&manifest);
     while (known && checkpoint_before(&step, run->options->out, step) && step >= followed.step) {
         checkpoint_path(path, run->options->out, step, "");
-        if (!followed_of(&there, path, step)) continue;
+        if (!manifest_open(&manifest, path, &ignored)) continue;
+        Followed there = followed_of(step, &manifest);
+        json_free(&manifest);
         bool stale = step > followed.step || (followed.checksum[0] && strcmp(there.checksum, followed.checksum) != 0);
         if (stale) fprintf(stderr, "train: the copy in memory of step %llu is not used: the run has saved %s without "
                            "it\n", (unsigned long long)copy, path);
@@ -458,7 +456,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
             if (!resume_same_precision(precision, &manifest))  // a loss scale belongs to FP16
                 run->record.state.loss_scale = FLOATX_DTYPE == DTYPE_F16 ? run->options->loss_scale : 1;
             run->loaded = key % 2 ? 0 : key / 2;
-            if (!(key % 2)) followed_of(&run->followed, path, key / 2);
+            if (!(key % 2)) run->followed = followed_of(key / 2, &manifest);
             else if (!followed_read(&run->followed, &manifest)) run->followed.step = key / 2 - 1;  // no later one
         }
         json_free(&manifest);
@@ -654,6 +652,18 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
 // A save begins (run_save_begin), and steps continue during it. When all ranks have written their parts, it is
 // completed (run_save_complete); run_save_wait waits for that first.
 
+// After a save in --out: copies in memory continue that checkpoint from now on. Rank 0 writes their manifests.
+static inline void run_follow(Run* run, uint64_t step) {
+    char path[FILE_PATH_MAX];
+    Json manifest;
+    Error ignored;
+    bool copies = run->options->ckpt_hot > 0 && run->comm.rank == 0;
+    checkpoint_path(path, run->options->out, step, "");
+    bool opened = copies && manifest_open(&manifest, path, &ignored);
+    run->followed = followed_of(step, opened ? &manifest : NULL);
+    if (opened) json_free(&manifest);
+}
+
 // Completes the save in progress; *good says whether the checkpoint is there, and if not, *error why. False if a rank
 // is lost.
 static inline bool run_save_complete(Run* run, bool* good, Error* error) {
@@ -671,9 +681,7 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     if (!*good) *error = why;
     if (!*good) return true;
     if (!hot) {
-        char path[FILE_PATH_MAX];
-        checkpoint_path(path, run->options->out, step, "");
-        followed_of(&run->followed, path, step);
+        run_follow(run, step);
         c->took_ms = now_ms() - began;
         run_announce(run, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
                      run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
