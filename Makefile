@@ -11,7 +11,7 @@
 #                 macOS; speeds for AVX2
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
 # make soak       kills a run 500 times, at every point of a step and of a save: each time it resumes to the same bits
-# make sanitize   make test-cpu under the address and undefined-behaviour sanitizers, and the threaded parts under
+# make sanitize   make test-cpu under the address and undefined-behavior sanitizers, and the threaded parts under
 #                 ThreadSanitizer (make races: only these)
 # make test-posix the code that macOS runs, run on Linux: some suites without the calls that only Linux has;
 #                 POSIX_TESTS=names
@@ -23,7 +23,7 @@
 # make bounds     estimates the minimum time of each kernel of a training step on a GPU, from the machine code (needs
 #                 nvcc); GPU=H100 (A100, H200, B200), MODEL=gpt2:124M BATCH=64, MEASURED=file of `bench --kernels` on a GPU
 # make tour       one step of a tiny model, operation by operation: shapes, results, cost; FAMILY=llama: a Llama model
-# make single     build/llmtrain_single.h: llmtrain.h and llmtrain/generate.h, with what they include, as one header
+# make single     build/llmtrain_single.h: llmtrain.h and llmtrain/text/generate.h, with what they include, as one header
 # make bench-checkpoint    the cost of saving and loading GPT-2 124M, compared with dd on the same disk
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (if there is a GPU), on, off;
 #                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...; MPI and NCCL=auto (if found), on, off
@@ -47,7 +47,7 @@ GEMM_KERNELS_x86-64-v4 := avx512
 TUNE := $(shell echo | $(CC) -march=$(ISA) -E -x c - > /dev/null 2>&1 && echo -march=$(ISA) || echo -mcpu=$(ISA))
 # GEMM=accelerate: matmuls with Apple's Accelerate, on macOS; bits then differ from those of every other build.
 GEMM ?= $(GEMM_KERNELS_$(ISA))
-OPTIMISE ?= -O3 $(TUNE)$(if $(GEMM), -DGEMM_KERNELS='"$(GEMM)"')
+OPTIMIZE ?= -O3 $(TUNE)$(if $(GEMM), -DGEMM_KERNELS='"$(GEMM)"')
 WARNINGS ?= -Wall -Wextra -Wshadow -Werror
 FUZZ_SECONDS ?= 600
 # Builds for another instruction set, or with other matmuls, have a folder of their own.
@@ -57,23 +57,23 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell expr 1 + "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)")
 endif
 
-# The compiler may not contract to a fused multiply-add by itself: llmtrain/arithmetic.h says why. Giving up errno and
-# traps of mathematical functions lets loops vectorise and changes no result; nothing here is -ffast-math.
-CFLAGS := -std=c11 $(OPTIMISE) -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -pthread
+# The compiler may not contract to a fused multiply-add by itself: llmtrain/ops/arithmetic.h says why. Giving up errno and
+# traps of mathematical functions lets loops vectorize and changes no result; nothing here is -ffast-math.
+CFLAGS := -std=c11 $(OPTIMIZE) -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -pthread
 OPENMP := $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ifeq ($(OPENMP),)  # on macOS Homebrew's (brew install libomp), if it is installed; otherwise one thread
 LIBOMP := $(firstword $(wildcard /opt/homebrew/opt/libomp /usr/local/opt/libomp))
 OPENMP := $(if $(LIBOMP),-Xpreprocessor -fopenmp -I$(LIBOMP)/include -L$(LIBOMP)/lib -lomp,-Wno-unknown-pragmas)
 endif
 CFLAGS += $(OPENMP)
-# clang warns about loops that it does not vectorise; they are correct anyway.
+# clang warns about loops that it does not vectorize; they are correct anyway.
 CFLAGS += $(shell $(CC) --version 2>/dev/null | grep -q clang && echo -Wno-pass-failed)
 LIBS := -lm -ldl
 # Libraries that decompress texts for build/tokenize, if installed with headers: zlib for gzip, libzstd for zstd.
 HAS_LIBRARY = $(shell echo 'int main(void){return 0;}' | $(CC) -include $(1) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
 UNPACK := $(if $(call HAS_LIBRARY,zlib.h,-lz),-DLLMTRAIN_ZLIB -lz) $(if $(call HAS_LIBRARY,zstd.h,-lzstd),-DLLMTRAIN_ZSTD -lzstd)
 
-HEADERS := $(wildcard *.h llmtrain/*.h launch/*.h dev/*.h dev/test/*.h data/*.h)
+HEADERS := $(wildcard *.h llmtrain/*/*.h llmtrain/*/*/*.h tools/*.h launch/*.h dev/*.h dev/bench/*.h dev/test/*.h data/*.h)
 PRECISIONS := FP32 BF16 FP16
 ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
@@ -135,7 +135,7 @@ $(B)/model_dump-%: dev/test/model_dump.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 $(B)/test_kernels-%: dev/test/test_kernels.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
-$(B)/bench-%: dev/bench.c $(HEADERS) | $(B)
+$(B)/bench-%: dev/bench/bench.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 
 # CUDA for a GPU. -arch=native asks the device; without a device nvcc would guess.
@@ -152,13 +152,13 @@ ifeq ($(NCCL)$(NCCL_FOUND),on)
 $(error NCCL=on, but there is no nccl.h; apt-get install -y libnccl-dev)
 endif
 NVCCFLAGS := -std=c++17 -O3 -DLLMTRAIN_CUDA $(NCCL_FOUND:yes=-DLLMTRAIN_NCCL) -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
-CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh llmtrain/*.cuh)
+CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh llmtrain/*/*.cuh llmtrain/*/*/*.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 
 $(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-cuda-%)): $(CUDA_HEADERS) $(wildcard tools/*.cu) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$(lastword $(subst -, ,$(@F))) tools/$(firstword $(subst -, ,$(@F))).cu -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
-$(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench.c $(CUDA_HEADERS) | $(B)
+$(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench/bench.c $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* -x cu $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 
 # CUDA on the CPU (dev/emulator/README.md): sources are translated to C++ under build/emulated, and compiled with the
@@ -169,7 +169,8 @@ CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(
 EMULATE := -std=c++17 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
     -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I$(B)/emulated -I. -Idev/emulator $(or $(CUDA_INCLUDE),-isystem dev/emulator/standins)
 EMULATOR := $(wildcard dev/emulator/*.h dev/emulator/standins/*.h)
-TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu llmtrain/*.h llmtrain/*.cuh dev/*.cu dev/ladder.h dev/test/*.cu tools/tune.cu))
+TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu \
+    $(foreach d,llmtrain/* llmtrain/*/*,$(d)/*.h $(d)/*.cuh) tools/*.h dev/*.cu dev/ladder.h dev/bench/*.h dev/gpu/*.cu dev/test/*.cu tools/tune.cu))
 EMULATED_NEEDS := $(TRANSLATED) $(EMULATOR) $(HEADERS)
 .SECONDARY: $(TRANSLATED)
 $(B)/translate: dev/emulator/translate.cpp | $(B)
@@ -182,7 +183,7 @@ $(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(B)/test_train-em
 	@ln -f $< $@
 $(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(EMULATED_NEEDS)
 	$(CXX) -O1 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
-$(B)/bench-emulated-BF16: dev/bench.c $(EMULATED_NEEDS)
+$(B)/bench-emulated-BF16: dev/bench/bench.c $(EMULATED_NEEDS)
 	$(CXX) -O0 -fopenmp $(EMULATE) -DPRECISION_BF16 -x c++ $< -o $@
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 
@@ -199,7 +200,7 @@ TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
 $(EMULATED) $(EMULATED_MORE): $(EMULATED_NEEDS) $(B)/ladders.cu
 $(B)/emulated-plain-%:
 	$(CXX) -O1 -fopenmp $(EMULATE) $(TYPE_AND_SOURCE) -o $@
-# Optimising the code that the sanitizers add takes longer than running it.
+# Optimizing the code that the sanitizers add takes longer than running it.
 $(B)/emulated-asan-%:
 	$(CXX) -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(TYPE_AND_SOURCE) -o $@
 RACE_OPTIONS := -g1
@@ -219,7 +220,7 @@ COUNTED := $(foreach t,BF16 FP32,$(B)/emulated-count-$t-ladders $(B)/emulated-co
 $(COUNTED): $(EMULATED_NEEDS) $(B)/ladders.cu
 sectors: $(COUNTED)
 	@for type in BF16 FP32; do \
-	    echo "$$type:"; sh dev/sectors.sh $(B) $$type > $(B)/sectors-$$type.txt; status=$$?; cat $(B)/sectors-$$type.txt; \
+	    echo "$$type:"; sh dev/gpu/sectors.sh $(B) $$type > $(B)/sectors-$$type.txt; status=$$?; cat $(B)/sectors-$$type.txt; \
 	    [ $$status -eq 0 ] || exit 1; done
 # All ladders as one source, since most of the compile time goes into their common headers. The program's first argument
 # names the ladder: build/emulated-plain-BF16-ladders adamw --parameters 1027.
@@ -237,16 +238,16 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 
 # All of this without a warning: resources.sh compiles the shipped kernels for sm_80, sm_90a and sm_100 and checks their
 # machine code; nvcc-code compiles sources with other kernels, for all three from the virtual architecture of sm_80;
-# nvcc-syntax checks the syntax of the rest, for sm_80 and sm_90a. Host code does not run here, so it is not optimised.
+# nvcc-syntax checks the syntax of the rest, for sm_80 and sm_90a. Host code does not run here, so it is not optimized.
 # make test checks the syntax, and the machine code of BF16; make test-more does the rest.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
-    -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
+    -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/bench/$(word 2,$(subst -, ,$*)).c)
 COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP32-test_train syntax-BF16-test_train syntax-BF16-test_nccl syntax-BF16-bench $(TOOLS:%=syntax-BF16-%) \
     syntax-BF16-ladders) $(B)/resources-BF16.txt)
 COMPILED_MORE := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP16-test_train syntax-FP32-ladders code-BF16-ladders code-BF16-test_emulator) \
     $(B)/resources-FP32.txt $(B)/resources-FP16.txt)
-$(filter %.ok,$(COMPILED) $(COMPILED_MORE)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
+$(filter %.ok,$(COMPILED) $(COMPILED_MORE)): $(CUDA_HEADERS) dev/bench/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
 	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
@@ -255,14 +256,14 @@ $(B)/nvcc-code-%.ok:
 	@touch $@
 # Block sizes are the same in both 16-bit builds; those of FP32 come from __launch_bounds__.
 $(B)/launches-%: $(EMULATED_NEEDS)
-	$(CXX) -O0 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/dev/launches.cu -o $@
-$(B)/resources-%.txt: dev/resources.sh dev/machine_code.py dev/test/test_cuda.cu $(B)/launches-BF16 $(CUDA_HEADERS) | $(B)
+	$(CXX) -O0 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/dev/gpu/launches.cu -o $@
+$(B)/resources-%.txt: dev/gpu/resources.sh dev/gpu/machine_code.py dev/test/test_cuda.cu $(B)/launches-BF16 $(CUDA_HEADERS) | $(B)
 	@NVCC=$(NVCC) OUT=$(B)/machine-code-$*.jsonl LAUNCHES=$(if $(filter FP32,$*),,$(B)/launches-BF16) \
-	    sh dev/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
+	    sh dev/gpu/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
 	@mv $@.new $@ && echo "$@: $$(grep '^skipped' $@)$$(tail -n 1 $@)"
 
 # The same bits on every processor: golden for each instruction set that this machine can run, with each compiler, at
-# different optimisation levels; and checks of the GEMM kernels that this machine would not choose by itself.
+# different optimization levels; and checks of the GEMM kernels that this machine would not choose by itself.
 MACHINE := $(shell $(CC) -march=native -dM -E -x c /dev/null 2>/dev/null)
 # gcc knows these names since version 11, clang since 12.
 NAMED := $(shell echo | $(CC) -march=x86-64-v2 -E -x c - > /dev/null 2>&1 && echo yes)
@@ -275,23 +276,25 @@ STRICT := -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -I.
 FOR_ISA = $(CC) $(STRICT) -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ -pthread $(LIBS)
 $(B)/golden-x86-64-%: dev/test/golden.c $(HEADERS) | $(B)
 	$(FOR_ISA) $(if $(filter v3,$*),-O2,-O1)
-$(B)/gemm-x86-64-%: dev/gemm.c $(HEADERS) | $(B)
+$(B)/gemm-x86-64-%: dev/bench/gemm.c $(HEADERS) | $(B)
 	$(FOR_ISA) -O3
-$(B)/bench-x86-64-%: dev/bench.c $(HEADERS) | $(B)
+$(B)/bench-x86-64-%: dev/bench/bench.c $(HEADERS) | $(B)
 	$(FOR_ISA) -O3
 $(B)/golden-clang: dev/test/golden.c $(HEADERS) | $(B)
 	clang $(STRICT) -O3 -march=native -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
 $(B)/golden-aarch64: dev/test/golden.c $(HEADERS) | $(B)
 	aarch64-linux-gnu-gcc $(STRICT) -O1 -static -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
 # The kernel with BFMMLA, which qemu supports.
-$(B)/gemm-aarch64: dev/gemm.c $(HEADERS) | $(B)
+$(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 	aarch64-linux-gnu-gcc $(STRICT) -O2 -static -Wno-unknown-pragmas -DGEMM_CHECK_EVERY=17 $< -o $@ -pthread $(LIBS)
 $(B)/golden-%: dev/test/golden.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 
-$(B)/gemm-amx: dev/gemm.c $(HEADERS) | $(B)
+$(B)/gemm-amx: dev/bench/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)
-$(B)/%: dev/%.c $(HEADERS) | $(B)
+$(B)/%: dev/bench/%.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
+$(B)/%: examples/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 $(B)/%: dev/test/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
@@ -309,12 +312,12 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 supervise: $(B)/supervise
 	@cp -f $< $@
 
-# Tests that compute little take longer to optimise than to run. The code that they share with the trainer is tested at
-# full optimisation by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
-$(addprefix $(B)/,test_convert test_anomaly test_evaluate test_optimizers test_optimizers_matrix example golden-BF16 \
+# Tests that compute little take longer to optimize than to run. The code that they share with the trainer is tested at
+# full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
+$(addprefix $(B)/,test_convert test_trace test_evaluate test_optimizers test_optimizers_matrix first golden-BF16 \
     test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)): CFLAGS := $(CFLAGS:-O3=-O1)
 
-TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_anomaly test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak example $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
+TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak first $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
@@ -365,24 +368,24 @@ soak: $(B)/soak $(B)/train-FP32
 test-ranks: $(RANKS_TESTS)
 	@sh dev/test/test.sh ranks $(B) "$(CC)" test_comm test_zero test_ranks launch
 
-# test-cpu, built with the address and undefined-behaviour sanitizers, with which gcc's warnings are not reliable.
+# test-cpu, built with the address and undefined-behavior sanitizers, with which gcc's warnings are not reliable.
 sanitize:
 	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= \
-	    OPTIMISE="-O1 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
+	    OPTIMIZE="-O1 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
 	@$(MAKE) --no-print-directory races
 
 # The loader, offloading, the saver and the transport under ThreadSanitizer, without OpenMP, whose barriers it does not
 # know.
 races:
 	@TSAN_OPTIONS=exitcode=66 $(MAKE) --no-print-directory B=build/races WARNINGS= OPENMP=-Wno-unknown-pragmas \
-	    OPTIMISE="-O1 -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
+	    OPTIMIZE="-O1 -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
 test-races: $(addprefix $(B)/,test_data test_offload test_comm train-FP32 tokenize)
 	@sh dev/test/test.sh races $(B) "$(CC)" test_data test_offload test_comm races
 
-# The code that other systems run instead of calls that only Linux has: llmtrain/system.h.
+# The code that other systems run instead of calls that only Linux has: llmtrain/base/system.h.
 POSIX_TESTS ?= test_files test_offload test_data test_comm test_supervise test_errors test_ranks test_train-FP32
 test-posix:
-	@$(MAKE) --no-print-directory B=build/posix MPI=off WARNINGS= OPTIMISE="-O1 $(TUNE) -DLLMTRAIN_POSIX_ONLY" test-posix-suites
+	@$(MAKE) --no-print-directory B=build/posix MPI=off WARNINGS= OPTIMIZE="-O1 $(TUNE) -DLLMTRAIN_POSIX_ONLY" test-posix-suites
 test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-BF16 generate-FP32 corpus tokenize)
 	@sh dev/test/test.sh posix $(B) "$(CC)" posix $(POSIX_TESTS)
 
@@ -390,25 +393,25 @@ mutants: | $(B)
 	@sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)"
 
 demo: $(B)/train-FP32 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize
-	@sh dev/demo.sh $(B)
+	@sh dev/demos/demo.sh $(B)
 
 demo-long: $(B)/train-FP32 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize
-	@sh dev/demo.sh $(B) long
+	@sh dev/demos/demo.sh $(B) long
 
 # The demo's corpus and settings with byte-pair tokens.
 demo-bpe: $(B)/train-FP32 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize
-	@sh dev/demo_bpe.sh $(B)
+	@sh dev/demos/demo_bpe.sh $(B)
 
 precisions: $(PRECISIONS:%=$(B)/train-%) $(B)/corpus $(B)/tokenize
-	@sh dev/precisions.sh $(B)
+	@sh dev/demos/precisions.sh $(B)
 
 small-states: $(B)/train-BF16 $(B)/corpus $(B)/tokenize
-	@sh dev/small_states.sh $(B)
+	@sh dev/demos/small_states.sh $(B)
 
 # nanoGPT's settings for a small machine, on the text of data/tinyshakespeare.sh; fails above 1.90 nats per byte.
 TEXT ?= data/shakespeare.txt
 shakespeare: $(B)/train-FP32 $(B)/tokenize
-	@sh dev/shakespeare.sh $(B) "$(TEXT)"
+	@sh dev/demos/shakespeare.sh $(B) "$(TEXT)"
 
 ifneq ($(FOR_GPU),)  # ten seconds of steps on a large GPU, whose clocks need that time to settle
 bench: $(B)/bench-cuda-BF16
@@ -429,7 +432,7 @@ endif
 # Compared with PyTorch, if it is installed, and with a checkout of llm.c: make bench-peers LLMC=dir
 ROUNDS ?= 3
 bench-peers: $(B)/bench-FP32 $(B)/bench-BF16
-	@python3 dev/peers_cpu.py --build $(B) --isa $(ISA) --rounds $(ROUNDS) $(if $(LLMC),--llmc "$(LLMC)")
+	@python3 dev/bench/peers_cpu.py --build $(B) --isa $(ISA) --rounds $(ROUNDS) $(if $(LLMC),--llmc "$(LLMC)")
 
 FAMILY ?= gpt2
 tour: $(B)/bench-FP32
@@ -440,7 +443,7 @@ GPU ?= H100
 BOUNDS := $(if $(MODEL),$(MODEL)=$(or $(BATCH),64),gpt2:124M=64 gpt2:1558M=32)
 bounds: $(B)/resources-BF16.txt
 	@for step in $(BOUNDS); do \
-	    python3 dev/bounds.py --launches $(B)/launches-BF16 --code $(B)/machine-code-BF16.jsonl --gpu $(GPU) \
+	    python3 dev/gpu/bounds.py --launches $(B)/launches-BF16 --code $(B)/machine-code-BF16.jsonl --gpu $(GPU) \
 	        --model $${step%=*} --batch $${step#*=} $(if $(MEASURED),--measured "$(MEASURED)") \
 	        $(patsubst %,--sectors %,$(wildcard $(B)/sectors-BF16.jsonl)) || exit 1; done
 
@@ -451,7 +454,7 @@ $(B)/llmtrain_single.h: dev/single.sh $(CUDA_HEADERS) | $(B)
 bench-checkpoint: $(B)/checkpoint_cost
 	$(B)/checkpoint_cost --dir $(B)
 
-# libFuzzer with the address and undefined-behaviour sanitizers, one reader after the other.
+# libFuzzer with the address and undefined-behavior sanitizers, one reader after the other.
 FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_LIBFUZZER -I.
 READERS := JSON SAFETENSORS SHARD CONVERT TOKENIZER CHOICES SCORES TEMPLATE TEXT
 fuzz: | $(B)

@@ -1,11 +1,11 @@
 // kernels.cuh: every operation of kernels_cpu.h in CUDA: kernels, and launchers of the same names and signatures.
 //
 //    1. embedding       token + position; the backward sorts the rows by token
-//    2. normalisation   layernorm, rmsnorm, each fused with the residual add before it
+//    2. normalization   layernorm, rmsnorm, each fused with the residual add before it
 //    3. rope            rotary positions
 //    4. gelu, swiglu
 //    5. fused matmuls   a matmul with the GELU after or before it
-//    6. random numbers  for several neighbouring elements
+//    6. random numbers  for several neighboring elements
 //    7. dropout
 //    8. classifier      softmax + cross-entropy + gradient of the logits, in place
 //    9. sums            of floats, in double; the checksum
@@ -15,9 +15,9 @@
 //   13. update          by any optimizer
 //   14. scratch         how much memory all of them need besides their arguments
 //
-// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh, attention to a KV cache in
-// llmtrain/decode.cuh, norms of query and key heads in llmtrain/qk_norm.cuh. To copy an operation into a project of
-// your own, take its section and what the section's first lines name.
+// The other matmuls are in llmtrain/ops/matmul.cuh, attention in llmtrain/ops/attention.cuh, attention to a KV cache in
+// llmtrain/ops/decode.cuh, norms of query and key heads in llmtrain/ops/qk_norm.cuh. To copy an operation into a
+// project of your own, take its section and what the section's first lines name.
 //
 // Almost all kernels here are bound by memory, so their comments count the bytes that they move. W is the number of
 // elements that a thread takes at a time: PACK (or FOUR, PAIR), or 1 where those do not fit. No kernel uses float
@@ -28,24 +28,24 @@
 #define LLMTRAIN_KERNELS_CUH
 
 #include "kernels_cpu.h"  // the same operations as cpu::gelu_forward and so on, which these are checked against
-#include "llmtrain/attention.cuh"
-#include "llmtrain/base.h"
-#include "llmtrain/blocks.cuh"
-#include "llmtrain/decode.cuh"
-#include "llmtrain/matmul.cuh"
-#include "llmtrain/multi_tensor.cuh"
-#include "llmtrain/optimizers.h"
-#include "llmtrain/optimizers_factored.cuh"
-#include "llmtrain/optimizers_matrix.cuh"
-#include "llmtrain/optimizers_quantized.cuh"
-#include "llmtrain/qk_norm.cuh"
-#include "llmtrain/types.h"
+#include "llmtrain/ops/attention.cuh"
+#include "llmtrain/ops/base.h"
+#include "llmtrain/ops/blocks.cuh"
+#include "llmtrain/ops/decode.cuh"
+#include "llmtrain/ops/matmul.cuh"
+#include "llmtrain/ops/optimizers/multi_tensor.cuh"
+#include "llmtrain/ops/optimizers/optimizers.h"
+#include "llmtrain/ops/optimizers/factored.cuh"
+#include "llmtrain/ops/optimizers/matrix.cuh"
+#include "llmtrain/ops/optimizers/quantized.cuh"
+#include "llmtrain/ops/qk_norm.cuh"
+#include "llmtrain/ops/types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Embedding
 //
 // Defines: embedding_forward, embedding_backward.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 
 enum { EMBEDDING_THREADS = 256 };
 
@@ -104,7 +104,7 @@ enum {
     EMBEDDING_JOINERS = 8           // warps that share the parts of one run
 };
 
-// The index of key i of n after its run of `run` keys, a power of 2, is merged with the neighbouring run.
+// The index of key i of n after its run of `run` keys, a power of 2, is merged with the neighboring run.
 static __device__ inline size_t merged_index(const uint64_t* keys, size_t i, size_t run, size_t n) {
     size_t own = i / run * run, other = own ^ run, pair = min(own, other);
     size_t first = min(other, n), low = first, high = min(first + run, n);
@@ -137,7 +137,7 @@ embedding_sort_tiles(uint64_t* keys, const int32_t* tokens, size_t N) {
     for (unsigned i = threadIdx.x; i < n; i += SORT_THREADS) keys[first + i] = tile[from][i];
 }
 
-// out (N) = in (N) with each pair of neighbouring runs merged; a thread owns a key. The searches hit the cache.
+// out (N) = in (N) with each pair of neighboring runs merged; a thread owns a key. The searches hit the cache.
 static __global__ void embedding_merge(uint64_t* out, const uint64_t* in, size_t run, size_t N) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < N) out[merged_index(in, i, run, N)] = in[i];
@@ -268,10 +268,10 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 }
 
 // ------------------------------------------------------------------------------------------------
-// 2. Normalisation
+// 2. Normalization
 //
 // Defines: layernorm_forward, layernorm_backward, rmsnorm_forward, rmsnorm_backward.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // "Layer Normalization" and "Root Mean Square Layer Normalization". One kernel serves both, since rmsnorm is
 // layernorm without centring: mean 0, bias 0. A block owns a row and keeps it in registers, so that each byte is
@@ -523,7 +523,7 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 // 3. RoPE
 //
 // Defines: rope_forward, rope_backward.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding": the pair (x[i], x[i + D/2]) of every query and key
 // head is rotated by an angle that depends on the position and on i.
@@ -562,8 +562,8 @@ rope_kernel(floatX* qkv, const float* __restrict__ table, float direction, size_
     }
 }
 
-static inline void rope_turn(floatX* qkv, const float* table, float direction, size_t first_position,
-                             size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
+static inline void rope_rotate(floatX* qkv, const float* table, float direction, size_t first_position,
+                               size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
     bool packs = packs_fit(D / 2, qkv, table, NULL, NULL);
     size_t across = min_size(divide_up(D / 2, packs ? PACK : 1), ROPE_THREADS);
     size_t down = max_size(1, min_size(divide_up(H + K, ROPE_HEADS), ROPE_THREADS / across));
@@ -575,30 +575,30 @@ static inline void rope_turn(floatX* qkv, const float* table, float direction, s
 
 static inline void rope_forward(floatX* qkv, const float* table, size_t first_position,
                                 size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
-    rope_turn(qkv, table, 1.0f, first_position, B, T, H, K, D, stream);
+    rope_rotate(qkv, table, 1.0f, first_position, B, T, H, K, D, stream);
 }
 
 // The gradient of a rotation is the rotation back.
 static inline void rope_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_t H, size_t K, size_t D,
                                  Stream stream) {
-    rope_turn(dqkv, table, -1.0f, 0, B, T, H, K, D, stream);
+    rope_rotate(dqkv, table, -1.0f, 0, B, T, H, K, D, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
 // 4. GELU and SwiGLU
 //
 // Defines: gelu_forward, gelu_backward, swiglu_forward, swiglu_backward.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // A thread takes W outputs at a time. At 2 bytes per element Hopper's memory leaves time for about 35 instructions
 // per element, so the division is approximate: within 2 units in the last place, and 0 where the result is below
 // 2^-126.
 
-static __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+static __device__ inline float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 // GELU of x is x times this: sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
 static __device__ inline float gelu_sigmoid(float x) {
-    return sigmoid(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
+    return fast_sigmoid(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
 }
 
 // Moves 2 elements per output.
@@ -634,7 +634,7 @@ static __global__ void swiglu_forward_kernel(floatX* out, const floatX* in, size
         for (size_t f = (size_t)threadIdx.x * W; f < F; f += (size_t)blockDim.x * W) {
             Lanes<W> g = lanes_load<W>(gate + f), u = lanes_load<W>(up + f);
             #pragma unroll
-            for (int j = 0; j < W; j++) u.x[j] *= g.x[j] * sigmoid(g.x[j]);
+            for (int j = 0; j < W; j++) u.x[j] *= g.x[j] * fast_sigmoid(g.x[j]);
             lanes_store<W>(out + row * F + f, u);
         }
     }
@@ -650,7 +650,7 @@ static __global__ void swiglu_backward_kernel(floatX* din, const floatX* dout, c
             Lanes<W> g = lanes_load<W>(gate + f), u = lanes_load<W>(up + f), d = lanes_load<W>(dout + row * F + f);
             #pragma unroll
             for (int j = 0; j < W; j++) {
-                float s = sigmoid(g.x[j]), dd = d.x[j];
+                float s = fast_sigmoid(g.x[j]), dd = d.x[j];
                 d.x[j] = dd * u.x[j] * s * (1.0f + g.x[j] * (1.0f - s));
                 u.x[j] = dd * g.x[j] * s;
             }
@@ -695,8 +695,8 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
 // 5. Fused matmuls
 //
 // Defines: matmul_gelu_forward, gelu_recompute, matmul_gelu_backward_input.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
-// section 4.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/dtypes.h,
+// llmtrain/ops/matmul.cuh, section 4.
 //
 // Two kernels unless the library has one for both, which saves one read or write of (M, N).
 
@@ -731,7 +731,7 @@ static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, c
 // 6. Random numbers
 //
 // Defines: group_random.
-// Needs: llmtrain/types.h, llmtrain/base.h.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/base.h.
 
 // The random bits of element j of a thread's W, where element 0 has index `first`. If W is not 1, `first` must be a
 // multiple of 4: then one call of random4 serves four elements, since the compiler sees that their calls are the
@@ -747,7 +747,7 @@ static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purp
 // 7. Dropout
 //
 // Defines: dropout.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, section 6.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, section 6.
 
 // A thread owns W elements; moves 2 per output. random4's ten rounds, shared by 4 elements, are some 30 instructions
 // per element, about what memory leaves time for; only with W = 1 does every element make a call of its own.
@@ -765,8 +765,8 @@ static __global__ void dropout_kernel(floatX* out, const floatX* in, uint32_t th
     lanes_store<W>(out + i, x);
 }
 
-static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t site, uint64_t first,
-                           size_t n, Stream stream) {
+static inline void dropout_apply(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t site, uint64_t first,
+                                 size_t n, Stream stream) {
     uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
     float scale = 1.0f / (1.0f - p);
     bool packs = packs_fit(n, out, in, NULL, NULL) && first % 4 == 0;
@@ -780,7 +780,7 @@ static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed
 // 8. Classifier
 //
 // Defines: classifier.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // A block owns a row of logits. It reads the row once for maximum and sum together, by "Online normalizer calculation
 // for softmax": a thread whose maximum rises scales its sum down to the new one. The second reading, for the gradient,
@@ -862,7 +862,7 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
 // 9. Sums
 //
 // Defines: sum_of_squares, sum_scaled, checksum.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h.
 //
 // Two kernels: blocks sum pieces of the vector, then one block sums the pieces. Which elements a thread adds, and in
 // which order, depends on the length and not on the GPU; nothing is left to the order in which blocks finish. Additions
@@ -954,7 +954,7 @@ static __global__ void checksum_kernel(unsigned long long* out, const floatX* x,
     if (threadIdx.x == 0) atomicAdd(out, (unsigned long long)sum);
 }
 
-static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t n, Stream stream) {
+static inline void vector_checksum(uint64_t* out, const floatX* x, size_t first, size_t n, Stream stream) {
     bool packs = (uintptr_t)x % (PACK * sizeof(floatX)) == 0;
     unsigned blocks = (unsigned)max_size(1, min_size(SUM_BLOCKS, divide_up(divide_up(n, PACK), SUM_THREADS)));
     auto kernel = packs ? checksum_kernel<PACK> : checksum_kernel<1>;
@@ -967,7 +967,7 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
 // 10. Fixed point
 //
 // Defines: exact_add, exact_merge, exact_read.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // A thread owns W elements of every vector, W = PAIR or 1: two integers of 64 bits are 16 bytes. Integers add up to the
 // same bits in any order, and every operation here rounds each element as the CPU does: both backends give the same
@@ -1054,8 +1054,8 @@ static inline void exact_read(float* out, const int64_t* sums, double quantum, s
 // ------------------------------------------------------------------------------------------------
 // 11. Casts, add
 //
-// Defines: cast_to_float, cast_from_float, add, add_stored.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
+// Defines: cast_to_float, cast_from_float, add, vector_add_stored.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // A thread owns W elements. Casts move 4 + sizeof(floatX) bytes per element, add moves 8 + sizeof(x).
 
@@ -1079,7 +1079,7 @@ static __global__ void add_kernel(float* out, const T* x, size_t n) {
     Group<float, W> sum = group_load<W>(out + i);
     Group<T, W> value = group_load<W>(x + i);
     #pragma unroll
-    for (int j = 0; j < W; j++) sum.x[j] += widen(value.x[j]);
+    for (int j = 0; j < W; j++) sum.x[j] += float_widen(value.x[j]);
     group_store<W>(out + i, sum);
 }
 
@@ -1105,15 +1105,17 @@ static inline void add_launch(float* out, const T* x, size_t n, Stream stream) {
     LAUNCH_CHECK();
 }
 
-static inline void add(float* out, const float* x, size_t n, Stream stream) { add_launch(out, x, n, stream); }
-static inline void add_stored(float* out, const floatX* x, size_t n, Stream stream) { add_launch(out, x, n, stream); }
+static inline void vector_add(float* out, const float* x, size_t n, Stream stream) { add_launch(out, x, n, stream); }
+static inline void vector_add_stored(float* out, const floatX* x, size_t n, Stream stream) {
+    add_launch(out, x, n, stream);
+}
 
 // ------------------------------------------------------------------------------------------------
 // 12. Optimizer
 //
 // Defines: optimizer_update_elements.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/multi_tensor.cuh, llmtrain/optimizers.h,
-// section 6.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/optimizers/multi_tensor.cuh,
+// llmtrain/ops/optimizers/optimizers.h, section 6.
 //
 // One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. In 16-bit builds AdamW
 // with master weights moves 30 bytes per parameter: weight, m, v, gradient in, weight, m, v, stored parameter out.
@@ -1168,8 +1170,8 @@ static inline void optimizer_update_elements(const OptimizerSlice* slice, const 
 // 13. Update
 //
 // Defines: optimizer_update, optimizer_update_list.
-// Needs: llmtrain/types.h, llmtrain/optimizers_factored.cuh, llmtrain/optimizers_matrix.cuh,
-// llmtrain/optimizers_quantized.cuh, sections 6, 9 and 12.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh,
+// llmtrain/ops/optimizers/quantized.cuh, sections 6, 9 and 12.
 
 static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
                                                    matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
@@ -1180,10 +1182,10 @@ static inline void optimizer_update_list(const OptimizerSlice* slices, size_t co
     Cut cut = OPTIMIZERS[o->kind].cut;
     if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slices, count, o, stream);
     else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slices, count, o, stream);
-    else if (cut == CUT_ANYWHERE) elements_update(slices, count, o, stream);
-    for (size_t i = 0; i < count && (cut == CUT_NOWHERE || cut == CUT_OTHERS); i++) {
+    else if (cut == SHARD_ANYWHERE) elements_update(slices, count, o, stream);
+    for (size_t i = 0; i < count && (cut == SHARD_TENSORS || cut == SHARD_MATRICES); i++) {
         OptimizerStep own = optimizer_step_of(&slices[i], o);
-        if (cut == CUT_NOWHERE) factored_update(&slices[i], &own, stream);
+        if (cut == SHARD_TENSORS) factored_update(&slices[i], &own, stream);
         else matrix_update(&MATRIX_OPERATIONS, &slices[i], &own, stream);
     }
 }
@@ -1196,8 +1198,8 @@ static inline void optimizer_update(const OptimizerSlice* slice, const Optimizer
 // 14. Scratch
 //
 // Defines: scratch_bytes.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
-// llmtrain/qk_norm.cuh, sections 1, 2 and 9.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/dtypes.h,
+// llmtrain/ops/matmul.cuh, llmtrain/ops/qk_norm.cuh, sections 1, 2 and 9.
 
 // Scratch bytes that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {

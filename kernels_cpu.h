@@ -3,11 +3,12 @@
 //
 //    1. precision            what is stored in floatX, the storage dtype; arithmetic is always float
 //    2. embedding            token + position
-//    3. normalisation        layernorm, rmsnorm, each fused with the residual add before it
-//    4. matmul               forward, and the gradients of input, weight and bias (the GEMM is in llmtrain/gemm.h)
-//    5. rope                 rotary positions; norms of query and key heads are in llmtrain/qk_norm.h
-//    6. attention            causal, grouped-query, memory O(T), in tiles (llmtrain/attention_tiles.h); backward (KV
-//                            cache: llmtrain/decode.h)
+//    3. normalization        layernorm, rmsnorm, each fused with the residual add before it
+//    4. matmul               forward, and the gradients of input, weight and bias (the GEMM is in llmtrain/ops/gemm.h)
+//    5. rope                 rotary positions; norms of query and key heads are in llmtrain/ops/qk_norm.h
+//    6. attention            causal, grouped-query, memory O(T), in tiles (llmtrain/ops/attention_tiles.h); backward
+//    (KV
+//                            cache: llmtrain/ops/decode.h)
 //    7. gelu, swiglu         the two nonlinearities
 //    8. dropout
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
@@ -21,31 +22,32 @@
 // V vocabulary, Vp padded vocabulary.
 //
 // Every output element is computed by one thread, in an order that depends on the sizes alone: the bits are the same
-// for any number of threads and on any processor (llmtrain/arithmetic.h; 16-bit matmuls differ between instruction
+// for any number of threads and on any processor (llmtrain/ops/arithmetic.h; 16-bit matmuls differ between instruction
 // sets).
 //
 // In a CUDA build kernels.cuh has functions of the same names and signatures; the ones here are then cpu::gelu_forward
 // and so on.
 //
-// Needs: llmtrain/arithmetic.h, llmtrain/attention_tiles.h, llmtrain/base.h, llmtrain/decode.h, llmtrain/types.h,
-// llmtrain/dtypes.h, llmtrain/optimizers.h, llmtrain/optimizers_factored.h, llmtrain/optimizers_matrix.h,
-// llmtrain/optimizers_quantized.h, llmtrain/qk_norm.h, llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h,
-// llmtrain/gemm_x86.h, llmtrain/gemm_arm.h, llmtrain/gemm_apple.h.
+// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/attention_tiles.h, llmtrain/ops/base.h, llmtrain/ops/decode.h,
+// llmtrain/ops/types.h, llmtrain/ops/dtypes.h, llmtrain/ops/optimizers/optimizers.h,
+// llmtrain/ops/optimizers/factored.h, llmtrain/ops/optimizers/matrix.h, llmtrain/ops/optimizers/quantized.h,
+// llmtrain/ops/qk_norm.h, llmtrain/ops/rope.h, llmtrain/ops/gemm.h, llmtrain/ops/gemm_portable.h,
+// llmtrain/ops/gemm_x86.h, llmtrain/ops/gemm_arm.h, llmtrain/ops/gemm_apple.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
 
-#include "llmtrain/arithmetic.h"
-#include "llmtrain/attention_tiles.h"
-#include "llmtrain/base.h"
-#include "llmtrain/decode.h"
-#include "llmtrain/gemm.h"
-#include "llmtrain/optimizers.h"
-#include "llmtrain/optimizers_factored.h"
-#include "llmtrain/optimizers_matrix.h"
-#include "llmtrain/optimizers_quantized.h"
-#include "llmtrain/qk_norm.h"
-#include "llmtrain/rope.h"
+#include "llmtrain/ops/arithmetic.h"
+#include "llmtrain/ops/attention_tiles.h"
+#include "llmtrain/ops/base.h"
+#include "llmtrain/ops/decode.h"
+#include "llmtrain/ops/gemm.h"
+#include "llmtrain/ops/optimizers/optimizers.h"
+#include "llmtrain/ops/optimizers/factored.h"
+#include "llmtrain/ops/optimizers/matrix.h"
+#include "llmtrain/ops/optimizers/quantized.h"
+#include "llmtrain/ops/qk_norm.h"
+#include "llmtrain/ops/rope.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Precision
@@ -114,14 +116,14 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Normalisation
+// 3. Normalization
 //
 // layernorm: y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + epsilon)   ("Layer Normalization")
 // rmsnorm:   y = x * rstd * weight,          rstd = 1 / sqrt(mean of squares + epsilon)   ("Root Mean Square Layer
 //            Normalization")
 // Both are fused with the residual add before them: x = in + branch, and x is kept, since the backward needs it.
 
-// residual[row,:] = in[row,:] + branch[row,:], returned as the row to normalise; without a branch that is in itself.
+// residual[row,:] = in[row,:] + branch[row,:], returned as the row to normalize; without a branch that is in itself.
 static inline const floatX* residual_add(floatX* residual, const floatX* in, const floatX* branch, size_t row,
                                          size_t C) {
     if (branch == NULL) return in + row * C;
@@ -138,12 +140,12 @@ static inline void layernorm_forward(floatX* out, floatX* residual, float* mean,
     #pragma omp parallel for if (N > 1)
     for (size_t row = 0; row < N; row++) {
         const floatX* x = residual_add(residual, in, branch, row, C);
-        float m = SUM(c, C, float_of(x[c])) / (float)C;
-        float squares = SUM(c, C, (float_of(x[c]) - m) * (float_of(x[c]) - m));
+        float m = VECTOR_SUM(c, C, float_of(x[c])) / (float)C;
+        float squares = VECTOR_SUM(c, C, (float_of(x[c]) - m) * (float_of(x[c]) - m));
         float s = 1.0f / sqrtf(squares / (float)C + epsilon);
         floatX* o = out + row * C;
         for (size_t c = 0; c < C; c++)
-            o[c] = floatX_of(fused((float_of(x[c]) - m) * s, float_of(weight[c]), float_of(bias[c])));
+            o[c] = floatX_of(multiply_add((float_of(x[c]) - m) * s, float_of(weight[c]), float_of(bias[c])));
         mean[row] = m;
         rstd[row] = s;
     }
@@ -155,7 +157,7 @@ static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, c
     #pragma omp parallel for if (N > 1)
     for (size_t row = 0; row < N; row++) {
         const floatX* x = residual_add(residual, in, branch, row, C);
-        float squares = SUM(c, C, float_of(x[c]) * float_of(x[c]));
+        float squares = VECTOR_SUM(c, C, float_of(x[c]) * float_of(x[c]));
         float s = 1.0f / sqrtf(squares / (float)C + epsilon);
         floatX* o = out + row * C;
         for (size_t c = 0; c < C; c++) o[c] = floatX_of(float_of(x[c]) * s * float_of(weight[c]));
@@ -164,7 +166,7 @@ static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, c
 }
 
 // Adds to dx (N, C), the gradient that flows down the residual stream, and to dweight (C), dbias (C).
-// x (N, C) is what was normalised. With y = n * weight + bias, n = (x - mean) * rstd and g = dout * weight:
+// x (N, C) is what was normalized. With y = n * weight + bias, n = (x - mean) * rstd and g = dout * weight:
 // dx = rstd * (g - average(g) - n * average(g * n)).
 static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, const floatX* dout, const floatX* x,
                                       const floatX* weight, const float* mean, const float* rstd,
@@ -176,13 +178,14 @@ static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, 
         for (size_t row = 0; row < N; row++) {
             const floatX *d = dout + row * C, *xr = x + row * C;
             float m = mean[row], s = rstd[row];
-            float average_g = SUM(c, C, float_of(d[c]) * float_of(weight[c])) / (float)C;
-            float average_gn = SUM(c, C, float_of(d[c]) * float_of(weight[c]) * ((float_of(xr[c]) - m) * s)) / (float)C;
+            float average_g = VECTOR_SUM(c, C, float_of(d[c]) * float_of(weight[c])) / (float)C;
+            float average_gn =
+                VECTOR_SUM(c, C, float_of(d[c]) * float_of(weight[c]) * ((float_of(xr[c]) - m) * s)) / (float)C;
             floatX* dxr = dx + row * C;
             for (size_t c = 0; c < C; c++) {
                 float n = (float_of(xr[c]) - m) * s;
                 float g = float_of(d[c]) * float_of(weight[c]);
-                dxr[c] = floatX_of(fused(s, fused(-n, average_gn, g - average_g), float_of(dxr[c])));
+                dxr[c] = floatX_of(multiply_add(s, multiply_add(-n, average_gn, g - average_g), float_of(dxr[c])));
             }
         }
         #pragma omp for
@@ -192,7 +195,7 @@ static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, 
                 const floatX *d = dout + row * C, *xr = x + row * C;
                 float m = mean[row], s = rstd[row];
                 for (size_t c = first; c < end; c++) {
-                    dweight[c] = fused(float_of(d[c]), (float_of(xr[c]) - m) * s, dweight[c]);
+                    dweight[c] = multiply_add(float_of(d[c]), (float_of(xr[c]) - m) * s, dweight[c]);
                     dbias[c] += float_of(d[c]);
                 }
             }
@@ -210,11 +213,13 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
         for (size_t row = 0; row < N; row++) {
             const floatX *d = dout + row * C, *xr = x + row * C;
             float s = rstd[row];
-            float average_gn = SUM(c, C, float_of(d[c]) * float_of(weight[c]) * (float_of(xr[c]) * s)) / (float)C;
+            float average_gn =
+                VECTOR_SUM(c, C, float_of(d[c]) * float_of(weight[c]) * (float_of(xr[c]) * s)) / (float)C;
             floatX* dxr = dx + row * C;
             for (size_t c = 0; c < C; c++) {
                 float g = float_of(d[c]) * float_of(weight[c]);
-                dxr[c] = floatX_of(fused(s, fused(-(float_of(xr[c]) * s), average_gn, g), float_of(dxr[c])));
+                dxr[c] =
+                    floatX_of(multiply_add(s, multiply_add(-(float_of(xr[c]) * s), average_gn, g), float_of(dxr[c])));
             }
         }
         #pragma omp for
@@ -224,7 +229,7 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
                 const floatX *d = dout + row * C, *xr = x + row * C;
                 float s = rstd[row];
                 for (size_t c = first; c < end; c++)
-                    dweight[c] = fused(float_of(d[c]), float_of(xr[c]) * s, dweight[c]);
+                    dweight[c] = multiply_add(float_of(d[c]), float_of(xr[c]) * s, dweight[c]);
             }
         }
     }
@@ -251,16 +256,16 @@ static inline void device_describe(char* text, size_t bytes, double* peak_tflops
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(out, FLOATX_DTYPE, N, false, gemm_matrix(in, FLOATX_DTYPE, K, false),
-         gemm_matrix(weight, FLOATX_DTYPE, K, true), bias, FLOATX_DTYPE, M, N, K);
+    gemm_compute(out, FLOATX_DTYPE, N, false, gemm_matrix(in, FLOATX_DTYPE, K, false),
+                 gemm_matrix(weight, FLOATX_DTYPE, K, true), bias, FLOATX_DTYPE, M, N, K);
 }
 
 // din (M, K) = dout (M, N) weight (N, K)
 static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
                                          size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(din, FLOATX_DTYPE, K, false, gemm_matrix(dout, FLOATX_DTYPE, N, false),
-         gemm_matrix(weight, FLOATX_DTYPE, K, false), NULL, FLOATX_DTYPE, M, K, N);
+    gemm_compute(din, FLOATX_DTYPE, K, false, gemm_matrix(dout, FLOATX_DTYPE, N, false),
+                 gemm_matrix(weight, FLOATX_DTYPE, K, false), NULL, FLOATX_DTYPE, M, K, N);
 }
 
 // dweight (N, K) = dout (M, N)^T in (M, K) and dbias (N) = the sum of dout's rows; if `adds`, += for both. Either may
@@ -269,8 +274,8 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
                                           size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
     if (dweight)
-        gemm(dweight, DTYPE_F32, K, adds, gemm_matrix(dout, FLOATX_DTYPE, N, true),
-             gemm_matrix(in, FLOATX_DTYPE, K, false), NULL, DTYPE_F32, N, K, M);
+        gemm_compute(dweight, DTYPE_F32, K, adds, gemm_matrix(dout, FLOATX_DTYPE, N, true),
+                     gemm_matrix(in, FLOATX_DTYPE, K, false), NULL, DTYPE_F32, N, K, M);
     if (dbias == NULL) return;
     #pragma omp parallel for
     for (size_t first = 0; first < N; first += 64) {
@@ -285,12 +290,12 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
 // 5. RoPE
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding". The pair (x[i], x[i + D/2]) of every query and key
-// head is rotated by the angle position * theta^(-2i/D), or a scaled one (llmtrain/rope.h); the pairing is that of the
-// Llama weights on Hugging Face.
+// head is rotated by the angle position * theta^(-2i/D), or a scaled one (llmtrain/ops/rope.h); the pairing is that of
+// the Llama weights on Hugging Face.
 
 // Rotates the query and key heads of qkv (B, T, (H + 2K) D) in place; direction 1 forward, -1 back.
-static inline void rope_turn(floatX* qkv, const float* table, float direction, size_t first_position,
-                             size_t B, size_t T, size_t H, size_t K, size_t D) {
+static inline void rope_rotate(floatX* qkv, const float* table, float direction, size_t first_position,
+                               size_t B, size_t T, size_t H, size_t K, size_t D) {
     #pragma omp parallel for if (B * T > 1)
     for (size_t row = 0; row < B * T; row++) {
         const float* angles = table + (first_position + row % T) * D;
@@ -299,8 +304,8 @@ static inline void rope_turn(floatX* qkv, const float* table, float direction, s
             for (size_t i = 0; i < D / 2; i++) {
                 float cosine = angles[2 * i], sine = direction * angles[2 * i + 1];
                 float a = float_of(x[i]), b = float_of(x[i + D / 2]);
-                x[i] = floatX_of(fused(a, cosine, -(b * sine)));
-                x[i + D / 2] = floatX_of(fused(a, sine, b * cosine));
+                x[i] = floatX_of(multiply_add(a, cosine, -(b * sine)));
+                x[i + D / 2] = floatX_of(multiply_add(a, sine, b * cosine));
             }
         }
     }
@@ -309,14 +314,14 @@ static inline void rope_turn(floatX* qkv, const float* table, float direction, s
 static inline void rope_forward(floatX* qkv, const float* table, size_t first_position,
                                 size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
     (void)stream;
-    rope_turn(qkv, table, 1.0f, first_position, B, T, H, K, D);
+    rope_rotate(qkv, table, 1.0f, first_position, B, T, H, K, D);
 }
 
 // The gradient of a rotation is the rotation back.
 static inline void rope_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_t H, size_t K, size_t D,
                                  Stream stream) {
     (void)stream;
-    rope_turn(dqkv, table, -1.0f, 0, B, T, H, K, D);
+    rope_rotate(dqkv, table, -1.0f, 0, B, T, H, K, D);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -331,8 +336,8 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // bound is arithmetic. dq is summed over the tiles of keys in order, dk and dv over the heads and tiles of queries in
 // order, whichever thread computes them and however the work is divided.
 //
-// Needs: llmtrain/types.h, llmtrain/arithmetic.h, llmtrain/dtypes.h, llmtrain/base.h, llmtrain/gemm.h,
-// llmtrain/attention_tiles.h, and what these include.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/arithmetic.h, llmtrain/ops/dtypes.h, llmtrain/ops/base.h,
+// llmtrain/ops/gemm.h, llmtrain/ops/attention_tiles.h, and what these include.
 
 // Tiles of scores are transposed, (key, query), so that the lanes of a vector are queries.
 
@@ -353,7 +358,7 @@ static inline void tile_softmax(float* score, float* maximum, float* total, floa
     }
     float sums[TILE];
     tile_sums(sums, score, queries);
-    for (size_t i = 0; i < queries; i++) total[i] = fused(total[i], rescale[i], sums[i]);
+    for (size_t i = 0; i < queries; i++) total[i] = multiply_add(total[i], rescale[i], sums[i]);
 }
 
 // One tile of queries, those of a head from `first` on, against all keys up to their own: the loop of the forward.
@@ -534,7 +539,7 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
 // "Gaussian Error Linear Units", in the form with tanh: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3),
 // which is x * sigmoid(2u).
 ALWAYS_INLINE float gelu_sigmoid(float x) {
-    return sigmoid_fast(2.0f * (0.7978845608f * fused(0.044715f * x * x, x, x)));
+    return sigmoid_fast(2.0f * (0.7978845608f * multiply_add(0.044715f * x * x, x, x)));
 }
 
 // out (n), in (n).
@@ -553,8 +558,8 @@ static inline void gelu_backward(floatX* din, const floatX* dout, const floatX* 
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) {
         float x = float_of(in[i]), s = gelu_sigmoid(x);
-        float du = 0.7978845608f * fused(3.0f * 0.044715f * x, x, 1.0f);
-        din[i] = floatX_of(float_of(dout[i]) * fused(2.0f * x * s * (1.0f - s), du, s));
+        float du = 0.7978845608f * multiply_add(3.0f * 0.044715f * x, x, 1.0f);
+        din[i] = floatX_of(float_of(dout[i]) * multiply_add(2.0f * x * s * (1.0f - s), du, s));
     }
 }
 
@@ -583,7 +588,7 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
         #pragma omp simd
         for (size_t f = 0; f < F; f++) {
             float g = float_of(gate[f]), u = float_of(up[f]), s = sigmoid_fast(g), dd = float_of(d[f]);
-            dgate[f] = floatX_of(dd * u * s * fused(g, 1.0f - s, 1.0f));
+            dgate[f] = floatX_of(dd * u * s * multiply_add(g, 1.0f - s, 1.0f));
             dup[f] = floatX_of(dd * g * s);
         }
     }
@@ -620,8 +625,8 @@ static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, c
 // function on the gradient, no mask is stored, and the mask does not depend on how samples are distributed over ranks.
 
 // out (n) = in (n) with dropout, 0 <= p < 1; they may be the same array. first: index of element 0 in the whole run.
-static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t site, uint64_t first,
-                           size_t n, Stream stream) {
+static inline void dropout_apply(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t site, uint64_t first,
+                                 size_t n, Stream stream) {
     (void)stream;
     uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
     float scale = 1.0f / (1.0f - p);
@@ -657,7 +662,7 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
         float maximum = -INFINITY, target_logit = float_of(x[targets[row]]);
         #pragma omp simd reduction(max:maximum)
         for (size_t v = 0; v < V; v++) maximum = float_of(x[v]) > maximum ? float_of(x[v]) : maximum;
-        float sum = SUM(v, V, exp_fast(float_of(x[v]) - maximum));
+        float sum = VECTOR_SUM(v, V, exp_fast(float_of(x[v]) - maximum));
         losses[row] = (float)log_double((double)sum) + (maximum - target_logit);
         if (dloss == 0.0f) continue;
         float scale = dloss / sum;
@@ -683,7 +688,7 @@ static inline void sum_of_squares(double* out, const float* x, size_t n, Stream 
     for (size_t piece = 0; piece < PIECES; piece++) {
         size_t first = n / PIECES * piece + min_size(piece, n % PIECES);
         size_t end = first + n / PIECES + (piece < n % PIECES);
-        partial[piece] = SUM_DOUBLE(i, end - first, (double)x[first + i] * (double)x[first + i]);
+        partial[piece] = VECTOR_SUM_DOUBLE(i, end - first, (double)x[first + i] * (double)x[first + i]);
     }
     for (size_t piece = 0; piece < PIECES; piece++) total += partial[piece];
     *out = total;
@@ -692,7 +697,7 @@ static inline void sum_of_squares(double* out, const float* x, size_t n, Stream 
 // Adds factor * (the sum of x (n)) to out (1).
 static inline void sum_scaled(double* out, const float* x, double factor, size_t n, Stream stream) {
     (void)stream;
-    *out += factor * SUM_DOUBLE(i, n, (double)x[i]);
+    *out += factor * VECTOR_SUM_DOUBLE(i, n, (double)x[i]);
 }
 
 static inline void cast_to_float(float* out, const floatX* in, size_t n, Stream stream) {
@@ -708,14 +713,14 @@ static inline void cast_from_float(floatX* out, const float* in, size_t n, Strea
 }
 
 // out += x, both (n).
-static inline void add(float* out, const float* x, size_t n, Stream stream) {
+static inline void vector_add(float* out, const float* x, size_t n, Stream stream) {
     (void)stream;
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) out[i] += x[i];
 }
 
 // The same for x in floatX.
-static inline void add_stored(float* out, const floatX* x, size_t n, Stream stream) {
+static inline void vector_add_stored(float* out, const floatX* x, size_t n, Stream stream) {
     (void)stream;
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) out[i] += float_of(x[i]);
@@ -752,7 +757,7 @@ static inline void exact_read(float* out, const int64_t* sums, double quantum, s
 
 // out (1) = the checksum of x (n), elements `first` to first + n - 1 of the flat vector: the checksums of parts add up
 // to that of the whole, modulo 2^64.
-static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t n, Stream stream) {
+static inline void vector_checksum(uint64_t* out, const floatX* x, size_t first, size_t n, Stream stream) {
     (void)stream;
     uint64_t sum = 0;
     #pragma omp parallel for simd reduction(+:sum)
@@ -761,7 +766,7 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
 }
 
 // One step over w (n); m and v (n each) are the optimizer's state, NULL where its kind has none. Each kind has its own
-// loop, which the compiler vectorises.
+// loop, which the compiler vectorizes.
 static inline void optimizer_apply(float* w, float* m, float* v, const float* grad, const ElementStep* e, size_t n) {
     if (e->step.kind == OPTIMIZER_ADAMW) {
         #pragma omp simd
@@ -798,8 +803,8 @@ static inline void optimizer_update(const OptimizerSlice* slice, const Optimizer
     const OptimizerStep own = optimizer_step_of(slice, step), *o = &own;
     if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slice, o);
     else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slice, o);
-    else if (OPTIMIZERS[o->kind].cut == CUT_NOWHERE) factored_update(slice, o);
-    else if (OPTIMIZERS[o->kind].cut == CUT_OTHERS) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
+    else if (OPTIMIZERS[o->kind].cut == SHARD_TENSORS) factored_update(slice, o);
+    else if (OPTIMIZERS[o->kind].cut == SHARD_MATRICES) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
     else optimizer_update_elements(slice, o, stream);
 }
 

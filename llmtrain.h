@@ -1,16 +1,16 @@
 // llmtrain.h: the model and, by its includes, what it needs: build, train, save and load a model.
 //
-//    1. configuration   family and sizes: Config; presets are in llmtrain/presets.h
+//    1. configuration   family and sizes: Config; presets are in llmtrain/run/presets.h
 //    2. parameters      the table of the model's tensors
 //    3. model           the struct that owns everything; memory; initial weights
 //    4. forward         tokens to hidden states: block_forward, model_forward
 //    5. head            hidden states to logits, losses, and the head's own gradients
 //    6. backward        the forward, read from the end: block_backward, model_backward
-//    7. update          loss and norm of a step, and the optimizer: model_read, model_update
+//    7. update          loss and norm of a step, and the optimizer: model_finish_step, model_update
 //    8. checkpoints     what a checkpoint records about a run; saving and loading a model
 //
-// The training loop is in train.cu; the validation loss in llmtrain/validate.h; text from a model in
-// llmtrain/generate.h; the smallest complete program is dev/example.c.
+// The training loop is in train.cu; the validation loss in llmtrain/run/validate.h; text from a model in
+// llmtrain/text/generate.h; the smallest complete program is examples/first.c.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
@@ -18,13 +18,13 @@
 #ifndef LLMTRAIN_H
 #define LLMTRAIN_H
 
-#include "llmtrain/data.h"       // token shards, Dataset, Loader
-#include "llmtrain/documents.h"  // DocumentSpan, documents_find
-#include "llmtrain/kv_cache.h"   // KvCache
-#include "llmtrain/log.h"        // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
-#include "llmtrain/offload_activations.h"  // OffloadBlocks; with it recompute.h: BlockActivations, RecomputeLevel
-#include "llmtrain/saver.h"      // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
-#include "llmtrain/watch.h"      // watch_at
+#include "llmtrain/text/data.h"       // token shards, Dataset, Loader
+#include "llmtrain/model/documents.h"  // DocumentSpan, documents_find
+#include "llmtrain/model/kv_cache.h"   // KvCache
+#include "llmtrain/run/log.h"        // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
+#include "llmtrain/model/offload_activations.h"  // OffloadBlocks; with it recompute.h: BlockActivations, RecomputeLevel
+#include "llmtrain/checkpoint/saver.h"  // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
+#include "llmtrain/model/watch.h"      // watch_at
 
 // ------------------------------------------------------------------------------------------------
 // 1. Configuration
@@ -53,13 +53,13 @@ typedef struct {
 } Config;
 
 #define CONFIG_COUNT(name, flag, low, high, missing, help) \
-    {#name, flag, FLAG_COUNT, offsetof(Config, name), "N", low, high, help, missing}
+    {#name, flag, KIND_COUNT, offsetof(Config, name), "N", low, high, help, missing}
 #define CONFIG_REAL(name, flag, low, high, missing, help) \
-    {#name, flag, FLAG_REAL, offsetof(Config, name), "X", low, high, help, missing}
+    {#name, flag, KIND_REAL, offsetof(Config, name), "X", low, high, help, missing}
 #define CONFIG_SWITCH(name, flag, missing, help) \
-    {#name, flag, FLAG_SWITCH, offsetof(Config, name), "on|off", 0, 0, help, missing}
+    {#name, flag, KIND_SWITCH, offsetof(Config, name), "on|off", 0, 0, help, missing}
 static const Field CONFIG_FIELDS[] = {
-    {"family", "family", FLAG_CHOICE, offsetof(Config, family), FAMILY_NAMES, 0, 0, "architecture", NULL},
+    {"family", "family", KIND_CHOICE, offsetof(Config, family), FAMILY_NAMES, 0, 0, "architecture", NULL},
     CONFIG_COUNT(layers, "layers", 1, 1000, NULL, "transformer blocks (required without --model)"),
     CONFIG_COUNT(heads, "heads", 1, 1024, NULL, "query heads (required without --model)"),
     CONFIG_COUNT(kv_heads, "kv-heads", 0, 1024, NULL, "key/value heads; 0: as many as --heads"),
@@ -75,7 +75,7 @@ static const Field CONFIG_FIELDS[] = {
     CONFIG_COUNT(head_size, "head-size", 0, 256, "0", "size of an attention head; 0: --channels / --heads"),
     CONFIG_SWITCH(qkv_bias, "qkv-bias", "off", "llama: biases of queries, keys and values, as in Qwen2"),
     CONFIG_SWITCH(qk_norm, "qk-norm", "off", "llama: RMSNorm of each query and key head, as in Qwen3"),
-    {"rope_scaling", "rope-scaling", FLAG_CHOICE, offsetof(Config, rope_scaling), ROPE_SCALING_NAMES, 0, 0,
+    {"rope_scaling", "rope-scaling", KIND_CHOICE, offsetof(Config, rope_scaling), ROPE_SCALING_NAMES, 0, 0,
      "RoPE scaling for a longer context: linear, or llama3 as in Llama 3.1", "none"},
     CONFIG_REAL(rope_factor, "rope-factor", 0, 1e6, "0", "with --rope-scaling: how many times longer the context is"),
     CONFIG_REAL(rope_low_freq, "rope-low-freq", 0, 1e6, "0", NULL),
@@ -105,13 +105,16 @@ static inline bool config_complete(Config* c, Error* error) {
     const char* missing = !c->layers ? "--layers" : !c->heads ? "--heads" : !c->channels ? "--channels"
                         : !c->context ? "--seq (or --context)" : !c->vocab ? "--vocab" : NULL;
     if (missing)
-        return fail(error, "the model's configuration lacks %s; give at least 1, or a preset with --model", missing);
+        return fail_with(error, "the model's configuration lacks %s; give at least 1, or a preset with --model",
+                         missing);
     enum { LAYERS_MAX = 1000, CHANNELS_MAX = 1 << 16, CONTEXT_MAX = 1 << 24, VOCAB_MAX = 1 << 24, FFN_MAX = 1 << 20 };
     if (c->layers > LAYERS_MAX || c->channels > CHANNELS_MAX || c->context > CONTEXT_MAX || c->vocab > VOCAB_MAX ||
         c->ffn > FFN_MAX)
-        return fail(error, "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) exceed "
-                    "the limits of %d, %d, %d, %d, %d", c->layers, c->channels, c->context, c->vocab, c->ffn,
-                    LAYERS_MAX, CHANNELS_MAX, CONTEXT_MAX, VOCAB_MAX, FFN_MAX);
+        return fail_with(error,
+                         "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) exceed "
+                         "the limits of %d, %d, %d, %d, %d",
+                         c->layers, c->channels, c->context, c->vocab, c->ffn, LAYERS_MAX, CHANNELS_MAX, CONTEXT_MAX,
+                         VOCAB_MAX, FFN_MAX);
     if (c->kv_heads == 0) c->kv_heads = c->heads;
     if (c->ffn == 0 && c->family == FAMILY_GPT2) c->ffn = 4 * c->channels;
     if (c->ffn == 0) c->ffn = round_up(8 * c->channels / 3, 32);
@@ -123,26 +126,26 @@ static inline bool config_complete(Config* c, Error* error) {
         if (c->rope_original == 0) c->rope_original = 8192;
     }
     if (c->rope_scaling != ROPE_SCALING_NONE && c->rope_factor < 1)
-        return fail(error, "--rope-scaling needs --rope-factor, at least 1: how many times longer the context is");
+        return fail_with(error, "--rope-scaling needs --rope-factor, at least 1: how many times longer the context is");
     if (c->rope_scaling == ROPE_SCALING_LLAMA3 && c->rope_low_freq >= c->rope_high_freq)
-        return fail(error, "the low frequency factor of RoPE, %g, must be below the high one, %g", c->rope_low_freq,
-                    c->rope_high_freq);
+        return fail_with(error, "the low frequency factor of RoPE, %g, must be below the high one, %g",
+                         c->rope_low_freq, c->rope_high_freq);
     if (c->family == FAMILY_GPT2 && (c->qkv_bias || c->qk_norm || c->rope_scaling != ROPE_SCALING_NONE))
-        return fail(error, "--qkv-bias, --qk-norm and --rope-scaling are for --family llama");
+        return fail_with(error, "--qkv-bias, --qk-norm and --rope-scaling are for --family llama");
     if (c->head_size == 0 && c->channels % c->heads != 0)
-        return fail(error,
-                    "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple of it",
-                    c->heads, c->channels);
+        return fail_with(error,
+                         "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple of it",
+                         c->heads, c->channels);
     if (c->heads % c->kv_heads != 0)
-        return fail(
+        return fail_with(
             error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a multiple of it",
             c->kv_heads, c->heads);
     if (c->family == FAMILY_LLAMA && config_head_size(c) % 2 != 0)
-        return fail(error, "the head size %zu is odd, but RoPE rotates pairs; make --channels / --heads even",
-                    config_head_size(c));
+        return fail_with(error, "the head size %zu is odd, but RoPE rotates pairs; make --channels / --heads even",
+                         config_head_size(c));
     if (config_head_size(c) > ATTENTION_MAX_D)
-        return fail(error, "the head size %zu is over %d; choose more --heads for %zu channels",
-                    config_head_size(c), ATTENTION_MAX_D, c->channels);
+        return fail_with(error, "the head size %zu is over %d; choose more --heads for %zu channels",
+                         config_head_size(c), ATTENTION_MAX_D, c->channels);
     return true;
 }
 
@@ -182,8 +185,8 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
     if (!p->arranged && !parameters_allocate(p, 14 * L + 5, error))
         return false;  // 14 per block; 2 embeddings, 2 of the final norm, 1 head
     p->tied = c->tied;
-    if (!p->arranged) w->blocks = (Block*)allocate(L * sizeof(Block));
-    if (w->blocks == NULL) return fail(error, "out of memory for the table of %zu blocks", L);
+    if (!p->arranged) w->blocks = (Block*)memory_allocate(L * sizeof(Block));
+    if (w->blocks == NULL) return fail_with(error, "out of memory for the table of %zu blocks", L);
     w->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);
     w->position_embedding = NO_TENSOR;
     if (c->family == FAMILY_GPT2)
@@ -249,7 +252,7 @@ typedef struct {
 } ModelOptions;
 
 typedef struct {
-    BlockActivations* blocks; // (L) what the backward needs of each block, see recompute.h
+    BlockActivations* blocks; // (L) what the backward needs of each block, see activations.h
     floatX* branch;           // (N, C) what attention or feed-forward is about to add to the residual stream
     floatX* output;           // (N, C) the residual stream after the last block
     floatX* hidden;           // (N, C) after the final norm
@@ -285,8 +288,8 @@ typedef struct {
     size_t logits_rows;       // rows of logits that exist at a time
     void* scratch;            // (model_scratch_bytes) for the operations
     int32_t* batches[2];      // each (2, B, T) on the device, used in turn: tokens, then targets
-    MemoryPlan memory;
-    Watch watch;              // a callback that looks at what was computed (anomaly.h)
+    Arena memory;
+    Watch watch;              // a callback that looks at what was computed (trace.h)
     Stream stream;
 } Model;
 
@@ -309,27 +312,27 @@ static inline size_t model_scratch_bytes(const Model* model) {
 static inline void model_layout(Model* model) {
     const Config* c = &model->config;
     const ModelOptions* o = &model->options;
-    MemoryPlan* plan = &model->memory;
+    Arena* plan = &model->memory;
     Activations* a = &model->activations;
     size_t N = o->B * o->T, C = c->channels, D = config_head_size(c);
     flat_layout(&model->flat, plan);
     BlockShape shape = model_block_shape(model);
     if (o->training) gradients_layout(&model->gradients, &shape, plan);
     offload_blocks_layout(&model->offloaded, a->blocks, c->layers, model_backward_ends(model), &shape, plan);
-    for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)plan_take(plan, "batches", 2 * N * sizeof(int32_t));
-    model->scratch = plan_take(plan, "scratch of the operations", model_scratch_bytes(model));
+    for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(plan, "batches", 2 * N * sizeof(int32_t));
+    model->scratch = arena_take(plan, "scratch of the operations", model_scratch_bytes(model));
     for (int i = 0; i < 2 && o->train; i++)
-        model->discarded[i] = (float*)plan_take(plan, "gradients that are not used", max_size(C, D) * sizeof(float));
+        model->discarded[i] = (float*)arena_take(plan, "gradients that are not used", max_size(C, D) * sizeof(float));
     const char* name = "activations outside the blocks";
-    a->branch = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
-    a->output = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
-    a->hidden = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
-    a->mean = (float*)plan_take(plan, name, N * sizeof(float));
-    a->rstd = (float*)plan_take(plan, name, N * sizeof(float));
-    a->losses = (float*)plan_take(plan, name, N * sizeof(float));
-    if (c->family == FAMILY_LLAMA) a->rope = (float*)plan_take(plan, name, c->context * D * sizeof(float));
-    a->logits = (floatX*)plan_take(plan, "logits, a part at a time",
-                                   model->logits_rows * config_padded_vocab(c) * sizeof(floatX));
+    a->branch = (floatX*)arena_take(plan, name, N * C * sizeof(floatX));
+    a->output = (floatX*)arena_take(plan, name, N * C * sizeof(floatX));
+    a->hidden = (floatX*)arena_take(plan, name, N * C * sizeof(floatX));
+    a->mean = (float*)arena_take(plan, name, N * sizeof(float));
+    a->rstd = (float*)arena_take(plan, name, N * sizeof(float));
+    a->losses = (float*)arena_take(plan, name, N * sizeof(float));
+    if (c->family == FAMILY_LLAMA) a->rope = (float*)arena_take(plan, name, c->context * D * sizeof(float));
+    a->logits = (floatX*)arena_take(plan, "logits, a part at a time",
+                                    model->logits_rows * config_padded_vocab(c) * sizeof(floatX));
     size_t cached = o->kv_context ? min_size(o->kv_context, c->context) : c->context;
     if (o->cached_sequences)
         kv_cache_layout(&model->cache, plan, c->layers, o->cached_sequences, cached, c->kv_heads, D, o->kv_q8);
@@ -340,7 +343,7 @@ static inline void model_free(Model* model) {
     flat_free(&model->flat);
     offload_blocks_close(&model->offloaded);
     device_close(model->stream);  // waits for what is still queued on the device
-    if (model->memory.base) device_free(model->memory.base, plan_block_bytes(&model->memory));
+    if (model->memory.base) device_free(model->memory.base, arena_bytes(&model->memory));
     free(model->activations.blocks);
     free(model->spans);
     free(model->weights.blocks);
@@ -356,15 +359,16 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     const Config* config = &model->config;
     if (!config_complete(&model->config, error)) return false;
     if (options.B == 0 || options.T == 0 || options.B > SIZE_MAX / options.T)
-        return fail(error, "a batch of %zu sequences of %zu tokens is impossible; give at least 1 of each", options.B,
-                    options.T);
+        return fail_with(error, "a batch of %zu sequences of %zu tokens is impossible; give at least 1 of each",
+                         options.B, options.T);
     if (options.T > config->context)
-        return fail(error,
-                    "sequences of %zu tokens do not fit the model's context of %zu; make --seq smaller or --context "
-                    "larger",
-                    options.T, config->context);
+        return fail_with(
+            error,
+            "sequences of %zu tokens do not fit the model's context of %zu; make --seq smaller or --context "
+            "larger",
+            options.T, config->context);
     if (options.T > device_longest())
-        return fail(
+        return fail_with(
             error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make --seq smaller",
             options.T, device_longest());
     // Logits of all rows at once would be the largest array, so the rows are cut into equal parts of at most
@@ -372,7 +376,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     size_t N = options.B * options.T, Vp = config_padded_vocab(config);
     size_t parts = divide_up(N, max_size(head_elements(N * Vp) / Vp, 64));
     model->logits_rows = divide_up(N, parts);
-    model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
+    model->activations.blocks = (BlockActivations*)memory_allocate(config->layers * sizeof(BlockActivations));
     // Only a backward needs separate activations for each block.
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
     if (model->activations.blocks) blocks_recompute(model->activations.blocks, config->layers, recomputed);
@@ -381,9 +385,9 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     bool ok = weights_create(&model->weights, &model->parameters, config, options.train, error) &&
               flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error) &&
               offload_blocks_plan(&model->offloaded, config->layers, options.training ? options.offload : 0, error);
-    model->spans = (DocumentSpan*)allocate((options.mask_documents ? N : 1) * sizeof(DocumentSpan));
+    model->spans = (DocumentSpan*)memory_allocate((options.mask_documents ? N : 1) * sizeof(DocumentSpan));
     if (ok && (model->activations.blocks == NULL || model->spans == NULL))
-        ok = fail(error, "out of memory for the table of activations");
+        ok = fail_with(error, "out of memory for the table of activations");
     while (ok && model->flat.buckets[model->first_trained].first == model->flat.buckets[model->first_trained].end)
         model->first_trained++;
     if (ok) model_layout(model);
@@ -399,18 +403,18 @@ static inline bool model_allocate(Model* model, Error* error) {
     size_t D = config_head_size(c), batch_bytes = 2 * o->B * o->T * sizeof(int32_t);
     if (!device_choose(o->ranks.local_rank, error) || !device_open(&model->stream, o->tf32, error) ||
         !matmul_choices_open(o->matmul_algorithms, o->ranks.rank == 0, model->stream, error) ||
-        !plan_allocate(&model->memory, o->ranks.world, model->stream, error)) return false;
+        !arena_allocate(&model->memory, o->ranks.world, model->stream, error)) return false;
     model_layout(model);
     if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
     if (!flat_prepare(&model->flat, model->stream, error)) return false;
     if (!offload_blocks_open(&model->offloaded, &model->flat, error)) return false;
     if (c->family == FAMILY_LLAMA) {
-        float* table = (float*)allocate(c->context * D * sizeof(float));
+        float* table = (float*)memory_allocate(c->context * D * sizeof(float));
         if (table == NULL)
-            return fail(error, "out of memory for the table of rotary angles of %zu positions", c->context);
+            return fail_with(error, "out of memory for the table of rotary angles of %zu positions", c->context);
         RopeOptions rope = config_rope(c);
         rope_table(table, &rope, c->context, D);
-        upload(model->activations.rope, table, c->context * D * sizeof(float), model->stream);
+        device_upload(model->activations.rope, table, c->context * D * sizeof(float), model->stream);
         free(table);
     }
     return true;
@@ -430,14 +434,14 @@ enum { INIT_PIECE = 1 << 16 };  // elements that are generated and uploaded at a
 // Sets parameters [offset, offset + n) of the flat vector, all of one tensor, and their master weights, from values on
 // the host. False if memory for a piece of them cannot be allocated, or an offloaded piece cannot be read or written.
 static inline bool model_set_params(Model* model, size_t offset, const float* values, size_t n, Error* error) {
-    floatX* rounded = (floatX*)allocate(INIT_PIECE * sizeof(floatX));
-    if (rounded == NULL) return fail(error, "out of memory for a piece of the weights");
+    floatX* rounded = (floatX*)memory_allocate(INIT_PIECE * sizeof(floatX));
+    if (rounded == NULL) return fail_with(error, "out of memory for a piece of the weights");
     bool ok = true;
     for (size_t done = 0; ok && done < n; done += INIT_PIECE) {
         size_t count = min_size(INIT_PIECE, n - done), at = offset + done;
         #pragma omp parallel for simd
         for (size_t i = 0; i < count; i++) rounded[i] = floatX_of(values[done + i]);
-        upload(model->flat.params + at, rounded, count * sizeof(floatX), model->stream);
+        device_upload(model->flat.params + at, rounded, count * sizeof(floatX), model->stream);
         ok = flat_set_masters(&model->flat, at, values + done, count, error);
     }
     free(rounded);
@@ -447,8 +451,8 @@ static inline bool model_set_params(Model* model, size_t offset, const float* va
 // Initial weights: a function of the seed and of the element's index in the flat vector (as if all tensors trained)
 // alone. False if memory for a piece of them cannot be allocated.
 static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
-    float* values = (float*)allocate(INIT_PIECE * sizeof(float));
-    if (values == NULL) return fail(error, "out of memory for a piece of the weights");
+    float* values = (float*)memory_allocate(INIT_PIECE * sizeof(float));
+    if (values == NULL) return fail_with(error, "out of memory for a piece of the weights");
     bool ok = true;
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
@@ -468,18 +472,18 @@ static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
     return ok;
 }
 
-static inline const floatX* param(const Model* model, size_t offset) {
+static inline const floatX* model_param(const Model* model, size_t offset) {
     return offset == NO_TENSOR ? NULL : model->flat.params + offset;
 }
 
 // NULL for a tensor that does not train.
-static inline float* grad(const Model* model, size_t offset) {
+static inline float* model_grad(const Model* model, size_t offset) {
     return offset == NO_TENSOR ? NULL : flat_gradient(&model->flat, offset);
 }
 
 // The same for the weight (0) or bias (1) of a norm, which needs memory for both even if one does not train.
-static inline float* norm_grad(const Model* model, size_t offset, size_t number) {
-    float* gradient = grad(model, offset);
+static inline float* model_norm_grad(const Model* model, size_t offset, size_t number) {
+    float* gradient = model_grad(model, offset);
     return gradient ? gradient : model->discarded[number];
 }
 
@@ -497,17 +501,19 @@ static inline void norm_forward(const Model* model, floatX* out, floatX* residua
     const Config* c = &model->config;
     float epsilon = (float)c->norm_epsilon;
     if (c->family == FAMILY_GPT2)
-        layernorm_forward(out, residual, mean, rstd, in, branch, param(model, weight), param(model, bias), epsilon,
-                          N, c->channels, model->stream);
+        layernorm_forward(out, residual, mean, rstd, in, branch, model_param(model, weight), model_param(model, bias),
+                          epsilon, N, c->channels, model->stream);
     else
-        rmsnorm_forward(out, residual, rstd, in, branch, param(model, weight), epsilon, N, c->channels, model->stream);
+        rmsnorm_forward(out, residual, rstd, in, branch, model_param(model, weight), epsilon, N, c->channels,
+                        model->stream);
 }
 
-// out = dropout(in), both (N, C), which may be the same; `site` tells the uses apart: 0 the embedding, 2l + 1 and 2l +
-// 2 the branches of block l. The backward calls it on gradients, with the same site.
+// out = dropout_apply(in), both (N, C), which may be the same; `site` tells the uses apart: 0 the embedding, 2l + 1 and
+// 2l + 2 the branches of block l. The backward calls it on gradients, with the same site.
 static inline void model_dropout(const Model* model, floatX* out, const floatX* in, size_t site, size_t N) {
     size_t C = model->config.channels;
-    dropout(out, in, model->dropout.p, model->dropout.seed, site, model->dropout.first_token * C, N * C, model->stream);
+    dropout_apply(out, in, model->dropout.p, model->dropout.seed, site, model->dropout.first_token * C, N * C,
+                  model->stream);
 }
 
 // Uploads a batch of tokens (B, T), and its targets unless they are NULL; returns the tokens on the device, followed by
@@ -519,7 +525,7 @@ static inline const int32_t* model_upload(Model* model, const int32_t* tokens, c
     model->span_count = 1;
     if (model->options.mask_documents)
         model->span_count = documents_find(model->spans, tokens, model->options.end_of_text, B, T);
-    return upload_batch(model->batches, tokens, targets, B * T * sizeof(int32_t), model->stream);
+    return device_upload_batch(model->batches, tokens, targets, B * T * sizeof(int32_t), model->stream);
 }
 
 // Block l of the batch in progress: x = x + attention(norm1(x)); x = x + ffn(norm2(x)). The second addition is left to
@@ -531,12 +537,12 @@ static inline void block_qkv(const Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations.blocks[l];
     size_t N = model->B * model->T, H = c->heads, K = c->kv_heads, D = config_head_size(c);
-    matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c),
-                   c->channels, model->stream);
+    matmul_forward(s->qkv, s->norm1, model_param(model, b->qkv_weight), model_param(model, b->qkv_bias), N,
+                   config_qkv(c), c->channels, model->stream);
     watch_at(&model->watch, WATCH_QKV, l);
     if (c->qk_norm)
-        qk_norm_forward(s->qkv, s->qk, s->qk_rstd, param(model, b->q_norm_weight), param(model, b->k_norm_weight),
-                        (float)c->norm_epsilon, N, H, K, D, model->stream);
+        qk_norm_forward(s->qkv, s->qk, s->qk_rstd, model_param(model, b->q_norm_weight),
+                        model_param(model, b->k_norm_weight), (float)c->norm_epsilon, N, H, K, D, model->stream);
     if (c->family == FAMILY_LLAMA)
         rope_forward(s->qkv, model->activations.rope, model->decoding ? model->cache.length : 0, model->B, model->T, H,
                      K, D, model->stream);
@@ -560,14 +566,15 @@ static inline void block_attention(const Model* model, size_t l) {
 }
 
 // branch = attention's output matmul; middle = input + branch; norm2 = norm(middle).
-static inline void block_middle(const Model* model, size_t l) {
+static inline void block_attention_out(const Model* model, size_t l) {
     const Config* c = &model->config;
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations.blocks[l];
     floatX* branch = model->activations.branch;
     size_t N = model->B * model->T;
-    matmul_forward(branch, s->attention, param(model, b->attention_out_weight), param(model, b->attention_out_bias),
-                   N, c->channels, c->heads * config_head_size(c), model->stream);
+    matmul_forward(branch, s->attention, model_param(model, b->attention_out_weight),
+                   model_param(model, b->attention_out_bias), N, c->channels, c->heads * config_head_size(c),
+                   model->stream);
     if (model->dropout.p > 0) model_dropout(model, branch, branch, 2 * l + 1, N);
     watch_at(&model->watch, WATCH_ATTENTION, l);
     norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, s->input, branch, b->norm2_weight, b->norm2_bias, N);
@@ -579,10 +586,10 @@ static inline void block_ffn_in(const Model* model, size_t l) {
     const BlockActivations* s = &model->activations.blocks[l];
     size_t N = model->B * model->T, C = c->channels, F = c->ffn;
     if (c->family == FAMILY_GPT2) {
-        matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight),
-                            param(model, b->ffn_in_bias), N, F, C, model->stream);
+        matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, model_param(model, b->ffn_in_weight),
+                            model_param(model, b->ffn_in_bias), N, F, C, model->stream);
     } else {
-        matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), NULL, N, 2 * F, C, model->stream);
+        matmul_forward(s->ffn_in, s->norm2, model_param(model, b->ffn_in_weight), NULL, N, 2 * F, C, model->stream);
         swiglu_forward(s->ffn_act, s->ffn_in, N, F, model->stream);
     }
 }
@@ -599,9 +606,9 @@ static inline void block_forward(Model* model, size_t l) {
                  l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
     block_qkv(model, l);
     block_attention(model, l);
-    block_middle(model, l);
+    block_attention_out(model, l);
     block_ffn_in(model, l);
-    matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N,
+    matmul_forward(a->branch, s->ffn_act, model_param(model, b->ffn_out_weight), model_param(model, b->ffn_out_bias), N,
                    c->channels, c->ffn, model->stream);
     if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
     watch_at(&model->watch, WATCH_FFN, l);
@@ -619,8 +626,9 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
     model->decoding = decoding;
     flat_await(&model->flat, 0);
     offload_block_forward(&model->offloaded, 0);
-    embedding_forward(a->blocks[0].input, tokens, param(model, w->token_embedding), param(model, w->position_embedding),
-                      decoding ? model->cache.length : 0, B, T, c->channels, model->stream);
+    embedding_forward(a->blocks[0].input, tokens, model_param(model, w->token_embedding),
+                      model_param(model, w->position_embedding), decoding ? model->cache.length : 0, B, T, c->channels,
+                      model->stream);
     if (model->dropout.p > 0) model_dropout(model, a->blocks[0].input, a->blocks[0].input, 0, N);
     for (size_t l = 0; l < c->layers; l++) block_forward(model, l);
     flat_await(&model->flat, c->layers + 1);
@@ -641,7 +649,7 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
 static inline void model_logits(Model* model, size_t first_row, size_t rows) {
     const Config* c = &model->config;
     matmul_forward(model->activations.logits, model->activations.hidden + first_row * c->channels,
-                   param(model, model->weights.head_weight), NULL, rows, config_padded_vocab(c), c->channels,
+                   model_param(model, model->weights.head_weight), NULL, rows, config_padded_vocab(c), c->channels,
                    model->stream);
 }
 
@@ -649,7 +657,7 @@ static inline void model_logits(Model* model, size_t first_row, size_t rows) {
 // micro-batch, so they add to the gradients of the rows before. bias may be NO_TENSOR.
 static inline void weight_backward(const Model* model, const floatX* dout, const floatX* in, size_t weight, size_t bias,
                                    bool more, size_t rows, size_t outputs, size_t inputs) {
-    float *dweight = grad(model, weight), *dbias = grad(model, bias);
+    float *dweight = model_grad(model, weight), *dbias = model_grad(model, bias);
     bool adds = more || flat_adds(&model->flat, weight);
     if (dweight || dbias) matmul_backward_weight(dweight, dbias, dout, in, adds, rows, outputs, inputs, model->stream);
 }
@@ -666,7 +674,7 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
         watch_at(&model->watch, WATCH_LOGITS, first);
         classifier(a->logits, a->losses + first, targets + first, dloss, rows, c->vocab, Vp, model->stream);
         if (dloss == 0.0f) continue;
-        matmul_backward_input(model->gradients.hidden + first * C, a->logits, param(model, weight), rows, Vp, C,
+        matmul_backward_input(model->gradients.hidden + first * C, a->logits, model_param(model, weight), rows, Vp, C,
                               model->stream);
         weight_backward(model, a->logits, a->hidden + first * C, weight, NO_TENSOR, first > 0, rows, Vp, C);
     }
@@ -685,15 +693,16 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
                                  const float* rstd, size_t weight, size_t bias, size_t N) {
     size_t C = model->config.channels;
     if (model->config.family == FAMILY_GPT2)
-        layernorm_backward(dx, norm_grad(model, weight, 0), norm_grad(model, bias, 1), dout, x, param(model, weight),
-                           mean, rstd, N, C, model->stream);
+        layernorm_backward(dx, model_norm_grad(model, weight, 0), model_norm_grad(model, bias, 1), dout, x,
+                           model_param(model, weight), mean, rstd, N, C, model->stream);
     else
-        rmsnorm_backward(dx, norm_grad(model, weight, 0), dout, x, param(model, weight), rstd, N, C, model->stream);
+        rmsnorm_backward(dx, model_norm_grad(model, weight, 0), dout, x, model_param(model, weight), rstd, N, C,
+                         model->stream);
 }
 
 static inline void matmul_backward(const Model* model, floatX* din, const floatX* dout, const floatX* in, size_t weight,
                                    size_t bias, size_t rows, size_t outputs, size_t inputs) {
-    matmul_backward_input(din, dout, param(model, weight), rows, outputs, inputs, model->stream);
+    matmul_backward_input(din, dout, model_param(model, weight), rows, outputs, inputs, model->stream);
     weight_backward(model, dout, in, weight, bias, false, rows, outputs, inputs);
 }
 
@@ -714,15 +723,15 @@ static inline void block_recompute(const Model* model, size_t l) {
         norm_forward(model, s->norm1, NULL, s->mean1, s->rstd1, s->input, NULL, b->norm1_weight, b->norm1_bias, N);
     if (block_recomputes(s, BLOCK_QKV)) block_qkv(model, l);
     if (block_recomputes(s, BLOCK_ATTENTION)) block_attention(model, l);
-    if (block_recomputes(s, BLOCK_MIDDLE)) block_middle(model, l);
+    if (block_recomputes(s, BLOCK_ATTENTION_OUT)) block_attention_out(model, l);
     else if (block_recomputes(s, BLOCK_NORM2))
         norm_forward(model, s->norm2, NULL, s->mean2, s->rstd2, s->middle, NULL, b->norm2_weight, b->norm2_bias, N);
     if (block_recomputes(s, BLOCK_FFN_IN)) block_ffn_in(model, l);
     else if (block_recomputes(s, BLOCK_FFN_ACT) && model->config.family == FAMILY_LLAMA)
         swiglu_forward(s->ffn_act, s->ffn_in, N, F, model->stream);
     else if (block_recomputes(s, BLOCK_FFN_ACT))
-        gelu_recompute(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight), param(model, b->ffn_in_bias), N,
-                       F, model->config.channels, model->stream);
+        gelu_recompute(s->ffn_act, s->ffn_in, s->norm2, model_param(model, b->ffn_in_weight),
+                       model_param(model, b->ffn_in_bias), N, F, model->config.channels, model->stream);
 }
 
 // block_forward, backwards: from the gradient of the residual stream after block l to that before it. Needs the
@@ -741,9 +750,10 @@ static inline void block_backward(Model* model, size_t l) {
     flat_begin_bucket(&model->flat, l + 1);
     const floatX* dbranch = branch_gradient(model, 2 * l + 2, N);
     if (c->family == FAMILY_GPT2) {
-        matmul_gelu_backward_input(g->ffn_in, dbranch, param(model, b->ffn_out_weight), s->ffn_in, N, C, F, stream);
+        matmul_gelu_backward_input(g->ffn_in, dbranch, model_param(model, b->ffn_out_weight), s->ffn_in, N, C, F,
+                                   stream);
     } else {
-        matmul_backward_input(g->ffn_act, dbranch, param(model, b->ffn_out_weight), N, C, F, stream);
+        matmul_backward_input(g->ffn_act, dbranch, model_param(model, b->ffn_out_weight), N, C, F, stream);
         swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, F, stream);
     }
     weight_backward(model, dbranch, s->ffn_act, b->ffn_out_weight, b->ffn_out_bias, false, N, C, F);
@@ -763,8 +773,9 @@ static inline void block_backward(Model* model, size_t l) {
     watch_at(&model->watch, WATCH_ATTENTION_BACKWARD, l);
     if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->activations.rope, B, T, H, K, D, stream);
     if (c->qk_norm)
-        qk_norm_backward(g->qkv, norm_grad(model, b->q_norm_weight, 0), norm_grad(model, b->k_norm_weight, 1), s->qk,
-                         s->qk_rstd, param(model, b->q_norm_weight), param(model, b->k_norm_weight), N, H, K, D,
+        qk_norm_backward(g->qkv, model_norm_grad(model, b->q_norm_weight, 0),
+                         model_norm_grad(model, b->k_norm_weight, 1), s->qk, s->qk_rstd,
+                         model_param(model, b->q_norm_weight), model_param(model, b->k_norm_weight), N, H, K, D,
                          stream);
     matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
     norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1_weight, b->norm1_bias, N);
@@ -791,7 +802,7 @@ static inline void model_backward(Model* model, const int32_t* tokens) {
     for (size_t l = c->layers; l-- > model_backward_ends(model);) block_backward(model, l);
     if (model->first_trained > 0) return;
     if (!c->tied) flat_begin_bucket(flat, 0);
-    embedding_backward(grad(model, w->token_embedding), grad(model, w->position_embedding),
+    embedding_backward(model_grad(model, w->token_embedding), model_grad(model, w->position_embedding),
                        branch_gradient(model, 0, N), tokens, model->B, model->T, C, model->stream);
     watch_at(&model->watch, WATCH_EMBEDDING_BACKWARD, 0);
     flat_end_bucket(flat, 0);
@@ -842,7 +853,7 @@ typedef struct {
 
 // After the last micro-batch of a step: waits for its gradients, gathers the ranks' statistics and flags, and fills in
 // the result. False if a rank is lost.
-static inline bool model_read(Model* model, StepResult* result, StepFlags flags, Error* error) {
+static inline bool model_finish_step(Model* model, StepResult* result, StepFlags flags, Error* error) {
     enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, COUNT };
     static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
     FlatVector* flat = &model->flat;
@@ -914,11 +925,11 @@ typedef struct {
 enum { RECORD_FIELD_COUNT = 5 };  // in a function, since the optimizers' names are not a constant
 static inline const Field* record_fields(void) {
     static Field fields[RECORD_FIELD_COUNT] = {
-        {"optimizer", "optimizer", FLAG_CHOICE, offsetof(RunRecord, optimizer), NULL, 0, 0, NULL, NULL},
-        {"optimizer_rank", "optimizer-rank", FLAG_COUNT, offsetof(RunRecord, optimizer_rank), "N", 0, 0, NULL, "0"},
-        {"masters", "masters", FLAG_SWITCH, offsetof(RunRecord, master_weights), "on|off", 0, 0, NULL, NULL},
-        {"seed", "seed", FLAG_COUNT, offsetof(RunRecord, seed), "N", 0, 0, NULL, NULL},
-        {"sequence", "seq", FLAG_COUNT, offsetof(RunRecord, T), "N", 0, 0, NULL, NULL},
+        {"optimizer", "optimizer", KIND_CHOICE, offsetof(RunRecord, optimizer), NULL, 0, 0, NULL, NULL},
+        {"optimizer_rank", "optimizer-rank", KIND_COUNT, offsetof(RunRecord, optimizer_rank), "N", 0, 0, NULL, "0"},
+        {"masters", "masters", KIND_SWITCH, offsetof(RunRecord, master_weights), "on|off", 0, 0, NULL, NULL},
+        {"seed", "seed", KIND_COUNT, offsetof(RunRecord, seed), "N", 0, 0, NULL, NULL},
+        {"sequence", "seq", KIND_COUNT, offsetof(RunRecord, T), "N", 0, 0, NULL, NULL},
     };
     fields[0].choices = optimizer_names();
     return fields;

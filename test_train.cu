@@ -56,8 +56,8 @@ static double bound_of(double fp32, size_t layers) {
 static void* fixture_read(const SafetensorsFile* file, const char* name, size_t* bytes) {
     Error error;
     const SafetensorsTensor* t = safetensors_find(file, name);
-    if (t == NULL) need(fail(&error, "%s has no tensor %s", file->path, name), &error);
-    void* data = allocate(t->bytes);
+    if (t == NULL) need(fail_with(&error, "%s has no tensor %s", file->path, name), &error);
+    void* data = memory_allocate(t->bytes);
     need(safetensors_read(file, t, data, t->bytes, NULL, &error), &error);
     if (bytes) *bytes = t->bytes;
     return data;
@@ -74,8 +74,8 @@ static double relative_error(const float* found, const float* expected, size_t n
 
 // Copies n elements from the device, as floats.
 static void read_floatX(float* out, const floatX* from, size_t n, const Model* model) {
-    floatX* copy = (floatX*)allocate(n * sizeof(floatX));
-    download(copy, from, n * sizeof(floatX), model->stream);
+    floatX* copy = (floatX*)memory_allocate(n * sizeof(floatX));
+    device_download(copy, from, n * sizeof(floatX), model->stream);
     for (size_t i = 0; i < n; i++) out[i] = float_of(copy[i]);
     free(copy);
 }
@@ -89,7 +89,7 @@ static double step_gradients(Model* model, double* norm, const int32_t* tokens, 
     Error error;
     model_begin_step(model, loss_scale, micro_batches);
     for (size_t i = 0; i < micro_batches; i++) model_gradients(model, tokens + i * B * T, targets + i * B * T, B, T);
-    need(model_read(model, &result, flags, &error), &error);
+    need(model_finish_step(model, &result, flags, &error), &error);
     if (norm) *norm = result.grad_norm;
     return result.loss;
 }
@@ -156,8 +156,8 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
     size_t V = model->config.vocab, L = model->config.layers, N = B * T;
     double* expected_loss = (double*)fixture_read(file, "loss", NULL);
     float* expected_logits = (float*)fixture_read(file, "logits", NULL);
-    float *logits = (float*)allocate(N * V * sizeof(float)),
-          *grads = (float*)allocate(model->parameters.flat_size * sizeof(float));
+    float *logits = (float*)memory_allocate(N * V * sizeof(float)),
+          *grads = (float*)memory_allocate(model->parameters.flat_size * sizeof(float));
 
     model_forward(model, model_upload(model, tokens, NULL, B, T), B, T, false);
     for (size_t row = 0; row < N; row++) {
@@ -168,7 +168,7 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
     check(what, relative_error(logits, expected_logits, N * V), bound_of(1e-5, L));
 
     double loss = batch_gradients(model, NULL, tokens, targets, B, T);
-    download(grads, model->flat.grads, model->parameters.flat_size * sizeof(float), model->stream);
+    device_download(grads, model->flat.grads, model->parameters.flat_size * sizeof(float), model->stream);
     snprintf(what, sizeof what, "%s loss", fixture);
     check(what, fabs(loss - *expected_loss) / *expected_loss, bound_of(1e-5, L));
 
@@ -196,14 +196,14 @@ static void test_fixture_loss_scale(Model* model, const SafetensorsFile* file, c
     size_t L = model->config.layers, P = model->parameters.flat_size;
     OptimizerOptions o = {OPTIMIZER_SGD, 0, 0, 1e-8, 0, 0, 0};
     double *expected_norms = (double*)fixture_read(file, "grad_norms", NULL), norm, worst = 0;
-    float *before = (float*)allocate(P * sizeof(float)), *after = (float*)allocate(P * sizeof(float));
+    float *before = (float*)memory_allocate(P * sizeof(float)), *after = (float*)memory_allocate(P * sizeof(float));
     const void* weights = model->flat.master_weights ? (void*)model->flat.master_weights : (void*)model->flat.params;
     step_gradients(model, &norm, tokens, targets, 1024, 1, B, T);
     snprintf(what, sizeof what, "%s norm with a loss scale of 1024", fixture);
     check(what, fabs(norm / expected_norms[0] - 1), bound_of(1e-5, L));
-    download(before, weights, P * sizeof(float), model->stream);
+    device_download(before, weights, P * sizeof(float), model->stream);
     model_update(model, &o, 1, lr, factor);
-    download(after, weights, P * sizeof(float), model->stream);
+    device_download(after, weights, P * sizeof(float), model->stream);
     for (size_t i = 0; i < P; i++) after[i] = (float)((double)(before[i] - after[i]) / (lr * factor));
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
@@ -236,7 +236,7 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
     for (size_t step = 0; step < 20; step++) {
         const int32_t *x = tokens + step * B * T, *y = targets + step * B * T;
         double norm, loss = batch_gradients(model, &norm, x, y, B, T);
-        need(guard_step(&state, &factor, &guard, norm) || fail(&error, "the guard skipped a step of %s", fixture),
+        need(guard_step(&state, &factor, &guard, norm) || fail_with(&error, "the guard skipped a step of %s", fixture),
              &error);
         model_update(model, &o, ++state.updates, hyper[0], factor);
         loss_error = fmax(loss_error, fabs(loss / expected_losses[step] - 1));
@@ -245,7 +245,7 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
     }
     // The padding between tensors, and the rows of the padded vocabulary.
     size_t unused = 0, place = 0, P = model->parameters.flat_size;
-    float* params = (float*)allocate(P * sizeof(float));
+    float* params = (float*)memory_allocate(P * sizeof(float));
     read_floatX(params, model->flat.params, P, model);
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
@@ -331,15 +331,15 @@ static void test_dropout(Family family) {
     model.dropout.first_token = 1234;
     size_t P = model.parameters.flat_size, bytes = P * sizeof(floatX);
     double norm, loss = batch_gradients(&model, &norm, tokens, targets, B, T);
-    float *direction = (float*)allocate(P * sizeof(float));
-    floatX *start = (floatX*)allocate(bytes), *moved = (floatX*)allocate(bytes);
-    download(direction, model.flat.grads, P * sizeof(float), model.stream);
-    download(start, model.flat.params, bytes, model.stream);
+    float *direction = (float*)memory_allocate(P * sizeof(float));
+    floatX *start = (floatX*)memory_allocate(bytes), *moved = (floatX*)memory_allocate(bytes);
+    device_download(direction, model.flat.grads, P * sizeof(float), model.stream);
+    device_download(start, model.flat.params, bytes, model.stream);
     double h = 0.25 * cbrt(FLOATX_EPSILON) / norm, value[2];
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < P; i++)
             moved[i] = floatX_of(float_of(start[i]) + (float)((side ? h : -h) / norm) * direction[i] * (float)norm);
-        upload(model.flat.params, moved, bytes, model.stream);
+        device_upload(model.flat.params, moved, bytes, model.stream);
         value[side] = batch_gradients(&model, NULL, tokens, targets, B, T);
     }
     double slope = (value[1] - value[0]) / (2 * h);
@@ -348,7 +348,7 @@ static void test_dropout(Family family) {
                                     : "llama slope along the gradient, dropout 0.2",
               fabs(slope / (norm * norm) - 1), 1e-3);
     }
-    upload(model.flat.params, start, bytes, model.stream);
+    device_upload(model.flat.params, start, bytes, model.stream);
     double again = batch_gradients(&model, NULL, tokens, targets, B, T);
     model.dropout.first_token++;
     double other = batch_gradients(&model, NULL, tokens, targets, B, T);
@@ -368,7 +368,7 @@ static void test_dropout_masks(void) {
     Error error;
     int32_t tokens[B * T];
     size_t N = B * T, n = N * c.channels;
-    float *stream[MASKS + 1], *values = (float*)allocate(c.vocab * c.channels * sizeof(float));
+    float *stream[MASKS + 1], *values = (float*)memory_allocate(c.vocab * c.channels * sizeof(float));
     double worst = 0, spread = sqrt(0.25 * (double)n);
     bool scaled = true;
     random_tokens(tokens, N, c.vocab, 1);
@@ -387,7 +387,7 @@ static void test_dropout_masks(void) {
     const floatX* sites[MASKS + 1] = {
         NULL, blocks[0].input, blocks[0].middle, blocks[1].input, blocks[1].middle, model.activations.output};
     for (int m = 0; m <= MASKS; m++) {
-        stream[m] = (float*)allocate(n * sizeof(float));
+        stream[m] = (float*)memory_allocate(n * sizeof(float));
         if (m > 0) read_floatX(stream[m], sites[m], n, &model);
     }
     for (int m = MASKS; m > 0; m--) for (size_t i = 0; i < n; i++) stream[m][i] -= stream[m - 1][i];  // stream[0] is 0
@@ -436,9 +436,11 @@ static void test_documents(Family family) {
     options.end_of_text = END;
     need(model_create(&joined, &c, options, &error), &error);
     size_t P = joined.parameters.flat_size;
-    float *hidden = (float*)allocate(N * C * sizeof(float)), *expected = (float*)allocate(N * C * sizeof(float));
-    float *grads = (float*)allocate(P * sizeof(float)), *sum = (float*)allocate(P * sizeof(float));
-    float *part = (float*)allocate(P * sizeof(float)), *zeros = (float*)allocate(c.context * C * sizeof(float));
+    float *hidden = (float*)memory_allocate(N * C * sizeof(float)),
+          *expected = (float*)memory_allocate(N * C * sizeof(float));
+    float *grads = (float*)memory_allocate(P * sizeof(float)), *sum = (float*)memory_allocate(P * sizeof(float));
+    float *part = (float*)memory_allocate(P * sizeof(float)),
+          *zeros = (float*)memory_allocate(c.context * C * sizeof(float));
     for (Model* m = &joined; m; m = m == &joined ? &alone : NULL) {
         randomize(m, 5);
         if (family == FAMILY_GPT2)
@@ -446,12 +448,12 @@ static void test_documents(Family family) {
     }
     double loss = batch_gradients(&joined, NULL, tokens, targets, B, T), losses = 0;
     read_floatX(hidden, joined.activations.hidden, N * C, &joined);
-    download(grads, joined.flat.grads, P * sizeof(float), joined.stream);
+    device_download(grads, joined.flat.grads, P * sizeof(float), joined.stream);
     for (int i = 0; i < COUNT; first = ends[i++] + 1) {
         size_t length = ends[i] + 1 - first, count = targets_count(targets + first, length);
         double mean = batch_gradients(&alone, NULL, tokens + first, targets + first, 1, length);
         read_floatX(expected + first * C, alone.activations.hidden, length * C, &alone);
-        download(part, alone.flat.grads, P * sizeof(float), alone.stream);
+        device_download(part, alone.flat.grads, P * sizeof(float), alone.stream);
         for (size_t e = 0; e < P; e++) sum[e] += (float)count * part[e];
         losses += mean * (double)count;
         counted += count;
@@ -526,17 +528,17 @@ static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel lev
             model_gradients(&model, tokens, targets, B, T - i);
             if (step % 8 == 2) model_losses(&model, tokens, targets, B, T);
         }
-        need(model_read(&model, &result, flags, &error), &error);
+        need(model_finish_step(&model, &result, flags, &error), &error);
         model_update(&model, &adamw, step, 0.01, 1.0);
     }
     Hash hash = hash_begin(0);
     size_t size = model.parameters.flat_size;
     const void* arrays[] = {model.flat.params, model.flat.master_weights, model.flat.states[0], model.flat.states[1]};
-    float* copy = (float*)allocate(size * sizeof(float));
+    float* copy = (float*)memory_allocate(size * sizeof(float));
     for (int i = 0; i < 4; i++) {
         size_t array_bytes = size * (i ? sizeof(float) : sizeof(floatX));
         if (arrays[i] == NULL) continue;
-        download(copy, arrays[i], array_bytes, model.stream);
+        device_download(copy, arrays[i], array_bytes, model.stream);
         hash_add(&hash, copy, array_bytes);
     }
     free(copy);
@@ -831,10 +833,10 @@ static void test_keeping(void) {
 static void test_missing_fields(void) {
     typedef struct { uint64_t layers; double scale; bool tied; int family; } Sizes;
     static const Field fields[] = {
-        {"layers", "layers", FLAG_COUNT, offsetof(Sizes, layers), "N", 0, 0, NULL, NULL},
-        {"scale", "scale", FLAG_REAL, offsetof(Sizes, scale), "X", 0, 0, NULL, "2.5"},
-        {"tied", "tied", FLAG_SWITCH, offsetof(Sizes, tied), "on|off", 0, 0, NULL, "on"},
-        {"family", "family", FLAG_CHOICE, offsetof(Sizes, family), FAMILY_NAMES, 0, 0, NULL, "llama"}};
+        {"layers", "layers", KIND_COUNT, offsetof(Sizes, layers), "N", 0, 0, NULL, NULL},
+        {"scale", "scale", KIND_REAL, offsetof(Sizes, scale), "X", 0, 0, NULL, "2.5"},
+        {"tied", "tied", KIND_SWITCH, offsetof(Sizes, tied), "on|off", 0, 0, NULL, "on"},
+        {"family", "family", KIND_CHOICE, offsetof(Sizes, family), FAMILY_NAMES, 0, 0, NULL, "llama"}};
     static const struct { const char* text; bool reads; double scale; bool tied; int family; } files[] = {
         {"{\"layers\": 3, \"scale\": 0.5, \"tied\": false, \"family\": \"gpt2\"}", true, 0.5, false, FAMILY_GPT2},
         {"{\"layers\": 3}", true, 2.5, true, FAMILY_LLAMA},
@@ -898,15 +900,15 @@ static void test_frozen(Family family, const char* train) {
     double norm, squares = 0;
     batch_gradients(&model[0], &norm, tokens, targets, B, T);
     size_t n = all.parameters.flat_size, elements = 0, wrong = 0, started = 0;
-    float *whole = (float*)allocate(n * sizeof(float)), *part = (float*)allocate(n * sizeof(float));
-    floatX *first = (floatX*)allocate(n * sizeof(floatX)), *last = (floatX*)allocate(n * sizeof(floatX));
-    download(whole, all.flat.grads, n * sizeof(float), all.stream);
-    download(part, model[0].flat.grads, model[0].flat.sums_size * sizeof(float), model[0].stream);
-    download(first, all.flat.params, n * sizeof(floatX), all.stream);
-    download(last, model[0].flat.params, n * sizeof(floatX), model[0].stream);
+    float *whole = (float*)memory_allocate(n * sizeof(float)), *part = (float*)memory_allocate(n * sizeof(float));
+    floatX *first = (floatX*)memory_allocate(n * sizeof(floatX)), *last = (floatX*)memory_allocate(n * sizeof(floatX));
+    device_download(whole, all.flat.grads, n * sizeof(float), all.stream);
+    device_download(part, model[0].flat.grads, model[0].flat.sums_size * sizeof(float), model[0].stream);
+    device_download(first, all.flat.params, n * sizeof(floatX), all.stream);
+    device_download(last, model[0].flat.params, n * sizeof(floatX), model[0].stream);
     for (size_t i = 0; i < all.parameters.count; i++) {
         const Tensor *t = &all.parameters.tensors[i], *u = &model[0].parameters.tensors[i];
-        float* gradient = grad(&model[0], u->offset);
+        float* gradient = model_grad(&model[0], u->offset);
         started += memcmp(first + t->offset, last + u->offset, t->size * sizeof(floatX)) != 0;
         wrong += u->trains != is_named(train, u->name) || u->trains != (gradient != NULL);
         if (!u->trains) continue;
@@ -924,7 +926,7 @@ static void test_frozen(Family family, const char* train) {
     snprintf(what, sizeof what, "--train %s: the norm is that of what trains", train);
     check(what, fabs(norm / sqrt(squares) - 1), 1e-5);
 
-    download(first, model[0].flat.params, n * sizeof(floatX), model[0].stream);
+    device_download(first, model[0].flat.params, n * sizeof(floatX), model[0].stream);
     RunRecord record, saved;
     memset(&record, 0, sizeof record);
     record.config = model[0].config;
@@ -943,14 +945,14 @@ static void test_frozen(Family family, const char* train) {
         need(saver_end(&saver, &error), &error);
     }
     saver_close(&saver);
-    download(last, model[0].flat.params, n * sizeof(floatX), model[0].stream);
+    device_download(last, model[0].flat.params, n * sizeof(floatX), model[0].stream);
     wrong = 0;
     for (size_t i = 0; i < model[0].parameters.count; i++) {
         const Tensor* t = &model[0].parameters.tensors[i];
         bool same = memcmp(first + t->offset, last + t->offset, t->size * sizeof(floatX)) == 0;
         wrong += same == t->trains;
     }
-    download(first, model[1].flat.params, n * sizeof(floatX), model[1].stream);
+    device_download(first, model[1].flat.params, n * sizeof(floatX), model[1].stream);
     snprintf(what, sizeof what, "--train %s: the same bits with --offload", train);
     check_true(what, memcmp(first, last, n * sizeof(floatX)) == 0);
     snprintf(what, sizeof what, "--train %s: what trains changes, and nothing else", train);
@@ -969,8 +971,8 @@ static void test_frozen(Family family, const char* train) {
         batch_gradients(&model[i], NULL, tokens, targets, B, T);
         model_update(&model[i], &adamw, 3, 1e-2, 1.0);
     }
-    download(first, model[0].flat.params, n * sizeof(floatX), model[0].stream);
-    download(last, model[1].flat.params, n * sizeof(floatX), model[1].stream);
+    device_download(first, model[0].flat.params, n * sizeof(floatX), model[0].stream);
+    device_download(last, model[1].flat.params, n * sizeof(floatX), model[1].stream);
     snprintf(what, sizeof what, "--train %s: a run that is resumed continues with the same bits", train);
     check_true(what, memcmp(first, last, n * sizeof(floatX)) == 0);
     need(model_load(&all, &saved, path, true, &error), &error);  // here all of it trains
@@ -1042,7 +1044,7 @@ static void test_frozen_converted(void) {
             floatX here[1000];
             if (t->trains) continue;
             size_t offset = loaded.parameters.tensors[n].offset;
-            download(here, loaded.flat.params + offset, tensor_elements(t) * sizeof(floatX), loaded.stream);
+            device_download(here, loaded.flat.params + offset, tensor_elements(t) * sizeof(floatX), loaded.stream);
             for (size_t k = 0; k < tensor_elements(t); k++) wrong += float_of(here[k]) != values[k];
         }
         bool refuses = i == 2 && !FLOATX_IS_FLOAT;
@@ -1083,8 +1085,8 @@ static void test_frozen_patterns(void) {
 // Computes hidden states (B, T, C) of tokens (B, T) through the cache, `step` positions at a time.
 static void cache_forward(float* hidden, Model* model, const int32_t* tokens, size_t B, size_t T, size_t step) {
     size_t C = model->config.channels;
-    int32_t* part = (int32_t*)allocate(B * step * sizeof(int32_t));
-    float* rows = (float*)allocate(B * step * C * sizeof(float));
+    int32_t* part = (int32_t*)memory_allocate(B * step * sizeof(int32_t));
+    float* rows = (float*)memory_allocate(B * step * C * sizeof(float));
     model->cache.length = 0;
     for (size_t t = 0, count; t < T; t += count) {
         count = min_size(step, T - t);
@@ -1118,7 +1120,7 @@ static void test_cache(Family family) {
     size_t C = c.channels, n = B * T * C;
     bool host = device_is_host() && !(FLOATX_DTYPE == DTYPE_BF16 && gemm_state.for_bf16->a_by_lane);
     random_tokens(tokens, B * T, c.vocab, 3);
-    float *whole = (float*)allocate(n * sizeof(float)), *cached = (float*)allocate(n * sizeof(float));
+    float *whole = (float*)memory_allocate(n * sizeof(float)), *cached = (float*)memory_allocate(n * sizeof(float));
     for (int q8 = 0; q8 < 2; q8++) {
         ModelOptions options = test_options(B, T);
         options.kv_q8 = q8;
@@ -1363,8 +1365,8 @@ static void test_two_models(void) {
         }
         for (int i = 0; i < 2; i++) {
             size_t bytes = model[i].parameters.flat_size * sizeof(floatX);
-            void* params = allocate(bytes);
-            download(params, model[i].flat.params, bytes, model[i].stream);
+            void* params = memory_allocate(bytes);
+            device_download(params, model[i].flat.params, bytes, model[i].stream);
             hash[together][i] = hash_bytes(params, bytes);
             free(params);
             model_free(&model[i]);
@@ -1411,7 +1413,7 @@ static void test_validation(void) {
         float losses[T];
         model_forward(&model, on_device, 1, T, false);
         model_head(&model, on_device + T, 0.0f, T);
-        download(losses, model.activations.losses, sizeof losses, model.stream);
+        device_download(losses, model.activations.losses, sizeof losses, model.stream);
         for (size_t t = 0; t < T; t++) expected += (double)losses[t] / (TOKENS - 1);
     }
     check("validation with overlap scores each token once", fabs(overlapped / expected - 1), FLOATX_EPSILON * 100);
@@ -1498,7 +1500,7 @@ static void test_initial_weights(Family family) {
         const Tensor* t = &model.parameters.tensors[i];
         size_t n = tensor_elements(t);
         double sum = 0, squares = 0, std = strstr(t->name, "_out_weight") ? residual : usual;
-        float* values = (float*)allocate(n * sizeof(float));
+        float* values = (float*)memory_allocate(n * sizeof(float));
         read_floatX(values, model.flat.params + t->offset, n, &model);
         for (size_t e = 0; e < n; e++) {
             sum += (double)values[e];
@@ -1539,11 +1541,11 @@ static void test_head_in_parts(void) {
     need(model_create(&model, &c, test_options(B, T), &error), &error);
     randomize(&model, 5);
     size_t P = model.parameters.flat_size;
-    float *whole = (float*)allocate(P * sizeof(float)), *parts = (float*)allocate(P * sizeof(float));
+    float *whole = (float*)memory_allocate(P * sizeof(float)), *parts = (float*)memory_allocate(P * sizeof(float));
     double norm, loss = step_gradients(&model, &norm, tokens, targets, 1, 1, B, T);
-    download(whole, model.flat.grads, P * sizeof(float), model.stream);
+    device_download(whole, model.flat.grads, P * sizeof(float), model.stream);
     double loss_of_parts = step_gradients(&model, &norm, tokens, targets, 1, 4, B / 4, T), worst = 0;
-    download(parts, model.flat.grads, P * sizeof(float), model.stream);
+    device_download(parts, model.flat.grads, P * sizeof(float), model.stream);
     for (size_t i = 0; i < model.parameters.count; i++) {
         const Tensor* t = &model.parameters.tensors[i];
         double error_of_tensor = relative_error(whole + t->offset, parts + t->offset, tensor_elements(t));
@@ -1632,7 +1634,7 @@ static void command(const char* format, const char* a, const char* b) {
     char line[1024];
     snprintf(line, sizeof line, format, work, a, work, b);
     Error error;
-    need(system(line) == 0 || fail(&error, "the command failed: %s", line), &error);
+    need(system(line) == 0 || fail_with(&error, "the command failed: %s", line), &error);
 }
 
 static void write_shards(void) {
@@ -1703,7 +1705,7 @@ static void overwrite(const char* path, const char* data, size_t bytes) {
     FILE* file = fopen(path, "wb");
     size_t written = file ? fwrite(data, 1, bytes, file) : 0;
     Error error;
-    need((file && fclose(file) == 0 && written == bytes) || fail(&error, "cannot write %s", path), &error);
+    need((file && fclose(file) == 0 && written == bytes) || fail_with(&error, "cannot write %s", path), &error);
 }
 
 // The numbers of a member of the log, a line each; NAN for null. Returns how many lines there are.
@@ -1750,10 +1752,18 @@ static void test_log(void) {
     check("log: learning rate, tokens per second and mfu", error, 1e-6);
 
     // A manifest has the flags that change the result, and a resume reports those that differ.
-    static const struct { const char* member; bool there; } flags[] = {
-        {"\"lr\": \"0.01\"", true}, {"\"warmup\": \"5\"", true}, {"\"batch\": \"3\"", true}, {"\"steps\": \"20\"", true},
-        {"\"weight-decay\": \"0.1\"", true}, {"\"beta2\": \"0.95\"", true}, {"\"clip\": \"1\"", true},
-        {"\"out\": ", false}, {"\"threads\": ", false}, {"\"val-every\": ", false}, {"\"ckpt-every\": ", false}};
+    static const struct { const char* member; bool there;
+    } flags[] = {{"\"lr\": \"0.01\"", true},
+                 {"\"warmup\": \"5\"", true},
+                 {"\"batch\": \"3\"", true},
+                 {"\"steps\": \"20\"", true},
+                 {"\"weight-decay\": \"0.1\"", true},
+                 {"\"beta2\": \"0.95\"", true},
+                 {"\"clip\": \"1\"", true},
+                 {"\"out\": ", false},
+                 {"\"threads\": ", false},
+                 {"\"val-every\": ", false},
+                 {"\"ckpt-every\": ", false}};
     char path[512], *manifest;
     size_t bytes;
     Error reason;
@@ -1818,7 +1828,7 @@ static void test_torn_log(void) {
     bool right = true;
     Error error;
     command("rm -rf %s/%s", "a", "");
-    need(train(small_run("a", "")) == 0 || fail(&error, "the run whose log is to be torn failed"), &error);
+    need(train(small_run("a", "")) == 0 || fail_with(&error, "the run whose log is to be torn failed"), &error);
     snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
     need(file_read(path, 1 << 24, &text, &bytes, &error), &error);
     memcpy(strstr(text, "\"step\": 8,"), "\"step\":88,", 10);
@@ -1891,8 +1901,8 @@ static void test_odd_sizes(void) {
         bool ok = true;
         command("rm -rf %s/%s %s/%s", "a", "b");
         for (int resumes = 0; resumes < 2; resumes++) {
-            snprintf(line, sizeof line, "--data %s/train.bin --out %s/%s --layers 1 --seq 16 --batch 1 %s%s", work, work,
-                     resumes ? "b" : "a", MODELS[i].flags, resumes ? " --resume" : "");
+            snprintf(line, sizeof line, "--data %s/train.bin --out %s/%s --layers 1 --seq 16 --batch 1 %s%s", work,
+                     work, resumes ? "b" : "a", MODELS[i].flags, resumes ? " --resume" : "");
             if (resumes) command("cp -R %s/%s %s/%s", "a", "b");
             if (resumes) command(MODELS[i].without, "b", "b");
             ok = ok && train(line) == 0 && (!resumes || output_contains(MODELS[i].resumed));
@@ -2078,7 +2088,7 @@ static void test_hot(void) {
     Error error;
     snprintf(hot, sizeof hot, "--ckpt-async off --ckpt-hot 5 --ckpt-hot-dir %s", work);
     command("rm -rf %s/%s %s/%s", "a", "b");
-    need(train(small_run("b", "")) == 0 || fail(&error, "the run to compare with failed"), &error);
+    need(train(small_run("b", "")) == 0 || fail_with(&error, "the run to compare with failed"), &error);
     bool killed = train_wait(train_start("rank 0 step 18 at load do kill", "a", hot)) != 0;
     snprintf(more, sizeof more, "--resume --ckpt-hot-dir %s", work);
     check_true("a copy in memory is resumed without --ckpt-hot", killed && train(small_run("a", more)) == 0 &&
@@ -2118,7 +2128,7 @@ static void test_signal(void) {
     Error error;
     size_t bytes;
     command("rm -rf %s/%s", "b", "");
-    need(train(small_run("b", "")) == 0 || fail(&error, "the run to compare with failed"), &error);
+    need(train(small_run("b", "")) == 0 || fail_with(&error, "the run to compare with failed"), &error);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int code = train_and_signal(cases[i].first, cases[i].second);
         snprintf(what, sizeof what, "%s: the run says that it stopped and how to continue", cases[i].name);
@@ -2134,7 +2144,7 @@ static void test_signal(void) {
 
     snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
     FILE* other = fopen(path, "ab");
-    need((other != NULL && flock(fileno(other), LOCK_EX) == 0) || fail(&error, "cannot lock %s", path), &error);
+    need((other != NULL && flock(fileno(other), LOCK_EX) == 0) || fail_with(&error, "cannot lock %s", path), &error);
     check_true("two processes on one directory: the second is refused",
                train(small_run("a", "--resume")) == 1 && output_contains("another process"));
     fclose(other);
@@ -2214,15 +2224,15 @@ static bool loads_weights_alone(Model* model, const char* directory) {
     Json manifest;
     Error error;
     size_t P = model->parameters.flat_size, used = 0;
-    floatX *all = (floatX*)allocate(P * sizeof(floatX)), *alone = (floatX*)allocate(P * sizeof(floatX));
-    float* state = (float*)allocate(P * sizeof(float));
-    download(all, flat->params, P * sizeof(floatX), model->stream);
+    floatX *all = (floatX*)memory_allocate(P * sizeof(floatX)), *alone = (floatX*)memory_allocate(P * sizeof(floatX));
+    float* state = (float*)memory_allocate(P * sizeof(float));
+    device_download(all, flat->params, P * sizeof(floatX), model->stream);
     need(flat_reset_optimizer(flat, &error), &error);
     need(manifest_open(&manifest, directory, &error), &error);
     need(checkpoint_load(flat, &manifest, directory, true, &error), &error);
-    download(alone, flat->params, P * sizeof(floatX), model->stream);
+    device_download(alone, flat->params, P * sizeof(floatX), model->stream);
     for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++) {
-        download(state, flat->states[s], P * sizeof(float), model->stream);
+        device_download(state, flat->states[s], P * sizeof(float), model->stream);
         for (size_t i = 0; i < P; i++) used += state[i] != 0;
     }
     bool same = memcmp(all, alone, P * sizeof(floatX)) == 0;
@@ -2242,7 +2252,7 @@ static void test_damage(void) {
     Model model;
     Config c = test_config(FAMILY_GPT2);
     command("rm -rf %s/%s %s/%s", "a", "b");
-    need(train(small_run("a", "")) == 0 || fail(&error, "the run that is to be damaged failed"), &error);
+    need(train(small_run("a", "")) == 0 || fail_with(&error, "the run that is to be damaged failed"), &error);
     snprintf(directory, sizeof directory, "%s/a/step_00000020", work);
     snprintf(path[0], sizeof path[0], "%s/rank_00000.safetensors", directory);
     snprintf(path[1], sizeof path[1], "%s/manifest.json", directory);
@@ -2273,7 +2283,7 @@ static void test_damage(void) {
 
     // The whole program: the newest is damaged, the previous one is used, and the end is as if nothing had happened.
     char flip = data[0][bytes[0] / 2];
-    need(train(small_run("b", "")) == 0 || fail(&error, "the run to compare with failed"), &error);
+    need(train(small_run("b", "")) == 0 || fail_with(&error, "the run to compare with failed"), &error);
     data[0][bytes[0] / 2] = (char)(flip + 1);
     overwrite(path[0], data[0], bytes[0]);
     check_true("a damaged newest checkpoint: named, the one before used, the same end",
@@ -2292,7 +2302,7 @@ static void test_damage(void) {
              "--batch 1 --steps 20 --ckpt-every 5", work, work);
     size_t there[2] = {0, 0};
     command("rm -rf %s/%s %s/%s", "a", "b");
-    need(train(pruned_run) == 0 || fail(&error, "the run to prune failed"), &error);
+    need(train(pruned_run) == 0 || fail_with(&error, "the run to prune failed"), &error);
     snprintf(directory, sizeof directory, "%s/a", work);
     for (int whole = 0; whole < 2; whole++) {
         if (!whole) command("cp %s/%s %s/%s", "a/step_00000020/manifest.json", "manifest");
@@ -2346,7 +2356,7 @@ static void test_going_back(void) {
     run.options = &options;
     run.record.state.step = 10;
     snprintf(run.hot, sizeof run.hot, "%s", hot);
-    need(log_open(&run.log, out, &error) && run_retract(&run, &error), &error);
+    need(log_open(&run.log, out, &error) && run_set_aside(&run, &error), &error);
     log_close(&run.log);
     uint64_t newest = 0, newest_hot = 0;
     checkpoint_before(&newest, out, UINT64_MAX);
@@ -2425,7 +2435,7 @@ int main(int argc, char** argv) {
     if (strncmp(name ? name + 1 : argv[0], "train", 5) == 0) return train_main(argc, argv);  // a link with that name
     snprintf(work, sizeof work, "%.200s/llmtrain_test_XXXXXX", base ? base : "/tmp");
     Error error;
-    need(mkdtemp(work) != NULL || fail(&error, "cannot make a directory under %s", base ? base : "/tmp"), &error);
+    need(mkdtemp(work) != NULL || fail_with(&error, "cannot make a directory under %s", base ? base : "/tmp"), &error);
     printf("test_train (%s)\n", FLOATX_NAME);
     write_shards();
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)

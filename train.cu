@@ -13,11 +13,11 @@
 // log and the manifests.
 
 #include "llmtrain.h"           // model; state.h (schedule_lr, guard_step), saver.h (Cadence), data.h, zero.h, log.h
-#include "llmtrain/generate.h"  // Sampler
-#include "llmtrain/plan.h"      // plan_show
-#include "llmtrain/presets.h"   // config_choose
-#include "llmtrain/run.h"       // Run: joining ranks, resuming, saving, rewinding
-#include "llmtrain/validate.h"  // model_validate
+#include "llmtrain/text/generate.h"  // Sampler
+#include "llmtrain/run/plan.h"      // plan_show
+#include "llmtrain/run/presets.h"   // config_choose
+#include "llmtrain/run/run.h"       // Run: joining ranks, resuming, saving, rewinding
+#include "llmtrain/run/validate.h"  // model_validate
 
 #include <signal.h>
 
@@ -55,75 +55,75 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     o->config.rope_theta = 10000;
     const Flag before_config[] = {
         FLAG_HEADING("Data and program"),
-        TEXT_FLAG("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'data/x_train_*.bin'"),
-        TEXT_FLAG("val", &o->val, NULL, "GLOB", FREE, "token shards to validate on"),
-        COUNT_FLAG("seed", &o->seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
-        COUNT_FLAG("threads", &o->threads, 0, 0, 4096, LOCAL, "OpenMP threads per rank; 0: OpenMP's default"),
+        FLAG_TEXT("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'data/x_train_*.bin'"),
+        FLAG_TEXT("val", &o->val, NULL, "GLOB", FREE, "token shards to validate on"),
+        FLAG_COUNT("seed", &o->seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
+        FLAG_COUNT("threads", &o->threads, 0, 0, 4096, LOCAL, "OpenMP threads per rank; 0: OpenMP's default"),
         FLAG_HEADING("Model: a preset, and sizes that override it"),
-        TEXT_FLAG("model", &o->model, NULL, "NAME", 0,
+        FLAG_TEXT("model", &o->model, NULL, "NAME", 0,
                   "preset: gpt2:124M|350M|774M|1558M, gpt2:dN with N layers (6, 12, 24, 36, 48, 60, 72, 84), "
                   "llama:15M|42M|110M (llama2.c), llama:1B|3B|8B (Llama 3)"),
     };
     const Flag after_config[] = {
-        REAL_FLAG("dropout", &o->dropout, 0, 0, 0.9, 0,
+        FLAG_REAL("dropout", &o->dropout, 0, 0, 0.9, 0,
                   "dropout probability, for embeddings and for attention and feed-forward outputs"),
         FLAG_HEADING("Batches"),
-        COUNT_FLAG("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
-        COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
-        COUNT_FLAG("total-batch", &o->total_batch, 0, 0, 1e12, 0,
+        FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
+        FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
+        FLAG_COUNT("total-batch", &o->total_batch, 0, 0, 1e12, 0,
                    "tokens per step over all ranks, by gradient accumulation; 0: one micro-batch per rank"),
-        CHOICE_FLAG("documents", &o->documents, 0, "join|mask", 0,
+        FLAG_CHOICE("documents", &o->documents, 0, "join|mask", 0,
                     "join: ignore the boundaries between documents; mask: attention and loss do not cross them"),
-        COUNT_FLAG("end-of-text", &o->end_of_text, 0, 0, 1 << 24, 0,
+        FLAG_COUNT("end-of-text", &o->end_of_text, 0, 0, 1 << 24, 0,
                    "with --documents mask: id of the token between documents; default: that of the shards' tokenizer"),
-        COUNT_FLAG("steps", &s->steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
+        FLAG_COUNT("steps", &s->steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
         FLAG_HEADING("Optimizer"),
-        TEXT_FLAG("train", &o->train, NULL, "NAMES", FLAG_FIXED,
+        FLAG_TEXT("train", &o->train, NULL, "NAMES", FLAG_FIXED,
                   "train only these tensors, e.g. 'block.*' or '*norm*,head_weight'; the others are frozen"),
-        CHOICE_FLAG("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
-        REAL_FLAG("lr", &s->lr, 6e-4, 0, 100, 0, "peak learning rate"),
-        REAL_FLAG("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: the coefficient"),
-        REAL_FLAG("beta2", &a->beta2, 0.95, 0, 0.99999, 0, "adamw: decay of the second moment; lion: of the momentum"),
-        REAL_FLAG("epsilon", &a->epsilon, 1e-8, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
-        REAL_FLAG("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
-        COUNT_FLAG("optimizer-rank", &a->rank, 128, 1, 65536, 0,
+        FLAG_CHOICE("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
+        FLAG_REAL("lr", &s->lr, 6e-4, 0, 100, 0, "peak learning rate"),
+        FLAG_REAL("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: the coefficient"),
+        FLAG_REAL("beta2", &a->beta2, 0.95, 0, 0.99999, 0, "adamw: decay of the second moment; lion: of the momentum"),
+        FLAG_REAL("epsilon", &a->epsilon, 1e-8, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
+        FLAG_REAL("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
+        FLAG_COUNT("optimizer-rank", &a->rank, 128, 1, 65536, 0,
                    "galore, ldadam: rank of the subspace that holds a matrix's optimizer state"),
-        SWITCH_FLAG("masters", &o->master_weights, true, 0,
+        FLAG_SWITCH("masters", &o->master_weights, true, 0,
                     "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
-        SWITCH_FLAG("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
-        TEXT_FLAG("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
+        FLAG_SWITCH("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
+        FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
         FLAG_HEADING("Schedule"),
-        CHOICE_FLAG("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
+        FLAG_CHOICE("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
                     "shape of the learning rate after warmup"),
-        COUNT_FLAG("warmup", &s->warmup, 100, 0, 1e12, 0, "steps of linear warmup to --lr"),
-        REAL_FLAG("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
+        FLAG_COUNT("warmup", &s->warmup, 100, 0, 1e12, 0, "steps of linear warmup to --lr"),
+        FLAG_REAL("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
                   "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
-        REAL_FLAG("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
+        FLAG_REAL("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
                   "with --schedule wsd: fraction of the steps after warmup, the last ones, over which the rate decays"),
-        COUNT_FLAG("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
+        FLAG_COUNT("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
                    "with --schedule step: multiply the rate by --decay-factor every N steps"),
-        REAL_FLAG("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,
+        FLAG_REAL("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,
                   "with --schedule step: multiply the rate by X every --decay-every steps"),
         FLAG_HEADING("Ranks: processes that train together"),
-        COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, FREE,
+        FLAG_COUNT("ranks", &o->ranks, 1, 1, 65536, FREE,
                    "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
-        COUNT_FLAG("zero", &o->zero, 0, 0, 2, 0, "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients"),
-        CHOICE_FLAG(
+        FLAG_COUNT("zero", &o->zero, 0, 0, 2, 0, "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients"),
+        FLAG_CHOICE(
             "reduce", &o->reduce, 0, "auto|float|storage|exact", 0,
             "dtype of gradient reduction: float is fp32, storage the build's dtype, exact int64 fixed point (same "
             "bits for every --zero and number of ranks); auto: exact with several ranks, otherwise float"),
-        REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, FREE,
+        FLAG_REAL("timeout", &o->timeout, 600, 1, 1e6, FREE,
                   "seconds without a byte from a rank after which it counts as lost"),
         FLAG_HEADING("Logging, validation and samples"),
-        COUNT_FLAG("log-every", &o->log_every, 1, 1, 1e12, FREE, "log every N steps"),
-        REAL_FLAG("peak-tflops", &o->peak_tflops, 0, 0, 1e6, LOCAL,
+        FLAG_COUNT("log-every", &o->log_every, 1, 1, 1e12, FREE, "log every N steps"),
+        FLAG_REAL("peak-tflops", &o->peak_tflops, 0, 0, 1e6, LOCAL,
                   "peak TFLOP/s for computing MFU; 0: the GPU's datasheet value (if unknown, MFU is n/a)"),
-        COUNT_FLAG("val-every", &o->val_every, 0, 0, 1e12, FREE, "validate every N steps; 0: only after the last"),
-        COUNT_FLAG("val-windows", &o->val_windows, 0, 0, 1e12, FREE,
+        FLAG_COUNT("val-every", &o->val_every, 0, 0, 1e12, FREE, "validate every N steps; 0: only after the last"),
+        FLAG_COUNT("val-windows", &o->val_windows, 0, 0, 1e12, FREE,
                    "number of validation sequences, of --seq tokens each; 0: all of --val"),
-        COUNT_FLAG("val-overlap", &o->val_overlap, 0, 0, 1e7, FREE,
+        FLAG_COUNT("val-overlap", &o->val_overlap, 0, 0, 1e7, FREE,
                    "tokens shared by consecutive validation sequences, given as context and not scored again"),
-        COUNT_FLAG("sample-every", &o->sample_every, 0, 0, 1e12, FREE, "print a text sample every N steps; 0: never"),
+        FLAG_COUNT("sample-every", &o->sample_every, 0, 0, 1e12, FREE, "print a text sample every N steps; 0: never"),
     };
     size_t count = flags_append(flags, 0, before_config, sizeof before_config / sizeof(Flag));
     count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
@@ -137,11 +137,12 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
 
 // Refuses flags that do not work together.
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
-    if (o->sampler.prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
-    if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
+    if (o->sampler.prompt[0] == 0) return fail_with(error, "--prompt is empty; give at least one character");
+    if (o->val_every && o->val == NULL) return fail_with(error, "--val-every needs --val, the shards to validate on");
     if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
     return o->data || o->plan.show ||
-        fail(error, "there is nothing to train on; give --data (build/generate --out DIR --prompt TEXT samples text)");
+           fail_with(error,
+                     "there is nothing to train on; give --data (build/generate --out DIR --prompt TEXT samples text)");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -189,12 +190,14 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (!config_complete(c, error)) return false;
     if (o->seq == 0) o->seq = c->context;
     if (o->total_batch % (o->batch * o->seq * world) != 0)
-        return fail(error, "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that is",
-                    (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
-                    (unsigned long long)(o->batch * o->seq * world));
+        return fail_with(error,
+                         "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that is",
+                         (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
+                         (unsigned long long)(o->batch * o->seq * world));
     if (o->val_overlap >= o->seq)
-        return fail(error, "--val-overlap %llu leaves no new tokens in sequences of %llu; make it smaller than --seq",
-                    (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
+        return fail_with(error,
+                         "--val-overlap %llu leaves no new tokens in sequences of %llu; make it smaller than --seq",
+                         (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.hot = o->run.ckpt_hot > 0;
@@ -212,9 +215,9 @@ static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Er
     if (!plan_model(run, o, error)) return fail_as(error, ERROR_USAGE);
     if (o->data && !run_check_data(run, &run->train, "--data", o->seq, error)) return false;
     if (o->val && !run_check_data(run, &run->val, "--val", o->seq, error)) return false;
-    if (run->model.memory.total >= PLAN_MAX)
-        return fail(error, "the model needs more than %.0f GB; make --batch, --seq or the model smaller",
-                    1e-9 * (double)PLAN_MAX);
+    if (run->model.memory.total >= ARENA_MAX)
+        return fail_with(error, "the model needs more than %.0f GB; make --batch, --seq or the model smaller",
+                         1e-9 * (double)ARENA_MAX);
     return o->plan.show || o->run.out == NULL || run->comm.rank > 0 || run_check_out(&o->run, error);
 }
 
@@ -312,7 +315,7 @@ static void interrupt(int signal_number) {
     if (first && write(STDOUT_FILENO, message, sizeof message - 1) < 0) return;  // only rank 0's goes to the console
 }
 
-// Computes gradients of the mean loss over the step's micro-batches; each rank has its own. heartbeat() informs a
+// Computes gradients of the mean loss over the step's micro-batches; each rank has its own. heartbeat_send() informs a
 // supervisor (heartbeat.h); fault_*() do nothing outside of tests (fault.h).
 static bool accumulate_gradients(Run* run, uint64_t micro_batches, Error* error) {
     Model* model = &run->model;
@@ -320,7 +323,7 @@ static bool accumulate_gradients(Run* run, uint64_t micro_batches, Error* error)
     size_t B = model->options.B, T = model->options.T;
     model_begin_step(model, state->loss_scale, micro_batches);
     for (uint64_t i = 0; i < micro_batches; i++) {
-        heartbeat(HEARTBEAT_STEP, state->step + 1);
+        heartbeat_send(HEARTBEAT_STEP, state->step + 1);
         if (fault_point("load")) fault_flip(model);
         if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
         model->dropout.first_token =
@@ -339,8 +342,8 @@ static bool read_step(Run* run, StepResult* result, Error* error) {
     StepFlags flags = {interrupted != 0, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN,
                        state == SAVER_FAILED};
     heartbeat_collective("the reduction of gradients");
-    if (!model_read(&run->model, result, flags, error)) return false;
-    heartbeat(HEARTBEAT_STEP, run->record.state.step + 1);
+    if (!model_finish_step(&run->model, result, flags, error)) return false;
+    heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);
     if (state != SAVER_IDLE && result->flags.failed) saver_stop(saver);
     bool ends = state != SAVER_IDLE && (result->flags.saved || result->flags.failed);
     return !ends || run_save_complete_or_report(run, error);
@@ -368,7 +371,7 @@ static bool report(Run* run, const Options* o, StepLog* s, double tokens, Error*
     s->tokens_per_second = 1e3 * tokens * (double)run->comm.world / s->ms;
     s->mfu = NAN;
     if (o->peak_tflops > 0) s->mfu = 1e-9 * tokens * model_flops_per_token(model, o->seq) / (s->ms * o->peak_tflops);
-    s->memory = device_is_host() ? memory_peak() : plan_block_bytes(&model->memory);
+    s->memory = device_is_host() ? memory_peak() : arena_bytes(&model->memory);
     s->ranks = run->comm.world;
     step_print(stdout, s);
     return run->log.file == NULL || log_write(&run->log, s, error);
@@ -421,9 +424,9 @@ static bool run_train(Run* run, Options* o, Error* error) {
         // before a pause, so that the update is counted, and after the first step, which is not counted.
         bool last = state->step == o->schedule.steps;
         stop = last || s.result.flags.stop;
-        bool signalled = stop && !last;  // a signal: there may be no time for anything but the save
-        bool validates = o->val && !signalled && (last || (o->val_every && state->step % o->val_every == 0));
-        bool samples = !signalled && o->sample_every && state->step % o->sample_every == 0;
+        bool signaled = stop && !last;  // a signal: there may be no time for anything but the save
+        bool validates = o->val && !signaled && (last || (o->val_every && state->step % o->val_every == 0));
+        bool samples = !signaled && o->sample_every && state->step % o->sample_every == 0;
         bool saves = o->run.out && (stop || s.result.flags.save || cadence_due(&run->cadence, state->step));
         bool saves_hot = !saves && o->run.ckpt_hot && state->step % o->run.ckpt_hot == 0 &&
             saver_state(&run->saver) == SAVER_IDLE;
@@ -431,9 +434,9 @@ static bool run_train(Run* run, Options* o, Error* error) {
         if (pauses || state->step == first_step + 1) device_wait(model->stream);
         s.ms = now_ms() - started - s.trace_ms;
         if (state->step > first_step + 1) cadence_count_step(&run->cadence, s.ms, was_saving);
-        run_pace(run);
+        run_schedule_save(run);
         if (update) run_report_offload(run, s.ms);
-        if (pauses) heartbeat(HEARTBEAT_CHECKPOINT, state->step);
+        if (pauses) heartbeat_send(HEARTBEAT_PAUSE, state->step);
         s.val_loss = NAN;
         if (validates && !validate(run, o, &s.val_loss, error)) return false;
 
@@ -448,7 +451,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         if (!stop && (saves || saves_hot) && !run_save_async(run, saves ? o->run.out : run->hot, error)) return false;
         if (pauses) flat_start_clock(&model->flat);
     }
-    return run_end(run, o->schedule.steps, error);
+    return run_finish(run, o->schedule.steps, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -495,5 +498,5 @@ int main(int argc, char** argv) {
         run_refuse(&run, &launch, options.timeout);
     }
     sampler_close(&options.sampler);
-    return run_close(&run, &launch, ok, &error, options.timeout, interrupted == SIGINT);
+    return run_exit(&run, &launch, ok, &error, options.timeout, interrupted == SIGINT);
 }

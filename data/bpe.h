@@ -8,13 +8,13 @@
 //   word_table_close(&words);
 //
 //   1. words     the different words of texts, and how often each occurs
-//   2. pairs     the pairs of neighbouring tokens in these words, and a heap of them
+//   2. pairs     the pairs of neighboring tokens in these words, and a heap of them
 //   3. training  merges the most frequent pair, again and again
 //   4. files     tokenizer.json, tokenizer_config.json
 //
 // "Neural Machine Translation of Rare Words with Subword Units" (Sennrich, Haddow and Birch, 2016), on bytes as GPT-2
 // does it: a text is split into words by GPT-2's pattern, a word is at first the tokens of its bytes, and then the pair
-// of neighbouring tokens that occurs most often becomes a token, until the vocabulary is full. Among equally frequent
+// of neighboring tokens that occurs most often becomes a token, until the vocabulary is full. Among equally frequent
 // pairs the one of earlier tokens is first. So the result is a function of the text alone: it depends neither on the
 // order in which texts are added nor on threads, and is the same as that of Hugging Face's trainer.
 //
@@ -25,9 +25,9 @@
 #ifndef LLMTRAIN_BPE_H
 #define LLMTRAIN_BPE_H
 
-#include "../llmtrain/json.h"
-#include "../llmtrain/tokenizer.h"  // TOKEN_BYTES_MAX
-#include "../llmtrain/words.h"
+#include "../llmtrain/base/json.h"
+#include "../llmtrain/text/tokenizer.h"  // TOKEN_BYTES_MAX
+#include "../llmtrain/text/words.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Words
@@ -60,10 +60,10 @@ static inline void word_table_close(WordTable* table) {
 // Twice the slots.
 static inline bool word_table_grow(WordTable* table, Error* error) {
     size_t count = max_size(2 * table->slot_count, 1024);
-    uint32_t* slots = (uint32_t*)allocate(count * sizeof *slots);
+    uint32_t* slots = (uint32_t*)memory_allocate(count * sizeof *slots);
     if (!slots || count > UINT32_MAX) {
         free(slots);
-        return fail(error, "out of memory for %zu different words; train on a part of the text", table->count);
+        return fail_with(error, "out of memory for %zu different words; train on a part of the text", table->count);
     }
     for (size_t i = 0; i < table->count; i++) {
         size_t at = table->words[i].hash & (count - 1);
@@ -86,14 +86,15 @@ static inline bool word_table_append(WordTable* table, const char* word, size_t 
     if (table->count == table->places) {
         size_t places = 2 * table->places + 1024;
         Word* words = (Word*)realloc(table->words, places * sizeof *words);
-        if (!words) return fail(error, "out of memory for %zu different words; train on a part of the text", places);
+        if (!words)
+            return fail_with(error, "out of memory for %zu different words; train on a part of the text", places);
         table->words = words;
         table->places = places;
     }
     if (table->room - table->used < bytes) {
         size_t room = 2 * table->room + max_size(bytes, 65536);
         char* all = (char*)realloc(table->bytes, room);
-        if (!all) return fail(error, "out of memory for %zu bytes of words; train on a part of the text", room);
+        if (!all) return fail_with(error, "out of memory for %zu bytes of words; train on a part of the text", room);
         table->bytes = all;
         table->room = room;
     }
@@ -195,7 +196,7 @@ static inline void pair_table_free(PairTable* table) {
 }
 
 static inline bool bpe_out_of_memory(Error* error) {
-    return fail(error, "out of memory for the pairs of tokens in the text; train on a part of it");
+    return fail_with(error, "out of memory for the pairs of tokens in the text; train on a part of it");
 }
 
 static inline size_t pair_slot(const PairTable* table, uint64_t key) {
@@ -209,7 +210,7 @@ static inline bool pair_table_grow(PairTable* table, Error* error) {
     size_t slot_count = max_size(2 * table->slot_count, 4096);
     Pair* pairs = (Pair*)realloc(table->pairs, slot_count / 2 * sizeof *pairs);
     if (pairs) table->pairs = pairs;
-    size_t* slots = pairs ? (size_t*)allocate(slot_count * sizeof *slots) : NULL;
+    size_t* slots = pairs ? (size_t*)memory_allocate(slot_count * sizeof *slots) : NULL;
     if (!slots) return bpe_out_of_memory(error);
     free(table->slots);
     table->slots = slots;
@@ -358,7 +359,7 @@ static inline bool bpe_push_changed(BpeTrainer* t, Error* error) {
     return true;
 }
 
-// Merges a pair in a word, from the left, and counts the pairs that its neighbours lose and form.
+// Merges a pair in a word, from the left, and counts the pairs that its neighbors lose and form.
 static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_t word, BpeMerge merge,
                                   Error* error) {
     int32_t* tokens = t->tokens + t->starts[word];
@@ -465,8 +466,8 @@ static inline bool bpe_train(Bpe* bpe, const WordTable* words, size_t vocabulary
     memset(bpe, 0, sizeof *bpe);
     memset(&trainer, 0, sizeof trainer);
     if (vocabulary < BPE_VOCABULARY_MIN || vocabulary > BPE_VOCABULARY_MAX)
-        return fail(error, "a vocabulary has %d to %d tokens, not %zu", BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX,
-                    vocabulary);
+        return fail_with(error, "a vocabulary has %d to %d tokens, not %zu", BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX,
+                         vocabulary);
     bool ok = word_table_open(&bpe->pieces, error);
     int bytes[256];
     for (int i = 0; i < 256; i++) bytes[byte_token(i)] = i;

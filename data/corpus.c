@@ -9,9 +9,9 @@
 // Build: cc -O2 -o build/corpus data/corpus.c -lm
 
 #include "corpus.h"
-#include "../llmtrain/files.h"
-#include "../llmtrain/flags.h"
-#include "../llmtrain/json.h"
+#include "../llmtrain/base/files.h"
+#include "../llmtrain/base/flags.h"
+#include "../llmtrain/base/json.h"
 
 #include <signal.h>
 
@@ -33,13 +33,13 @@ enum { FLAGS = 4 };
 static void options_flags(Flag flags[FLAGS], Options* o) {
     const Options standard = {NULL, 6000000, 600000, 1};
     const Flag table[FLAGS] = {
-        {"out", FLAG_TEXT, &o->out, "PREFIX", 0, 0,
+        {"out", KIND_TEXT, &o->out, "PREFIX", 0, 0,
          "prefix of the files: PREFIX_train.txt, PREFIX_val.txt, PREFIX.json (required)", false},
-        {"bytes", FLAG_COUNT, &o->bytes, "N", 1, 1e12,
+        {"bytes", KIND_COUNT, &o->bytes, "N", 1, 1e12,
          "minimum bytes of training text; its last story is complete", false},
-        {"val-bytes", FLAG_COUNT, &o->val_bytes, "N", 1, 1e12,
+        {"val-bytes", KIND_COUNT, &o->val_bytes, "N", 1, 1e12,
          "minimum bytes of validation text, whose stories are not in the training text", false},
-        {"seed", FLAG_COUNT, &o->seed, "N", 0, 9e15,
+        {"seed", KIND_COUNT, &o->seed, "N", 0, 9e15,
          "seed of the stories; it gives the same bytes on any machine", false},
     };
     *o = standard;
@@ -50,8 +50,8 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     Flag flags[FLAGS];
     options_flags(flags, o);
     if (!flags_parse(flags, FLAGS, argc, argv, error)) return false;
-    if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing; give the prefix of the files");
-    return strlen(o->out) <= 900 || fail(error, "--out is longer than 900 characters: give a shorter path");
+    if (!o->out || !o->out[0]) return fail_with(error, "--out PREFIX is missing; give the prefix of the files");
+    return strlen(o->out) <= 900 || fail_with(error, "--out is longer than 900 characters: give a shorter path");
 }
 
 // Stories from `first_story` on, to the file, until it holds at least `bytes`.
@@ -107,8 +107,8 @@ static bool json_append(FileWriter* file, uint64_t seed, const Summary parts[2],
 // All three are written before the first takes its name.
 static bool corpus_write(Summary parts[2], const Grammar* g, const Options* o, Error* error) {
     const char* endings[3] = {"_train.txt", "_val.txt", ".json"};
-    FileWriter* files = (FileWriter*)allocate(3 * sizeof(FileWriter));
-    bool ok = files != NULL || fail(error, "out of memory for three files");
+    FileWriter* files = (FileWriter*)memory_allocate(3 * sizeof(FileWriter));
+    bool ok = files != NULL || fail_with(error, "out of memory for three files");
     for (int i = 0; files && i < 3; i++) {
         char path[1024];
         snprintf(path, sizeof path, "%s%s", o->out, endings[i]);
@@ -140,8 +140,8 @@ int main(int argc, char** argv) {
     }
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     Summary parts[2];
-    Grammar* g = (Grammar*)allocate(sizeof(Grammar));
-    bool ok = g || fail(&error, "out of memory for the grammar (%zu bytes)", sizeof(Grammar));
+    Grammar* g = (Grammar*)memory_allocate(sizeof(Grammar));
+    bool ok = g || fail_with(&error, "out of memory for the grammar (%zu bytes)", sizeof(Grammar));
     ok = ok && grammar_compile(g, corpus_lines, sizeof corpus_lines / sizeof corpus_lines[0], &error);
     ok = ok && corpus_write(parts, g, &options, &error);
     free(g);

@@ -11,7 +11,7 @@
 #ifndef LLMTRAIN_CORPUS_H
 #define LLMTRAIN_CORPUS_H
 
-#include "../llmtrain/base.h"
+#include "../llmtrain/ops/base.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. The stories
@@ -26,7 +26,7 @@
 //   {hero.1}        the remembered choice's form 1. Forms are set at the symbol: in the line "name|he|him|his", form 1
 //                   of each choice is "he", form 2 "him", form 3 "his"
 //   {@pet.1}        one choice of the symbol that is named by form 1: an owl does what flying animals do
-//   {^hero.1}       any of these with its first letter capitalised
+//   {^hero.1}       any of these with its first letter capitalized
 //
 // Two choices of a symbol may begin alike, but what follows must tell them apart: never two ways to one text. A
 // variable is set before it is used. dev/test/test_corpus.c finds violations of either rule. It also measures what it
@@ -43,42 +43,42 @@ static const char* const corpus_lines[][2] = {
      "4 {hero:name} was {a trait}, {mood} {hero.4} with {number} {trait} {creatures}. / "
      "4 {hero:name} the {trait} {animal} {lived} {at} {a scene} {place} with {number} {trait} {creatures}. / "
      "3 One {weather} {daytime}, {hero:name} {went} to {a scene} {place} with {hero.3} {trait} {relative}. / "
-     "4 {A trait} {animal} named {hero:name} {sold} {look} {colour} {things} {at} {a scene} {place}. / "
-     "4 {hero:name} had {number} {trait} {creatures}, {a look} {colour} {thing} and {look} {things}."},
+     "4 {A trait} {animal} named {hero:name} {sold} {look} {color} {things} {at} {a scene} {place}. / "
+     "4 {hero:name} had {number} {trait} {creatures}, {a look} {color} {thing} and {look} {things}."},
 
     // What happened first: something is found or given, somebody comes, something is lost.
     {"early", "4 {gift} / 3 {visit} / 2 {loss}"},
     {"gift",
-     "1 {^hero.1} {found} {a look} {colour} {gift:thing} {at} {a scene} {place}. {with it} / "
-     "1 {^hero.3} {trait} {relative} {gave} {hero.2} {a look} {gift:thing} and {number} {colour} {things}. {with "
+     "1 {^hero.1} {found} {a look} {color} {gift:thing} {at} {a scene} {place}. {with it} / "
+     "1 {^hero.3} {trait} {relative} {gave} {hero.2} {a look} {gift:thing} and {number} {color} {things}. {with "
        "it}"},
     {"with it",
      "1 \"What {a look} {gift.0}!\" {said} {hero.3} {trait} {relative}. / "
-     "3 {^hero.1} {hid} it {near} {a look} {colour} {spot}. / "
-     "3 {^hero.1} {hid} it in {a look} {colour} {box}. / "
+     "3 {^hero.1} {hid} it {near} {a look} {color} {spot}. / "
+     "3 {^hero.1} {hid} it in {a look} {color} {box}. / "
      "1 {^hero.1} used it to {use} {number} {look} {things}."},
-    {"visit", "{A trait} {colour} {pet:animal} {sat} {near} the {spot}. {with pet}"},
+    {"visit", "{A trait} {color} {pet:animal} {sat} {near} the {spot}. {with pet}"},
     {"with pet",
      "3 It {@pet.1} and {act}. / "
      "2 \"I {saw} {number} {look} {things},\" it {said}. / "
-     "2 \"My {relative} lost {a look} {colour} {thing},\" it {said}. / "
+     "2 \"My {relative} lost {a look} {color} {thing},\" it {said}. / "
      "1 \"Is my {look} {thing} {near} the {spot}?\" {asked} the {pet.0}. / "
      "1 They {act} and {act2} until {hour}."},
-    {"loss", "{^hero.1} lost {hero.3} {look} {colour} {wear} {at} {a scene} {place}. {without it}"},
+    {"loss", "{^hero.1} lost {hero.3} {look} {color} {wear} {at} {a scene} {place}. {without it}"},
     {"without it",
      "3 It was {near} the {spot} with {number} {look} {things}. / "
-     "3 {A trait} {colour} {animal} {hid} it {near} the {spot}. / "
-     "2 So {hero.1} wore {a look} {colour} {wear}."},
+     "3 {A trait} {color} {animal} {hid} it {near} the {spot}. / "
+     "2 So {hero.1} wore {a look} {color} {wear}."},
 
     // What happened next.
     {"late",
      "3 {^then} {hero.1} {cooked} {taste} {dish} with {food}, {herb} and {fruit}. / "
      "1 {^then} {storm} came, so {hero.1} {went} to {a scene} {place}. / "
-     "6 {He} {counted} {number} {colour} {things}, {number} {trait} {creatures} and {a look} {thing}. / "
-     "3 {He} {grew} {number} {colour} {flowers} and {fruit} {near} the {spot}. / "
-     "4 At {hour} {hero.1} dreamed of {a trait} {colour} {animal} that {dreamed}."},
+     "6 {He} {counted} {number} {color} {things}, {number} {trait} {creatures} and {a look} {thing}. / "
+     "3 {He} {grew} {number} {color} {flowers} and {fruit} {near} the {spot}. / "
+     "4 At {hour} {hero.1} dreamed of {a trait} {color} {animal} that {dreamed}."},
     {"dreamed",
-     "1 {air} / 1 {water} / 1 {land} / 2 {act} and {act2} / 2 had {look} {colour} {things} / "
+     "1 {air} / 1 {water} / 1 {land} / 2 {act} and {act2} / 2 had {look} {color} {things} / "
      "2 wore {a look} {wear}"},
 
     // How it ended.
@@ -86,7 +86,7 @@ static const char* const corpus_lines[][2] = {
      "2 {^hero.1} felt {mood} and {feeling}. / "
      "1 {hero.0} {act} and {act2} until {hour}. / "
      "3 {^hero.3} {trait} {relative} {act} too. / "
-     "4 Then {hero.1} {slept} {near} {a look} {colour} {spot}. / "
+     "4 Then {hero.1} {slept} {near} {a look} {color} {spot}. / "
      "3 \"{^closing},\" {said} {hero.3} {relative}."},
     {"gift ending",
      "1 {^hero.1} {gave} the {gift.0} to {a trait} {relative}. / "
@@ -141,7 +141,7 @@ static const char* const corpus_lines[][2] = {
     {"scene",
      "wide / dark / quiet / sunny / windy / misty / lonely / hidden / big / small / pretty / busy / dusty / "
      "shady / sleepy / muddy / snowy / wild / lovely / hot / cool / green / calm / new / cold / warm"},
-    {"colour",
+    {"color",
      "red / blue / green / yellow / white / black / brown / pink / purple / grey / gold / silver / orange / tan / "
      "teal"},
     {"number", "two / three / four / five / six / seven / eight / nine / ten / eleven / twelve / many / some"},
@@ -250,7 +250,7 @@ typedef enum {
 
 typedef struct {
     PieceKind kind;
-    bool capital;  // the first letter is capitalised
+    bool capital;  // the first letter is capitalized
     Span text;
     int symbol, variable, form;
 } Piece;
@@ -333,19 +333,21 @@ static inline bool piece_compile(Piece* piece, Grammar* g, Span inside, Error* e
         piece->variable = variable_find(g, head);
         piece->form = rest.length == 1 ? rest.text[0] - '0' : -1;
         if (piece->variable >= 0 && piece->form >= 0 && piece->form < MAX_FORMS) return true;
-        return fail(error, "corpus.h: {%.*s} has too many variables before it or a wrong form", all.length, all.text);
+        return fail_with(error, "corpus.h: {%.*s} has too many variables before it or a wrong form", all.length,
+                         all.text);
     }
     rest = inside;
     head = span_cut(&rest, ":");
     piece->kind = PIECE_SYMBOL;
     piece->symbol = symbol_find(g, head.length < inside.length ? rest : inside);
-    if (piece->symbol < 0) return fail(error, "corpus.h: {%.*s} names no symbol", all.length, all.text);
+    if (piece->symbol < 0) return fail_with(error, "corpus.h: {%.*s} names no symbol", all.length, all.text);
     if (head.length == inside.length) return true;
     piece->variable = variable_find(g, head);
-    if (piece->variable < 0) return fail(error, "corpus.h: {%.*s} is one variable too many", all.length, all.text);
+    if (piece->variable < 0) return fail_with(error, "corpus.h: {%.*s} is one variable too many", all.length, all.text);
     int* holds = &g->variable_symbols[piece->variable];
     if (*holds >= 0 && *holds != piece->symbol) {
-        return fail(error, "corpus.h: {%.*s}, but this variable holds another symbol elsewhere", all.length, all.text);
+        return fail_with(error, "corpus.h: {%.*s}, but this variable holds another symbol elsewhere", all.length,
+                         all.text);
     }
     *holds = piece->symbol;
     return true;
@@ -353,7 +355,7 @@ static inline bool piece_compile(Piece* piece, Grammar* g, Span inside, Error* e
 
 // One choice: "4 text with {pieces}", and the forms 1, 2, ... of its line, separated by |.
 static inline bool choice_compile(Grammar* g, Span text, Span forms, Error* error) {
-    if (g->choice_count == MAX_CHOICES) return fail(error, "corpus.h: more than %d choices", MAX_CHOICES);
+    if (g->choice_count == MAX_CHOICES) return fail_with(error, "corpus.h: more than %d choices", MAX_CHOICES);
     Choice* choice = &g->choices[g->choice_count++];
     memset(choice, 0, sizeof *choice);
     int digits = 0;
@@ -364,16 +366,16 @@ static inline bool choice_compile(Grammar* g, Span text, Span forms, Error* erro
     bool weighted = digits > 0 && digits < text.length && text.text[digits] == ' ';
     choice->weight = weighted ? weight : 1;
     if (weighted) text = span_make(text.text + digits + 1, text.text + text.length);
-    if (choice->weight == 0 || digits > 6) return fail(error, "corpus.h: a weight must be from 1 to 999999");
-    if (text.length == 0) return fail(error, "corpus.h: an empty choice");
+    if (choice->weight == 0 || digits > 6) return fail_with(error, "corpus.h: a weight must be from 1 to 999999");
+    if (text.length == 0) return fail_with(error, "corpus.h: an empty choice");
     choice->forms[0] = text;
     for (int i = 1; forms.length > 0; i++) {
-        if (i == MAX_FORMS) return fail(error, "corpus.h: more than %d forms", MAX_FORMS);
+        if (i == MAX_FORMS) return fail_with(error, "corpus.h: more than %d forms", MAX_FORMS);
         choice->forms[i] = span_cut(&forms, "|");
     }
     choice->first_piece = g->piece_count;
     while (text.length > 0) {
-        if (g->piece_count + 2 > MAX_PIECES) return fail(error, "corpus.h: more than %d pieces", MAX_PIECES);
+        if (g->piece_count + 2 > MAX_PIECES) return fail_with(error, "corpus.h: more than %d pieces", MAX_PIECES);
         Piece words;
         memset(&words, 0, sizeof words);
         words.text = span_cut(&text, "{");
@@ -405,7 +407,7 @@ static inline int piece_longest(const Grammar* g, const Piece* piece, int depth,
     }
     Span name = g->variables[piece->variable];
     if (longest < 0) {
-        fail(error, "corpus.h: {%.*s.%d} is not set, or not plain words", name.length, name.text, piece->form);
+        fail_with(error, "corpus.h: {%.*s.%d} is not set, or not plain words", name.length, name.text, piece->form);
     }
     return longest;
 }
@@ -415,7 +417,7 @@ static inline int symbol_longest(const Grammar* g, int symbol, int depth, Error*
     const Symbol* s = &g->symbols[symbol];
     int longest = 0;
     if (depth == 16) {
-        fail(error, "corpus.h: the symbol \"%.*s\" lies too deep, or inside itself", s->name.length, s->name.text);
+        fail_with(error, "corpus.h: the symbol \"%.*s\" lies too deep, or inside itself", s->name.length, s->name.text);
         return -1;
     }
     for (int c = s->first_choice; c < s->first_choice + s->choice_count; c++) {
@@ -436,7 +438,7 @@ static inline bool grammar_compile(Grammar* g, const char* const lines[][2], siz
         Span header = {lines[i][0], (int)strlen(lines[i][0])};
         Span name = span_cut(&header, "|");
         if (symbol_find(g, name) >= 0) continue;
-        if (g->symbol_count == MAX_SYMBOLS) return fail(error, "corpus.h: more than %d symbols", MAX_SYMBOLS);
+        if (g->symbol_count == MAX_SYMBOLS) return fail_with(error, "corpus.h: more than %d symbols", MAX_SYMBOLS);
         g->symbols[g->symbol_count++].name = name;
     }
     for (int s = 0; s < g->symbol_count; s++) {
@@ -455,7 +457,8 @@ static inline bool grammar_compile(Grammar* g, const char* const lines[][2], siz
     }
     int longest = symbol_longest(g, 0, 0, error);
     if (longest < 0) return false;
-    if (longest > MAX_STORY) return fail(error, "corpus.h: a story may be %d bytes long, over %d", longest, MAX_STORY);
+    if (longest > MAX_STORY)
+        return fail_with(error, "corpus.h: a story may be %d bytes long, over %d", longest, MAX_STORY);
     return true;
 }
 

@@ -23,7 +23,7 @@
 #ifndef LLMTRAIN_DUPLICATES_H
 #define LLMTRAIN_DUPLICATES_H
 
-#include "../llmtrain/base.h"
+#include "../llmtrain/ops/base.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sketch
@@ -148,8 +148,8 @@ static inline void duplicates_close(Duplicates* d) {
 }
 
 static inline bool duplicates_out_of_memory(const Duplicates* d, Error* error) {
-    return fail(error, "out of memory for %zu documents in the search for duplicates; give --dedup %s", d->count + 1,
-                d->near ? "exact" : "off, or the files in parts");
+    return fail_with(error, "out of memory for %zu documents in the search for duplicates; give --dedup %s",
+                     d->count + 1, d->near ? "exact" : "off, or the files in parts");
 }
 
 // Where the search for a band begins.
@@ -170,8 +170,8 @@ static inline bool duplicates_grow(Duplicates* d, Error* error) {
     if (kept) d->kept = kept;
     uint8_t* signatures = d->near ? (uint8_t*)realloc(d->signatures, places * SIGNATURE) : NULL;
     if (signatures) d->signatures = signatures;
-    uint32_t* slots = (uint32_t*)allocate(slot_count * sizeof *slots);
-    BandEntry* bands = d->near ? (BandEntry*)allocate(band_slots * sizeof *bands) : NULL;
+    uint32_t* slots = (uint32_t*)memory_allocate(slot_count * sizeof *slots);
+    BandEntry* bands = d->near ? (BandEntry*)memory_allocate(band_slots * sizeof *bands) : NULL;
     if (!kept || !slots || (d->near && (!signatures || !bands))) {
         free(slots);
         free(bands);

@@ -22,8 +22,8 @@
 #ifndef LLMTRAIN_INPUT_H
 #define LLMTRAIN_INPUT_H
 
-#include "../llmtrain/files.h"  // fail_file; and from base.h Error, Progress
-#include "../llmtrain/json.h"
+#include "../llmtrain/base/files.h"  // fail_file; and from base.h Error, Progress
+#include "../llmtrain/base/json.h"
 
 #include <glob.h>
 #ifdef LLMTRAIN_ZLIB
@@ -51,7 +51,7 @@ static inline bool file_list_add(FileList* files, const char* name, Error* error
     char** names = (char**)realloc(files->names, (files->count + 1) * sizeof *names);
     if (names) files->names = names;
     char* copy = names ? strdup(name) : NULL;
-    if (!copy) return fail(error, "out of memory for the names of %zu files", files->count + 1);
+    if (!copy) return fail_with(error, "out of memory for the names of %zu files", files->count + 1);
     files->names[files->count++] = copy;
     return true;
 }
@@ -62,9 +62,9 @@ static inline bool file_list_add_pattern(FileList* files, const char* pattern, E
     if (access(pattern, F_OK) == 0) return file_list_add(files, pattern, error);  // also a name with a bracket in it
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     bool ok = result == 0;
-    if (result == GLOB_NOMATCH) fail(error, "no file matches '%.600s'; check the name", pattern);
-    else if (result == GLOB_NOSPACE) fail(error, "out of memory for the files that match '%.600s'", pattern);
-    else if (!ok) fail(error, "cannot list the files that match '%.600s': a directory cannot be read", pattern);
+    if (result == GLOB_NOMATCH) fail_with(error, "no file matches '%.600s'; check the name", pattern);
+    else if (result == GLOB_NOSPACE) fail_with(error, "out of memory for the files that match '%.600s'", pattern);
+    else if (!ok) fail_with(error, "cannot list the files that match '%.600s': a directory cannot be read", pattern);
     for (size_t i = 0; ok && i < found.gl_pathc; i++) ok = file_list_add(files, found.gl_pathv[i], error);
     globfree(&found);
     return ok;
@@ -80,12 +80,12 @@ static inline bool file_list_find(FileList* files, const char* patterns, Error* 
     memset(files, 0, sizeof *files);
     bool whole = access(patterns, F_OK) == 0, ok = true;
     char* list = strdup(patterns);
-    if (!list) return fail(error, "out of memory for a list of %zu bytes", strlen(patterns));
+    if (!list) return fail_with(error, "out of memory for a list of %zu bytes", strlen(patterns));
     for (char* part = list; ok && part;) {
         char* comma = whole ? NULL : strchr(part, ',');
         if (comma) *comma = 0;
         ok = *part ? file_list_add_pattern(files, part, error)
-                   : fail(error, "'%.600s' has an empty name in it; separate files by single commas", patterns);
+                   : fail_with(error, "'%.600s' has an empty name in it; separate files by single commas", patterns);
         part = comma ? comma + 1 : NULL;
     }
     free(list);
@@ -150,8 +150,8 @@ static inline bool input_open(Input* input, const char* name, Error* error) {
     input->file = standard ? stdin : fopen(name, "rbe");
     if (!input->file || fstat(fileno(input->file), &status) != 0) return fail_file(error, "open", input->name);
     if (S_ISDIR(status.st_mode))
-        return fail(error, "%.600s is a directory; give one file, or join many: cat FILES | tokenize --bytes -, "
-                    "or a pattern: --text '%.200s/*'", name, name);
+        return fail_with(error, "%.600s is a directory; give one file, or join many: cat FILES | tokenize --bytes -, "
+                         "or a pattern: --text '%.200s/*'", name, name);
     input->size_known = S_ISREG(status.st_mode) && !standard;
     input->size = input->size_known ? (uint64_t)status.st_size : 0;
     return true;
@@ -160,34 +160,37 @@ static inline bool input_open(Input* input, const char* name, Error* error) {
 static inline bool input_start_gzip(Input* input, Error* error) {
 #ifdef LLMTRAIN_ZLIB
     if (inflateInit2(&input->gzip, 15 + 16) != Z_OK)
-        return fail(error, "out of memory to decompress %.600s", input->name);
+        return fail_with(error, "out of memory to decompress %.600s", input->name);
     input->kind = INPUT_GZIP;
     return true;
 #else
-    return fail(error, "%.600s is compressed with gzip, which this program cannot decompress; install zlib's headers "
-                "(apt-get install -y zlib1g-dev) and make build/tokenize again, or decompress it with gunzip",
-                input->name);
+    return fail_with(error,
+                     "%.600s is compressed with gzip, which this program cannot decompress; install zlib's headers "
+                     "(apt-get install -y zlib1g-dev) and make build/tokenize again, or decompress it with gunzip",
+                     input->name);
 #endif
 }
 
 static inline bool input_start_zstd(Input* input, Error* error) {
 #ifdef LLMTRAIN_ZSTD
     input->zstd = ZSTD_createDStream();
-    if (!input->zstd) return fail(error, "out of memory to decompress %.600s", input->name);
+    if (!input->zstd) return fail_with(error, "out of memory to decompress %.600s", input->name);
     input->kind = INPUT_ZSTD;
     return true;
 #else
-    return fail(error, "%.600s is compressed with zstd, which this program cannot decompress; install libzstd's "
-                "headers (apt-get install -y libzstd-dev) and make build/tokenize again, or decompress it with unzstd",
-                input->name);
+    return fail_with(
+        error,
+        "%.600s is compressed with zstd, which this program cannot decompress; install libzstd's "
+        "headers (apt-get install -y libzstd-dev) and make build/tokenize again, or decompress it with unzstd",
+        input->name);
 #endif
 }
 
 // Finds out by the first bytes of a file that was not read yet whether it is packed; if so, input_read unpacks it.
 static inline bool input_unpack(Input* input, Error* error) {
     static const unsigned char gzip[2] = {0x1F, 0x8B}, zstd[4] = {0x28, 0xB5, 0x2F, 0xFD};
-    input->packed = (unsigned char*)allocate(INPUT_PACKED);
-    if (!input->packed) return fail(error, "out of memory to read %.600s", input->name);
+    input->packed = (unsigned char*)memory_allocate(INPUT_PACKED);
+    if (!input->packed) return fail_with(error, "out of memory to read %.600s", input->name);
     input->end = fread(input->packed, 1, 4, input->file);
     input->taken = input->end;
     if (input->end >= 2 && memcmp(input->packed, gzip, 2) == 0) return input_start_gzip(input, error);
@@ -196,7 +199,7 @@ static inline bool input_unpack(Input* input, Error* error) {
 }
 
 static inline bool input_damaged(const Input* input, const char* why, Error* error) {
-    return fail(error, "%.600s is compressed, and damaged: %.100s; use another copy", input->name, why);
+    return fail_with(error, "%.600s is compressed, and damaged: %.100s; use another copy", input->name, why);
 }
 
 // Unpacks some bytes of packed[at .. end) to buffer; the stream goes on in the next call.
@@ -332,11 +335,11 @@ static inline bool documents_open(Documents* d, const char* patterns, const char
     d->field = field;
     d->piece_bytes = PIECE_BYTES;
     if (!file_list_find(&d->files, patterns, error)) return false;
-    d->first = (uint64_t*)allocate(d->files.count * sizeof *d->first);
+    d->first = (uint64_t*)memory_allocate(d->files.count * sizeof *d->first);
     if (!d->first) {
         size_t files = d->files.count;
         documents_close(d);
-        return fail(error, "out of memory for the numbers of %zu files", files);
+        return fail_with(error, "out of memory for the numbers of %zu files", files);
     }
     for (size_t i = 0; i < d->files.count; i++) {
         struct stat status;
@@ -377,7 +380,7 @@ static inline bool documents_cut(Documents* d, Batch* batch, size_t bytes, bool 
     if (batch->count == batch->places) {
         size_t places = 2 * batch->places + 64;
         Piece* pieces = (Piece*)realloc(batch->pieces, places * sizeof *pieces);
-        if (!pieces) return fail(error, "out of memory for %zu pieces of text", places);
+        if (!pieces) return fail_with(error, "out of memory for %zu pieces of text", places);
         batch->pieces = pieces;
         batch->places = places;
     }
@@ -405,8 +408,8 @@ static inline bool documents_cut_lines(Documents* d, Batch* batch, bool last, Er
         const char* end = (const char*)memchr(text + d->searched, '\n', d->waiting - d->searched);
         size_t bytes = end ? (size_t)(end - text) + 1 : d->waiting;
         if (bytes > LINE_MAX_BYTES)
-            return fail(error, "%.600s, line %llu is longer than %zu bytes; is this a file of JSON lines?",
-                        d->files.names[d->file - 1], (unsigned long long)d->line, LINE_MAX_BYTES);
+            return fail_with(error, "%.600s, line %llu is longer than %zu bytes; is this a file of JSON lines?",
+                             d->files.names[d->file - 1], (unsigned long long)d->line, LINE_MAX_BYTES);
         if (!end && !last) {
             d->searched = d->waiting;
             return true;
@@ -467,7 +470,7 @@ static inline bool documents_step(Documents* d, Batch* batch, Error* error) {
     if (batch->room - batch->bytes < DOCUMENT_STEP) {
         size_t room = 2 * batch->room + DOCUMENT_STEP;
         char* text = (char*)realloc(batch->text, room);
-        if (!text) return fail(error, "out of memory for %zu bytes of text", room);
+        if (!text) return fail_with(error, "out of memory for %zu bytes of text", room);
         batch->text = text;
         batch->room = room;
     }
@@ -501,9 +504,9 @@ static inline bool piece_decode(Piece* piece, char* text, const char* field, Err
     uint32_t node = json_get(&json, 0, field);
     bool ok = json_is(&json, node, JSON_STRING);
     if (!ok) {
-        fail(error, node == JSON_NONE ? "%.600s has no member \"%.100s\"; name the text's member with --field"
+        fail_with(error, node == JSON_NONE ? "%.600s has no member \"%.100s\"; name the text's member with --field"
                                       : "%.600s: its member \"%.100s\" is not a string; name another with --field",
-             what, field);
+                  what, field);
     } else {
         piece->bytes = json.nodes[node].bytes;
         memcpy(text + piece->start, json.text + json.nodes[node].start, piece->bytes);

@@ -17,8 +17,8 @@
 #ifndef LLMTRAIN_SHARDS_H
 #define LLMTRAIN_SHARDS_H
 
-#include "../llmtrain/data.h"  // ShardHeader, its magic numbers and versions
-#include "../llmtrain/tokenizer.h"
+#include "../llmtrain/text/data.h"  // ShardHeader, its magic numbers and versions
+#include "../llmtrain/text/tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Writer
@@ -44,10 +44,11 @@ static inline bool shard_writer_open(ShardWriter* writer, const char* path, int3
                                      Error* error) {
     memset(writer, 0, sizeof *writer);
     if (vocabulary <= 0 || !entropy_is_possible(entropy_floor))
-        return fail(error, "%s cannot have a vocabulary of %d and an entropy of %g nats per token", path, vocabulary,
-                    entropy_floor);
+        return fail_with(error, "%s cannot have a vocabulary of %d and an entropy of %g nats per token", path,
+                         vocabulary, entropy_floor);
     if (!path_copy(writer->path, path, error)) return false;
-    if (directory_exists(path)) return fail(error, "%s is a directory; move it away, or choose another name", path);
+    if (directory_exists(path))
+        return fail_with(error, "%s is a directory; move it away, or choose another name", path);
     snprintf(writer->temporary, sizeof writer->temporary, "%s.tmp", writer->path);
     writer->header.magic = vocabulary <= 65536 ? SHARD_MAGIC_16 : SHARD_MAGIC_32;
     writer->header.version = vocabulary <= 65536 ? SHARD_VERSION_16 : SHARD_VERSION_32;
@@ -67,8 +68,8 @@ static inline bool shard_writer_add(ShardWriter* writer, const int32_t* tokens, 
         for (size_t i = 0; i < some; i++) {
             int32_t token = tokens[done + i];
             if (token < 0 || token >= writer->header.vocabulary)
-                return fail(error, "token %d does not belong in %s, whose vocabulary is %d", token, writer->path,
-                            writer->header.vocabulary);
+                return fail_with(error, "token %d does not belong in %s, whose vocabulary is %d", token, writer->path,
+                                 writer->header.vocabulary);
             narrow[i] = (uint16_t)token;
         }
         size_t written = writer->header.magic == SHARD_MAGIC_16 ? fwrite(narrow, 2, some, writer->file)
@@ -142,7 +143,8 @@ static inline bool series_add(Series* series, const int32_t* tokens, size_t coun
             return false;
         if (!series->writer.file) {
             char path[FILE_PATH_MAX];
-            if (series->shards == 1000000) return fail(error, "over a million shards; give a larger --shard-tokens");
+            if (series->shards == 1000000)
+                return fail_with(error, "over a million shards; give a larger --shard-tokens");
             series_path(path, series, series->shards);
             if (!shard_writer_open(&series->writer, path, tokenizer->vocabulary, 0, error)) return false;
             series->shards++;
@@ -231,10 +233,10 @@ static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error)
     if (directory_exists(path) && !tokenizer_open(&other, path, NULL, error)) return false;
     bool same = other.hash == set->tokenizer->hash;
     if (!same)
-        fail(error, "%.600s was made with the tokenizer %s (%016llx), but these shards would be made with %s "
-             "(%016llx); give another --out, or remove it", shard, other.name, (unsigned long long)other.hash,
-             set->tokenizer->name,
-             (unsigned long long)set->tokenizer->hash);
+        fail_with(error, "%.600s was made with the tokenizer %s (%016llx), but these shards would be made with %s "
+                  "(%016llx); give another --out, or remove it", shard, other.name, (unsigned long long)other.hash,
+                  set->tokenizer->name,
+                  (unsigned long long)set->tokenizer->hash);
     tokenizer_close(&other);
     return same;
 }
@@ -261,8 +263,9 @@ static inline bool shard_set_may_replace(const ShardSet* set, Error* error) {
         series_path(shard, &set->series[i], 0);
         if (access(shard, F_OK) == 0) return true;
     }
-    return fail(error, "%.600s exists without shards, and these would replace it; move it away, or give another --out",
-                path);
+    return fail_with(error,
+                     "%.600s exists without shards, and these would replace it; move it away, or give another --out",
+                     path);
 }
 
 // Renames all shards and the tokenizer's files to their final names, in place of an earlier set. The caller has asked

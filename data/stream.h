@@ -11,8 +11,8 @@
 #ifndef LLMTRAIN_STREAM_H
 #define LLMTRAIN_STREAM_H
 
-#include "../llmtrain/data.h"
-#include "../llmtrain/tokenizer.h"
+#include "../llmtrain/text/data.h"
+#include "../llmtrain/text/tokenizer.h"
 
 static inline bool stream_written(bool ok, Error* error) {
     if (ok && (fflush(stdout) != 0 || ferror(stdout))) return fail_file(error, "write", "standard output");
@@ -54,12 +54,12 @@ static inline bool stream_decode_word(TokenDecoder* decoder, const char* word, s
         id = id * 10 + (uint64_t)(word[i] - '0');
     }
     if (!good)
-        return fail(error, "'%.*s' in standard input is not a token; give whole numbers separated by white space",
-                    (int)min_size(length, 60), word);
+        return fail_with(error, "'%.*s' in standard input is not a token; give whole numbers separated by white space",
+                         (int)min_size(length, 60), word);
     const Tokenizer* tokenizer = decoder->tokenizer;
     if (id >= (uint64_t)tokenizer->vocabulary || tokenizer_kind(tokenizer, (int32_t)id) == TOKEN_ABSENT)
-        return fail(error, "%llu in standard input is not one of this tokenizer's %d tokens; is it the right one?",
-                    (unsigned long long)id, (int)tokenizer->vocabulary);
+        return fail_with(error, "%llu in standard input is not one of this tokenizer's %d tokens; is it the right one?",
+                         (unsigned long long)id, (int)tokenizer->vocabulary);
     size_t bytes;
     const char* text = decoder_add(&bytes, decoder, (int32_t)id);
     fwrite(text, 1, bytes, stdout);
@@ -99,12 +99,12 @@ static inline bool stream_tokenizer(Tokenizer* tokenizer, const Shard* shard, co
         return true;
     }
     if (path == NULL)
-        return fail(error, "%.600s has no tokenizer next to it; give --tokenizer PATH, the one that made it",
-                    shard->path);
+        return fail_with(error, "%.600s has no tokenizer next to it; give --tokenizer PATH, the one that made it",
+                         shard->path);
     if (!tokenizer_open(tokenizer, path, pattern, error)) return false;
     if (shard->vocabulary == 0 || shard->vocabulary == tokenizer->vocabulary) return true;
-    fail(error, "%.400s has a vocabulary of %d, but the tokenizer %.400s of %d; give the one that made the shard",
-         shard->path, (int)shard->vocabulary, path, (int)tokenizer->vocabulary);
+    fail_with(error, "%.400s has a vocabulary of %d, but the tokenizer %.400s of %d; give the one that made the shard",
+              shard->path, (int)shard->vocabulary, path, (int)tokenizer->vocabulary);
     tokenizer_close(tokenizer);
     return false;
 }
@@ -119,8 +119,8 @@ static inline bool stream_show(const char* path, const char* tokenizer_path, con
     size_t bytes;
     if (!shard_open(&shard, path, error)) return false;
     bool ok = at < shard.count ||
-        fail(error, "--at %llu is past the end of %.600s, which has %zu tokens; give a smaller position",
-             (unsigned long long)at, path, shard.count);
+        fail_with(error, "--at %llu is past the end of %.600s, which has %zu tokens; give a smaller position",
+                  (unsigned long long)at, path, shard.count);
     ok = ok && stream_tokenizer(&tokenizer, &shard, tokenizer_path, pattern, error);
     if (ok) decoder_begin(&decoder, &tokenizer);
     for (uint64_t i = at; ok && i < shard.count && i - at < count; i++) {

@@ -24,7 +24,7 @@
 #include "input.h"
 #include "shards.h"
 #include "stream.h"
-#include "../llmtrain/flags.h"
+#include "../llmtrain/base/flags.h"
 
 #include <signal.h>
 
@@ -54,50 +54,50 @@ enum { DEDUP_OFF, DEDUP_EXACT, DEDUP_NEAR };
 static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     const Flag table[] = {
         FLAG_HEADING("Texts"),
-        TEXT_FLAG("bytes", &o->bytes, NULL, "FILE", 0, "text file to convert, one token per byte; -: standard input"),
-        TEXT_FLAG("text", &o->text, NULL, "GLOB", 0,
+        FLAG_TEXT("bytes", &o->bytes, NULL, "FILE", 0, "text file to convert, one token per byte; -: standard input"),
+        FLAG_TEXT("text", &o->text, NULL, "GLOB", 0,
                   "text files to convert with --tokenizer, each a document: paths and patterns, separated by commas; "
                   "gzip and zstd files are decompressed"),
-        TEXT_FLAG("jsonl", &o->jsonl, NULL, "GLOB", 0,
+        FLAG_TEXT("jsonl", &o->jsonl, NULL, "GLOB", 0,
                   "JSON Lines files to convert with --tokenizer: paths and patterns, separated by commas; the member "
                   "--field of each line is a document"),
-        TEXT_FLAG("field", &o->field, "text", "NAME", 0, "with --jsonl: name of the member that holds the text"),
+        FLAG_TEXT("field", &o->field, "text", "NAME", 0, "with --jsonl: name of the member that holds the text"),
         FLAG_HEADING("Tokenizer"),
-        TEXT_FLAG("tokenizer", &o->tokenizer, NULL, "PATH", 0,
+        FLAG_TEXT("tokenizer", &o->tokenizer, NULL, "PATH", 0,
                   "tokenizer.json, vocab.json with merges.txt next to it, encoder.json with vocab.bpe next to it, a "
                   "tiktoken rank file, or a directory that has one of them"),
-        TEXT_FLAG("pattern", &o->pattern, NULL, "NAME", 0,
+        FLAG_TEXT("pattern", &o->pattern, NULL, "NAME", 0,
                   "with a tiktoken rank file: pattern that splits words: gpt2, cl100k or o200k"),
-        COUNT_FLAG("train-bpe", &o->vocabulary, 0, BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX, 0,
+        FLAG_COUNT("train-bpe", &o->vocabulary, 0, BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX, 0,
                    "train a byte-level BPE tokenizer of N tokens, with GPT-2's pattern, on the texts, and write "
                    "OUT/tokenizer.json"),
         FLAG_HEADING("Standard input"),
-        SWITCH_FLAG("encode", &o->encode, false, 0, "print the tokens of the text on standard input"),
-        SWITCH_FLAG("decode", &o->decode, false, 0, "print the text of the tokens on standard input"),
+        FLAG_SWITCH("encode", &o->encode, false, 0, "print the tokens of the text on standard input"),
+        FLAG_SWITCH("decode", &o->decode, false, 0, "print the text of the tokens on standard input"),
         FLAG_HEADING("Inspecting a shard"),
-        TEXT_FLAG("show", &o->show, NULL, "FILE", 0,
+        FLAG_TEXT("show", &o->show, NULL, "FILE", 0,
                   "print a part of a shard as text, decoded with --tokenizer or the tokenizer next to it"),
-        COUNT_FLAG("at", &o->at, 0, 0, 1e15, 0, "with --show: position of the first token"),
-        COUNT_FLAG("tokens", &o->tokens, 64, 1, 1e15, 0, "with --show: tokens to print"),
+        FLAG_COUNT("at", &o->at, 0, 0, 1e15, 0, "with --show: position of the first token"),
+        FLAG_COUNT("tokens", &o->tokens, 64, 1, 1e15, 0, "with --show: tokens to print"),
         FLAG_HEADING("Duplicates"),
-        CHOICE_FLAG("dedup", &o->dedup, DEDUP_OFF, "off|exact|near", 0,
+        FLAG_CHOICE("dedup", &o->dedup, DEDUP_OFF, "off|exact|near", 0,
                     "leave out documents that repeat earlier ones, and list them in PREFIX_duplicates.jsonl: exact: "
                     "equal documents; near: also those that share most word 5-grams"),
-        REAL_FLAG("similarity", &o->similarity, 0.8, 0.7, 1, 0,
+        FLAG_REAL("similarity", &o->similarity, 0.8, 0.7, 1, 0,
                   "with --dedup near: minimum Jaccard similarity of two documents' word 5-grams"),
         FLAG_HEADING("Shards"),
-        TEXT_FLAG("out", &o->out, NULL, "PREFIX", 0,
+        FLAG_TEXT("out", &o->out, NULL, "PREFIX", 0,
                   "prefix of the shards: PREFIX_train_000000.bin, PREFIX_val_000000.bin, ..., and of the tokenizer: "
                   "PREFIX_tokenizer/; with --train-bpe: the directory to write"),
-        REAL_FLAG("val", &o->val, 0.1, 0, 1, 0,
+        FLAG_REAL("val", &o->val, 0.1, 0, 1, 0,
                   "fraction of the documents (of a single text: its end) for validation; 0: train shards only, 1: val "
                   "shards only"),
-        COUNT_FLAG("shard-tokens", &o->shard_tokens, 100000000, 1, 1e12, 0, "maximum tokens per shard"),
-        REAL_FLAG("entropy", &o->entropy, 0, 0, 100, 0,
+        FLAG_COUNT("shard-tokens", &o->shard_tokens, 100000000, 1, 1e12, 0, "maximum tokens per shard"),
+        FLAG_REAL("entropy", &o->entropy, 0, 0, 100, 0,
                   "entropy floor (loss of the text's true source) in nats per byte, stored in the shards per token; 0: "
                   "unknown"),
         FLAG_HEADING("Program"),
-        COUNT_FLAG("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
+        FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
     return flags_append(flags, 0, table, sizeof table / sizeof table[0]);
 }
@@ -109,38 +109,42 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     if (!flags_parse(flags, count, argc, argv, error)) return false;
     o->val_given = flag_was_given(flags, count, "val");
     if (!o->show && (flag_was_given(flags, count, "at") || flag_was_given(flags, count, "tokens")))
-        return fail(error, "--at and --tokens are for --show FILE, the shard to print from; give it too");
+        return fail_with(error, "--at and --tokens are for --show FILE, the shard to print from; give it too");
     if (o->show) {
         if (o->bytes || o->text || o->jsonl || o->out || o->encode || o->decode)
-            return fail(error, "--show prints a part of a shard; leave --bytes, --text, --jsonl, --out, --encode and "
-                        "--decode out");
-        return o->show[0] || fail(error, "--show is empty; give the path of a shard");
+            return fail_with(error,
+                             "--show prints a part of a shard; leave --bytes, --text, --jsonl, --out, --encode and "
+                             "--decode out");
+        return o->show[0] || fail_with(error, "--show is empty; give the path of a shard");
     }
     if (o->encode || o->decode) {
-        if (o->encode && o->decode) return fail(error, "--encode and --decode are given together; give one of them");
+        if (o->encode && o->decode)
+            return fail_with(error, "--encode and --decode are given together; give one of them");
         if (o->bytes || o->text || o->jsonl || o->out)
-            return fail(error, "--%s reads standard input and writes standard output; leave --bytes, --text, --jsonl "
-                        "and --out out", o->encode ? "encode" : "decode");
-        return (o->tokenizer && o->tokenizer[0]) || fail(error, "--tokenizer PATH is missing; give a tokenizer");
+            return fail_with(error,
+                             "--%s reads standard input and writes standard output; leave --bytes, --text, --jsonl "
+                             "and --out out",
+                             o->encode ? "encode" : "decode");
+        return (o->tokenizer && o->tokenizer[0]) || fail_with(error, "--tokenizer PATH is missing; give a tokenizer");
     }
     int sources = (o->bytes != NULL) + (o->text != NULL) + (o->jsonl != NULL);
     const char* source = o->bytes ? o->bytes : o->text ? o->text : o->jsonl;
     if (sources == 0 || !source[0])
-        return fail(error, "there is no text to convert; give --bytes FILE, --text GLOB or --jsonl GLOB");
-    if (sources > 1) return fail(error, "--bytes, --text and --jsonl are given together; give one of them");
-    if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing; give the prefix of the shards");
+        return fail_with(error, "there is no text to convert; give --bytes FILE, --text GLOB or --jsonl GLOB");
+    if (sources > 1) return fail_with(error, "--bytes, --text and --jsonl are given together; give one of them");
+    if (!o->out || !o->out[0]) return fail_with(error, "--out PREFIX is missing; give the prefix of the shards");
     if (o->val > 0 && o->val < VAL_MIN)
-        return fail(error, "--val %g is too small a fraction; give 0, or at least %g", o->val, VAL_MIN);
-    if (strlen(o->out) > 900) return fail(error, "--out is longer than 900 characters: give a shorter path");
+        return fail_with(error, "--val %g is too small a fraction; give 0, or at least %g", o->val, VAL_MIN);
+    if (strlen(o->out) > 900) return fail_with(error, "--out is longer than 900 characters: give a shorter path");
     if (o->bytes && o->vocabulary)
-        return fail(error, "--train-bpe takes its text from --text or --jsonl; give --text instead of --bytes");
+        return fail_with(error, "--train-bpe takes its text from --text or --jsonl; give --text instead of --bytes");
     if (o->tokenizer && (o->bytes || o->vocabulary))
-        return fail(error, "--%s needs no --tokenizer; leave it out", o->bytes ? "bytes" : "train-bpe");
+        return fail_with(error, "--%s needs no --tokenizer; leave it out", o->bytes ? "bytes" : "train-bpe");
     if (o->dedup && (o->bytes || o->vocabulary))
-        return fail(error, "--dedup leaves out documents converted with --tokenizer; leave it out with --%s",
-                    o->bytes ? "bytes" : "train-bpe");
+        return fail_with(error, "--dedup leaves out documents converted with --tokenizer; leave it out with --%s",
+                         o->bytes ? "bytes" : "train-bpe");
     return o->bytes || o->vocabulary || (o->tokenizer && o->tokenizer[0]) ||
-           fail(error, "--tokenizer PATH is missing; give a tokenizer (--bytes FILE needs none)");
+           fail_with(error, "--tokenizer PATH is missing; give a tokenizer (--bytes FILE needs none)");
 }
 
 static volatile sig_atomic_t interrupted = 0;
@@ -151,7 +155,7 @@ static void interrupt(int signal_number) {
 
 // Publishes the shards and prints what they are, or removes them if anything has failed.
 static bool publish(ShardSet* set, bool ok, Error* error) {
-    if (interrupted) ok = fail(error, "interrupted; nothing was written");
+    if (interrupted) ok = fail_with(error, "interrupted; nothing was written");
     ok = ok && shard_set_publish(set, error);
     if (ok) shard_set_print(set);
     else shard_set_abandon(set);
@@ -167,12 +171,14 @@ static bool divide(uint64_t* train_bytes, const Input* input, const Options* opt
     *train_bytes = val == 0 ? UINT64_MAX : 0;
     if (val == 0 || val == 1) return true;
     if (!input->size_known)
-        return fail(error, "the size of %s is not known in advance, so its end cannot be kept for validation; give "
-                    "--val 0 or 1, or save the text as a file first", input->name);
+        return fail_with(error,
+                         "the size of %s is not known in advance, so its end cannot be kept for validation; give "
+                         "--val 0 or 1, or save the text as a file first",
+                         input->name);
     uint64_t kept = (uint64_t)((double)input->size * val + 0.5);
     if (input->size > 0 && (kept == 0 || kept >= input->size))
-        return fail(error, "%s has %llu bytes, which --val %g cannot divide; give more text, or --val 0", input->name,
-                    (unsigned long long)input->size, val);
+        return fail_with(error, "%s has %llu bytes, which --val %g cannot divide; give more text, or --val 0",
+                         input->name, (unsigned long long)input->size, val);
     *train_bytes = input->size - kept;
     return true;
 }
@@ -200,10 +206,10 @@ static bool bytes_convert(ShardSet* set, Input* input, const Options* options, E
     progress_end(&progress);
     tokens_free(&tokens);
     if (!ok || interrupted) return ok;
-    if (done == 0) return fail(error, "%s is empty; give a text", input->name);
+    if (done == 0) return fail_with(error, "%s is empty; give a text", input->name);
     if (input->size_known && done != input->size)
-        return fail(error, "%s changed while it was read: %llu bytes became %llu; start again", input->name,
-                    (unsigned long long)input->size, (unsigned long long)done);
+        return fail_with(error, "%s changed while it was read: %llu bytes became %llu; start again", input->name,
+                         (unsigned long long)input->size, (unsigned long long)done);
     return true;
 }
 
@@ -299,7 +305,7 @@ static void job_encode(Conversion* c, Job* job, WordEncoder* encoder) {
 
 static bool job_write(Conversion* c, const Job* job, Error* error) {
     const int32_t end_of_text = c->tokenizer.end_of_text;
-    if (job->failed) return fail(error, "%s", job->error.text);
+    if (job->failed) return fail_with(error, "%s", job->error.text);
     c->replaced += job->tokens.replaced;
     for (size_t i = job->first; i < job->first + job->count; i++) {
         const Piece* piece = &c->batch.pieces[i];
@@ -329,10 +335,12 @@ static bool conversion_split(Conversion* c, Error* error) {
     if (c->options->jsonl || c->documents.files.count > 1 || val == 0 || val == 1) return true;
     bool ok = input_open(&input, c->documents.files.names[0], error) && input_unpack(&input, error);
     if (ok && (input.kind != INPUT_PLAIN || !input.size_known))
-        ok = fail(error, "%.600s is compressed and the only document, so its end cannot be kept for validation; give "
-                  "--val 0 or 1, or decompress it", input.name);
+        ok = fail_with(error,
+                       "%.600s is compressed and the only document, so its end cannot be kept for validation; give "
+                       "--val 0 or 1, or decompress it",
+                       input.name);
     uint64_t size = ok ? input.size : 0;
-    if (ok && size == 0) ok = fail(error, "%.600s is empty; give a text", input.name);
+    if (ok && size == 0) ok = fail_with(error, "%.600s is empty; give a text", input.name);
     input_close(&input);
     uint64_t split = (uint64_t)((double)size * (1 - val));
     if (ok && split > 0) documents_split(&c->documents, split);
@@ -343,13 +351,13 @@ static bool conversion_check(const Conversion* c, Error* error) {
     double val = c->options->val;
     uint64_t documents = c->read[0] + c->read[1];
     const char* source = c->options->text ? c->options->text : c->options->jsonl;
-    if (documents == 0) return fail(error, "'%.600s' has no text in it; check the files", source);
+    if (documents == 0) return fail_with(error, "'%.600s' has no text in it; check the files", source);
     if (val > 0 && c->read[1] == 0)
-        return fail(error, "'%.600s' has %llu documents, and of those --val %g leaves none for validation; give a "
-                    "larger --val, or --val 0", source, (unsigned long long)documents, val);
+        return fail_with(error, "'%.600s' has %llu documents, and of those --val %g leaves none for validation; give a "
+                         "larger --val, or --val 0", source, (unsigned long long)documents, val);
     if (val < 1 && c->read[0] == 0)
-        return fail(error, "'%.600s' has %llu documents, and of those --val %g leaves none for training; give a "
-                    "smaller --val, or --val 1", source, (unsigned long long)documents, val);
+        return fail_with(error, "'%.600s' has %llu documents, and of those --val %g leaves none for training; give a "
+                         "smaller --val, or --val 1", source, (unsigned long long)documents, val);
     return true;
 }
 
@@ -389,7 +397,7 @@ static bool leave_out(Conversion* c, uint64_t document, Error* error) {
     if (byte >= c->left_out_bytes) {
         size_t bytes = 2 * byte + 1024;
         uint8_t* left_out = (uint8_t*)realloc(c->left_out, bytes);
-        if (!left_out) return fail(error, "out of memory for a bit per document, of %zu bytes", bytes);
+        if (!left_out) return fail_with(error, "out of memory for a bit per document, of %zu bytes", bytes);
         memset(left_out + c->left_out_bytes, 0, bytes - c->left_out_bytes);
         c->left_out = left_out;
         c->left_out_bytes = bytes;
@@ -465,9 +473,9 @@ static bool conversion_find_duplicates(Conversion* c, Error* error) {
     snprintf(path, sizeof path, "%s_duplicates.jsonl", o->out);
     if (!file_begin(&c->report, path, error)) return false;
     if (!duplicates_open(&duplicates, o->dedup == DEDUP_NEAR, o->similarity, error)) return false;
-    Sketch* sketches = (Sketch*)allocate((SKETCHES + 1) * sizeof(Sketch));
+    Sketch* sketches = (Sketch*)memory_allocate((SKETCHES + 1) * sizeof(Sketch));
     bool ok = sketches ? duplicates_find(c, &duplicates, sketches, error)
-                       : fail(error, "out of memory for %zu bytes", (SKETCHES + 1) * sizeof(Sketch));
+                       : fail_with(error, "out of memory for %zu bytes", (SKETCHES + 1) * sizeof(Sketch));
     free(sketches);
     duplicates_close(&duplicates);
     return ok;
@@ -496,8 +504,8 @@ static bool tokenizer_splits(const Tokenizer* tokenizer) {
 static bool conversion_run(Conversion* c, Error* error) {
     const Options* o = c->options;
     if (c->tokenizer.end_of_text < 0)
-        return fail(error, "%.600s names no end-of-text token to separate documents; name it as \"eos_token\" in "
-                    "tokenizer_config.json next to it", o->tokenizer);
+        return fail_with(error, "%.600s names no end-of-text token to separate documents; name it as \"eos_token\" in "
+                         "tokenizer_config.json next to it", o->tokenizer);
     if (!shard_set_may_replace(&c->set, error)) return false;
     if ((o->val == 0 || o->val == 1) && !shard_set_agrees(&c->set, o->val == 1, error)) return false;
     if (!documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
@@ -526,8 +534,8 @@ static void conversion_print(const Conversion* c) {
 }
 
 static bool documents_to_shards(const Options* o, Error* error) {
-    Conversion* c = (Conversion*)allocate(sizeof *c);
-    if (!c) return fail(error, "out of memory for %zu bytes", sizeof *c);
+    Conversion* c = (Conversion*)memory_allocate(sizeof *c);
+    if (!c) return fail_with(error, "out of memory for %zu bytes", sizeof *c);
     c->options = o;
     c->report.file = -1;
     if (!tokenizer_open(&c->tokenizer, o->tokenizer, o->pattern, error)) {
@@ -556,7 +564,7 @@ static bool words_count(WordTable* tables, size_t threads, const Unicode* unicod
     while (ok && documents_next(documents, batch, error)) {
         if (batch->count == 0 || interrupted) {
             progress_end(&progress);
-            return !interrupted || fail(error, "interrupted; nothing was written");
+            return !interrupted || fail_with(error, "interrupted; nothing was written");
         }
 #pragma omp parallel for schedule(dynamic, 1) num_threads((int)threads)
         for (size_t i = 0; i < batch->count; i++) {
@@ -565,7 +573,7 @@ static bool words_count(WordTable* tables, size_t threads, const Unicode* unicod
             if (word_table_add_text(&tables[thread_number()], unicode, batch->text + piece->start, piece->bytes, &why))
                 continue;
 #pragma omp critical
-            ok = fail(error, "%s", why.text);
+            ok = fail_with(error, "%s", why.text);
         }
         progress_show(&progress, documents_taken(documents));
     }
@@ -580,13 +588,13 @@ static bool tokenizer_train(const Options* o, Error* error) {
     double began = now_ms();
     if (!documents_open(&documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
     Unicode* unicode = unicode_open(error);
-    WordTable* tables = (WordTable*)allocate(threads * sizeof *tables);
-    bool ok = unicode && (tables || fail(error, "out of memory for %zu threads; give fewer --threads", threads));
+    WordTable* tables = (WordTable*)memory_allocate(threads * sizeof *tables);
+    bool ok = unicode && (tables || fail_with(error, "out of memory for %zu threads; give fewer --threads", threads));
     for (size_t i = 0; ok && i < threads; i++) ok = word_table_open(&tables[i], error);
     ok = ok && words_count(tables, threads, unicode, &documents, &batch, error);
     for (size_t i = 1; ok && i < threads; i++) ok = word_table_merge(&tables[0], &tables[i], error);
     if (ok && tables[0].count == 0)
-        ok = fail(error, "'%.600s' has no text in it; check the files", o->text ? o->text : o->jsonl);
+        ok = fail_with(error, "'%.600s' has no text in it; check the files", o->text ? o->text : o->jsonl);
     double counted = now_ms();
     ok = ok && bpe_train(&bpe, &tables[0], o->vocabulary, error) && bpe_save(&bpe, o->out, error);
     if (ok)

@@ -68,8 +68,8 @@ static std::vector<OptimizerSlice> tensors_of(size_t n, size_t tensors) {
 
 int main(int argc, char** argv) {
     uint64_t n = ladder_size(124475904, 20000), tensors = ladder_size(148, 7);  // GPT-2 124M
-    ladder_open(argc, argv, {{"parameters", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vectors", 0},
-                             {"tensors", FLAG_COUNT, &tensors, "N", 1, 1e6, "tensors that they are of", 0}});
+    ladder_open(argc, argv, {{"parameters", KIND_COUNT, &n, "n", 1, 1e10, "length of the vectors", 0},
+                             {"tensors", KIND_COUNT, &tensors, "N", 1, 1e6, "tensors that they are of", 0}});
     ladder_begin("optimizer_update_list: AdamW on n parameters");
     OptimizerStep o = {};
     o.kind = OPTIMIZER_ADAMW;

@@ -26,7 +26,7 @@
 //
 //     build/attention_forward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
-#include "llmtrain/attention.cuh"
+#include "llmtrain/ops/attention.cuh"
 #include "ladder.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -115,11 +115,11 @@ static void ladder_stores(size_t rows) {
 int main(int argc, char** argv) {
     uint64_t B = ladder_size(4, 1), T = ladder_size(2048, 150), H = ladder_size(16, 4), K = ladder_size(16, 2), D = 64;
     ladder_open(argc, argv, {
-        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "samples", 0},
-        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "positions of a sample", 0},
-        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", 0},
-        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key/value heads, of which --heads is a multiple", 0},
-        {"head-size", FLAG_COUNT, &D, "D", 1, ATTENTION_MAX_D, "numbers in a head", 0},
+        {"batch", KIND_COUNT, &B, "B", 1, 1e6, "samples", 0},
+        {"seq", KIND_COUNT, &T, "T", 1, 1e6, "positions of a sample", 0},
+        {"heads", KIND_COUNT, &H, "H", 1, 1e4, "query heads", 0},
+        {"kv-heads", KIND_COUNT, &K, "K", 1, 1e4, "key/value heads, of which --heads is a multiple", 0},
+        {"head-size", KIND_COUNT, &D, "D", 1, ATTENTION_MAX_D, "numbers in a head", 0},
     });
     if (H % K != 0) ladder_give_up("--heads is not a multiple of --kv-heads; give one that is");
     ladder_begin("attention, forward: out (B, T, H, D) from qkv (B, T, (H + 2K) D)");

@@ -8,7 +8,7 @@
 //     rung        idea                                                          expected
 //     thread      a thread owns a row and walks it three times: for the         an access of a warp goes to 32 rows:
 //                 maximum, the sum and the gradient                             a few per cent of the peak
-//     block       a block owns a row, still in three walks                      neighbours read neighbours: x 10;
+//     block       a block owns a row, still in three walks                      neighbors read neighbors: x 10;
 //                                                                               later walks hit the L2 cache
 //     online      maximum and sum in one walk ("Online normalizer calculation   2 walks, not 3: at most x 1.5
 //                 for softmax"); the second walk begins where the first ends;
@@ -60,8 +60,8 @@ static __global__ void classifier_block(floatX* logits, float* losses, const int
 int main(int argc, char** argv) {
     uint64_t N = ladder_size(1024, 9), V = ladder_size(50257, 257);
     ladder_open(argc, argv, {
-        {"rows", FLAG_COUNT, &N, "N", 1, 1e6, "rows of logits", 0},
-        {"vocab", FLAG_COUNT, &V, "V", 1, 1e6, "vocabulary, padded to a multiple of 128 as in training", 0},
+        {"rows", KIND_COUNT, &N, "N", 1, 1e6, "rows of logits", 0},
+        {"vocab", KIND_COUNT, &V, "V", 1, 1e6, "vocabulary, padded to a multiple of 128 as in training", 0},
     });
     ladder_begin("classifier: losses (N), and logits (N, Vp) become their gradient");
     size_t Vp = round_up(V, 128);

@@ -90,7 +90,7 @@ typedef enum { TOKENS_TEXT, TOKENS_EQUAL, TOKENS_DIFFERENT } Tokens;
 
 // Tokens (N) below V of one kind. Sets *most to the rows of the most frequent token; returns how many tokens occur.
 static size_t fill_tokens(int32_t* tokens, Tokens kind, size_t N, size_t V, size_t* most) {
-    uint32_t* count = (uint32_t*)allocate(V * sizeof(uint32_t));
+    uint32_t* count = (uint32_t*)memory_allocate(V * sizeof(uint32_t));
     size_t different = 0;
     if (count == NULL) ladder_give_up("out of memory for the tokens; give smaller shapes");
     *most = 0;
@@ -110,11 +110,11 @@ int main(int argc, char** argv) {
     uint64_t B = ladder_size(16, 3), T = ladder_size(1024, 75), C = ladder_size(768, 40), V = ladder_size(50257, 200);
     int kind = TOKENS_TEXT;
     ladder_open(argc, argv, {
-        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "sequences", 0},
-        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "tokens of each", 0},
-        {"channels", FLAG_COUNT, &C, "C", 1, 1e5, "channels of a row", 0},
-        {"vocab", FLAG_COUNT, &V, "V", 1, 1e9, "different tokens there may be", 0},
-        {"tokens", FLAG_CHOICE, &kind, "text|equal|different", 0, 0, "how often each occurs", 0},
+        {"batch", KIND_COUNT, &B, "B", 1, 1e6, "sequences", 0},
+        {"seq", KIND_COUNT, &T, "T", 1, 1e6, "tokens of each", 0},
+        {"channels", KIND_COUNT, &C, "C", 1, 1e5, "channels of a row", 0},
+        {"vocab", KIND_COUNT, &V, "V", 1, 1e9, "different tokens there may be", 0},
+        {"tokens", KIND_CHOICE, &kind, "text|equal|different", 0, 0, "how often each occurs", 0},
     });
     const size_t N = B * T, n = N * C;
     const unsigned threads = block_threads(C, FLAT_THREADS);

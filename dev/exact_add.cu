@@ -61,7 +61,7 @@ static __global__ void exact_integers(int64_t* sums, double* bad, const float* x
 
 int main(int argc, char** argv) {
     uint64_t n = ladder_size(124475904, 20000);  // GPT-2 124M
-    ladder_open(argc, argv, {{"elements", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vectors, made even", 0}});
+    ladder_open(argc, argv, {{"elements", KIND_COUNT, &n, "n", 1, 1e10, "length of the vectors, made even", 0}});
     ladder_begin("exact_add: sums (n) += x (n) * 2^50, in integers");
     n = round_up(n, PAIR);
     auto x = ladder_input<float>("x", n, 1.0);

@@ -114,8 +114,8 @@ static void ladder_swiglu_backward(size_t N, size_t F) {
 
 int main(int argc, char** argv) {
     uint64_t N = ladder_size(16384, 33), F = ladder_size(3072, 40);
-    ladder_open(argc, argv, {{"rows", FLAG_COUNT, &N, "N", 1, 1e7, "rows: B times T", 0},
-                             {"ffn", FLAG_COUNT, &F, "F", 1, 1e6, "columns", 0}});
+    ladder_open(argc, argv, {{"rows", KIND_COUNT, &N, "N", 1, 1e7, "rows: B times T", 0},
+                             {"ffn", KIND_COUNT, &F, "F", 1, 1e6, "columns", 0}});
     ladder_gelu_forward(N * F);
     ladder_gelu_backward(N * F);
     ladder_swiglu_forward(N, F);

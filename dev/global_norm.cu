@@ -42,7 +42,7 @@ static size_t tree_most_blocks(void) { return ladder.stream->processors * (2048 
 
 int main(int argc, char** argv) {
     uint64_t n = ladder_size(124475904, 100003);  // GPT-2 124M
-    ladder_open(argc, argv, {{"elements", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vector", 0}});
+    ladder_open(argc, argv, {{"elements", KIND_COUNT, &n, "n", 1, 1e10, "length of the vector", 0}});
     ladder_begin("sum_of_squares: out (1) = sum of squares of x (n), in double");
     ladder_give_scratch(sum_of_squares_scratch_bytes());
     auto x = ladder_input<float>("x", n, 1.0);

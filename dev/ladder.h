@@ -46,8 +46,8 @@
 #define LLMTRAIN_LADDER_H
 
 #include "kernels.cuh"
-#include "llmtrain/device.cuh"
-#include "llmtrain/flags.h"
+#include "llmtrain/base/device.cuh"
+#include "llmtrain/base/flags.h"
 
 #include <algorithm>
 #include <functional>
@@ -111,7 +111,7 @@ static inline uint64_t ladder_size(uint64_t on_gpu, uint64_t emulated) {
 // 1. Arrays
 
 // An array of T: floatX, float, double or an integer. It converts to its device pointer or, for the CPU operation, to
-// its twin's. Initialised with {} it is NULL.
+// its twin's. Initialized with {} it is NULL.
 template <typename T>
 struct LadderPointer {
     T *device, *twin;
@@ -143,7 +143,7 @@ static inline void ladder_update(LadderPointer<T> pointer) {
     for (LadderArray& a : ladder.arrays) {
         if (a.device != pointer.device) continue;
         if (a.start) memcpy(a.start, a.twin, a.bytes);
-        upload(a.device, a.twin, a.bytes, ladder.stream);
+        device_upload(a.device, a.twin, a.bytes, ladder.stream);
     }
 }
 
@@ -155,8 +155,8 @@ static inline LadderPointer<T> ladder_array(const char* name, LadderRole role, s
                                             LadderBound bound) {
     LadderArray a = {name, role, bound, n, n * sizeof(T), NULL, NULL, NULL, ladder_compare<T>};
     a.device = ladder_memory(a.bytes);
-    a.twin = allocate(a.bytes);
-    a.start = role == LADDER_ADDED ? allocate(a.bytes) : NULL;
+    a.twin = memory_allocate(a.bytes);
+    a.start = role == LADDER_ADDED ? memory_allocate(a.bytes) : NULL;
     if (a.twin == NULL || (role == LADDER_ADDED && a.start == NULL))
         ladder_give_up("out of memory for the arrays; give smaller shapes");
     ladder.arrays.push_back(a);
@@ -212,11 +212,11 @@ static bool ladder_compare(const LadderArray* a, const char* rung) {
     const double epsilon = halves ? (double)FLOATX_EPSILON : sizeof(T) == sizeof(float) ? 0x1p-24 : 0x1p-53;
     const double tiny = halves && FLOATX_DTYPE == DTYPE_F16 ? 0x1p-24 : 0x1p-124;  // the smallest number of binary16
     const T *expected = (const T*)a->twin, *start = (const T*)a->start;
-    T* got = (T*)allocate(a->bytes);
+    T* got = (T*)memory_allocate(a->bytes);
     size_t wrong = 0, first = a->n;
     double worst = 0.0;
     if (got == NULL) ladder_give_up("out of memory for a rung's outputs; give smaller shapes");
-    download(got, a->device, a->bytes, ladder.stream);
+    device_download(got, a->device, a->bytes, ladder.stream);
     #pragma omp parallel for reduction(+ : wrong) reduction(min : first) reduction(max : worst)
     for (size_t i = 0; i < a->n; i++) {
         double wanted = ladder_number(expected[i]), size = fabs(wanted), error = fabs(ladder_number(got[i]) - wanted);
@@ -409,10 +409,10 @@ static inline void ladder_measure_matmul(void) {
 // Reads the program's own flags and the common ones, opens the device and measures the peaks.
 static inline void ladder_open(int argc, char** argv, std::vector<Flag> flags) {
     const Flag common[] = {
-        {"rounds", FLAG_COUNT, &ladder.rounds, "R", 0, 1000, "times that each rung is timed", 0},
-        {"rung", FLAG_TEXT, &ladder.rung, "NAME", 0, 0, "this rung alone", 0},
-        {"check", FLAG_SWITCH, &ladder.check, "", 0, 0, "compare with the CPU, which takes long for large shapes", 0},
-        {"json", FLAG_SWITCH, &ladder.json, "", 0, 0, "one JSON object per rung, on a line of its own", 0},
+        {"rounds", KIND_COUNT, &ladder.rounds, "R", 0, 1000, "times that each rung is timed", 0},
+        {"rung", KIND_TEXT, &ladder.rung, "NAME", 0, 0, "this rung alone", 0},
+        {"check", KIND_SWITCH, &ladder.check, "", 0, 0, "compare with the CPU, which takes long for large shapes", 0},
+        {"json", KIND_SWITCH, &ladder.json, "", 0, 0, "one JSON object per rung, on a line of its own", 0},
     };
     int code, device = 0;
     Error error;
@@ -495,7 +495,7 @@ static inline void ladder_rung(const char* name, const LadderRun& run) {
     for (const LadderArray& a : ladder.arrays) {
         // NaN in every floating-point type.
         if (a.role == LADDER_OUTPUT) CUDA_CHECK(cudaMemsetAsync(a.device, 0xFF, a.bytes, ladder.stream->compute));
-        if (a.role == LADDER_ADDED) upload(a.device, a.start, a.bytes, ladder.stream);
+        if (a.role == LADDER_ADDED) device_upload(a.device, a.start, a.bytes, ladder.stream);
     }
     LadderCounts counts = ladder_counts({});
     ladder_run(run);

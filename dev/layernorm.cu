@@ -1,4 +1,4 @@
-// dev/layernorm.cu: the ladders of the normalisations, layernorm and rmsnorm, forward and backward.
+// dev/layernorm.cu: the ladders of the normalizations, layernorm and rmsnorm, forward and backward.
 //
 //     forward   residual = in + branch;  out = (residual - mean) rstd weight + bias    rmsnorm: mean 0, no bias
 //     backward  dx += rstd (g - average(g) - n average(g n)),  g = dout weight,  n = (x - mean) rstd
@@ -11,8 +11,8 @@
 //     naive     a thread a row                                    a load of a warp touches 32 lines, most of which are
 //                                                                 gone before their other bytes are asked for: below a
 //                                                                 fifth of the peak
-//     warp      a warp a row, neighbouring channels to            whole lines; but the row comes three times, two of
-//               neighbouring lanes                                them from the cache, an element a lane: half of the
+//     warp      a warp a row, neighboring channels to            whole lines; but the row comes three times, two of
+//               neighboring lanes                                them from the cache, an element a lane: half of the
 //                                                                 peak
 //     unfused   the residual add by itself, then the shipped      moves 5 elements: four fifths of the next
 //               kernel
@@ -227,8 +227,8 @@ static void ladder_backward(bool centred, size_t N, size_t C) {
 
 int main(int argc, char** argv) {
     uint64_t N = ladder_size(16384, 70), C = ladder_size(768, 264);
-    ladder_open(argc, argv, {{"rows", FLAG_COUNT, &N, "N", 1, 1e7, "rows: B times T", 0},
-                             {"channels", FLAG_COUNT, &C, "C", 1, 1e5, "channels of a row", 0}});
+    ladder_open(argc, argv, {{"rows", KIND_COUNT, &N, "N", 1, 1e7, "rows: B times T", 0},
+                             {"channels", KIND_COUNT, &C, "C", 1, 1e5, "channels of a row", 0}});
     for (int rms = 0; rms < 2; rms++) {
         ladder_forward(!rms, N, C);
         ladder_backward(!rms, N, C);

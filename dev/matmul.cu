@@ -21,7 +21,8 @@
 //
 // The gradient of a bias, the sums of dout's columns, where both gradients are overwritten:
 //
-//     epilogue    cuBLASLt sums what it reads of dout for dweight: BGRADB,   dout is read once instead of twice: 3% of a
+//     epilogue    cuBLASLt sums what it reads of dout for dweight: BGRADB,   dout is read once instead of twice: 3% of
+//     a
 //                 of the result's type, here float                           step, if the matmul keeps its speed
 //     shipped     a matmul and two kernels (section 3 of matmul.cuh)
 //
@@ -337,9 +338,9 @@ static void ladder_products(size_t M, size_t N, size_t K) {
 
 int main(int argc, char** argv) {
     uint64_t M = ladder_size(16384, 70), N = ladder_size(3072, 136), K = ladder_size(768, 72);
-    ladder_open(argc, argv, {{"rows", FLAG_COUNT, &M, "M", 1, 1e7, "rows: B times T", 0},
-                             {"outputs", FLAG_COUNT, &N, "N", 1, 1e6, "outputs, a multiple of 8", 0},
-                             {"inputs", FLAG_COUNT, &K, "K", 1, 1e6, "inputs, a multiple of 8", 0}});
+    ladder_open(argc, argv, {{"rows", KIND_COUNT, &M, "M", 1, 1e7, "rows: B times T", 0},
+                             {"outputs", KIND_COUNT, &N, "N", 1, 1e6, "outputs, a multiple of 8", 0},
+                             {"inputs", KIND_COUNT, &K, "K", 1, 1e6, "inputs, a multiple of 8", 0}});
     if (N % 8 != 0 || K % 8 != 0) ladder_give_up("--outputs and --inputs must be multiples of 8: tensor cores");
     ladder_products(M, N, K);
     return ladder_end();

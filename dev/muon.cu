@@ -1,4 +1,4 @@
-// dev/muon.cu: the ladder of Muon's update of one matrix (llmtrain/optimizers_matrix.h has formula and sources).
+// dev/muon.cu: the ladder of Muon's update of one matrix (llmtrain/ops/optimizers/matrix.h has formula and sources).
 //
 // Five times X = a X + (b A + c A A) X with A = X X^T: 5 (4 d^2 l + 2 d^3) flops for a matrix of d x l, d <= l. All
 // rungs run the same algorithm on different matmuls, which are the bound; the elementwise work, 20 passes over the
@@ -34,8 +34,8 @@ static inline void muon_multiply_float(float* out, const float* a, const float* 
 
 int main(int argc, char** argv) {
     uint64_t rows = ladder_size(1024, 24), cols = ladder_size(4096, 40);
-    ladder_open(argc, argv, {{"rows", FLAG_COUNT, &rows, "R", 1, 65536, "rows of the matrix", 0},
-                             {"cols", FLAG_COUNT, &cols, "C", 1, 65536, "its columns", 0}});
+    ladder_open(argc, argv, {{"rows", KIND_COUNT, &rows, "R", 1, 65536, "rows of the matrix", 0},
+                             {"cols", KIND_COUNT, &cols, "C", 1, 65536, "its columns", 0}});
     ladder_begin("optimizer_update: Muon on a matrix");
     size_t n = rows * cols, d = min_size(rows, cols), l = max_size(rows, cols);
     OptimizerStep o = {};
@@ -59,9 +59,8 @@ int main(int argc, char** argv) {
         slice.scratch = ladder.on_cpu ? (float*)twin.data() : scratch;
         matrix_update(&operations, &slice, &o, ladder.stream);
     };
-    ladder_work(LADDER_MATMUL_FLOPS, 5.0 * (4.0 * (double)(d * d) * (double)l + 2.0 * (double)(d * d) * (double)d), [&] {
-        with(ladder.on_cpu ? cpu::MATRIX_OPERATIONS : MATRIX_OPERATIONS);
-    });
+    ladder_work(LADDER_MATMUL_FLOPS, 5.0 * (4.0 * (double)(d * d) * (double)l + 2.0 * (double)(d * d) * (double)d),
+                [&] { with(ladder.on_cpu ? cpu::MATRIX_OPERATIONS : MATRIX_OPERATIONS); });
     MatrixOperations plain = MATRIX_OPERATIONS, in_float = MATRIX_OPERATIONS;
     plain.multiply = muon_multiply_plain;
     in_float.multiply = muon_multiply_float;

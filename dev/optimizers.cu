@@ -101,7 +101,7 @@ static std::vector<void*> twins;  // of arrays that a rung's check skips
 // A state of n elements that starts as zeros; a rung's check skips it, since test_cuda.cu checks it.
 template <typename T>
 static LadderPointer<T> unread(size_t n) {
-    twins.push_back(allocate(n * sizeof(T)));
+    twins.push_back(memory_allocate(n * sizeof(T)));
     return {(T*)ladder_scratch(n * sizeof(T)), (T*)twins.back()};
 }
 
@@ -227,8 +227,8 @@ static void ladder_adafactor(void) {
 
 int main(int argc, char** argv) {
     uint64_t rows = ladder_size(50257, 70), columns = ladder_size(768, 72);  // GPT-2's embedding
-    ladder_open(argc, argv, {{"rows", FLAG_COUNT, &rows, "R", 1, 1e9, "rows of the matrix", 0},
-                             {"columns", FLAG_COUNT, &columns, "C", 1, 1e9, "its columns", 0}});
+    ladder_open(argc, argv, {{"rows", KIND_COUNT, &rows, "R", 1, 1e9, "rows of the matrix", 0},
+                             {"columns", KIND_COUNT, &columns, "C", 1, 1e9, "its columns", 0}});
     R = rows, C = columns;
     ladder_8bit();
     ladder_bf16();

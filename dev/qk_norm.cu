@@ -74,7 +74,7 @@ static __global__ void qk_norm_dx_by_thread(floatX* dqkv, const floatX* saved, c
 
 static void ladder_forward(size_t N, size_t H, size_t K, size_t D) {
     const size_t heads = N * (H + K);
-    ladder_begin("qk_norm_forward: qkv (N, (H + 2K) D) normalised in place, saved (N, (H + K) D)");
+    ladder_begin("qk_norm_forward: qkv (N, (H + 2K) D) normalized in place, saved (N, (H + K) D)");
     auto q_weight = ladder_input<floatX>("q_weight", D, 1.0), k_weight = ladder_input<floatX>("k_weight", D, 1.0);
     auto qkv = ladder_added<floatX>("qkv", N * (H + 2 * K) * D, 1.0, {(double)D, 40, 0});
     auto saved = ladder_output<floatX>("saved", heads * D, {0, 5, 0});
@@ -125,10 +125,10 @@ static void ladder_backward(size_t N, size_t H, size_t K, size_t D) {
 int main(int argc, char** argv) {
     uint64_t N = ladder_size(8192, 9), H = ladder_size(32, 5), K = ladder_size(8, 1), D = ladder_size(128, 32);
     ladder_open(argc, argv, {
-        {"rows", FLAG_COUNT, &N, "N", 1, 1e8, "tokens", 0},
-        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", 0},
-        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key and value heads", 0},
-        {"head-size", FLAG_COUNT, &D, "D", 1, ATTENTION_MAX_D, "elements of a head", 0},
+        {"rows", KIND_COUNT, &N, "N", 1, 1e8, "tokens", 0},
+        {"heads", KIND_COUNT, &H, "H", 1, 1e4, "query heads", 0},
+        {"kv-heads", KIND_COUNT, &K, "K", 1, 1e4, "key and value heads", 0},
+        {"head-size", KIND_COUNT, &D, "D", 1, ATTENTION_MAX_D, "elements of a head", 0},
     });
     ladder_forward(N, H, K, D);
     ladder_backward(N, H, K, D);

@@ -76,11 +76,11 @@ int main(int argc, char** argv) {
     uint64_t B = ladder_size(4, 2), T = ladder_size(2048, 9), H = ladder_size(32, 5), K = ladder_size(8, 1);
     uint64_t D = ladder_size(128, 32);
     ladder_open(argc, argv, {
-        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "sequences", 0},
-        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "positions of each", 0},
-        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", 0},
-        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key and value heads", 0},
-        {"head-size", FLAG_COUNT, &D, "D", 2, ATTENTION_MAX_D, "elements of a head, an even number", 0},
+        {"batch", KIND_COUNT, &B, "B", 1, 1e6, "sequences", 0},
+        {"seq", KIND_COUNT, &T, "T", 1, 1e6, "positions of each", 0},
+        {"heads", KIND_COUNT, &H, "H", 1, 1e4, "query heads", 0},
+        {"kv-heads", KIND_COUNT, &K, "K", 1, 1e4, "key and value heads", 0},
+        {"head-size", KIND_COUNT, &D, "D", 2, ATTENTION_MAX_D, "elements of a head, an even number", 0},
     });
     if (D % 2 != 0) ladder_give_up("--head-size must be even");
     const size_t pairs = B * T * (H + K) * (D / 2);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# single.sh: prints the runtime as one header: llmtrain/generate.h, and so llmtrain.h, with every header of this project
+# single.sh: prints the runtime as one header: llmtrain/text/generate.h, and so llmtrain.h, with every header of this project
 # that they include.
 #
 #   sh dev/single.sh > build/llmtrain_single.h      as `make single` does
@@ -10,12 +10,12 @@
 
 cd "$(dirname -- "$0")/.." || exit 1
 export LC_ALL=C
-version=$(sed -n 's/^#define LLMTRAIN_VERSION "\(.*\)"/\1/p' llmtrain/base.h)
+version=$(sed -n 's/^#define LLMTRAIN_VERSION "\(.*\)"/\1/p' llmtrain/ops/base.h)
 
 cat << END
 // llmtrain_single.h: llmtrain $version as one header, to be copied into another project. It needs no other file.
 //
-// Its text is that of llmtrain.h, llmtrain/generate.h and the headers that they include, each after those that it
+// Its text is that of llmtrain.h, llmtrain/text/generate.h and the headers that they include, each after those that it
 // needs. Each begins with its manual; llmtrain.h, near the end, with an overview.
 //
 //   C11        cc -std=c11 -O3 -march=native -fopenmp program.c -lm -pthread
@@ -27,7 +27,7 @@ cat << END
 
 END
 
-exec awk -v first=llmtrain/generate.h '
+exec awk -v first=llmtrain/text/generate.h '
     # The path of a header that a file includes: relative to it. Empty for dev/: the emulator is not in the runtime.
     function resolve(file, name, path) {
         path = match(file, /.*\//) ? substr(file, 1, RLENGTH) name : name

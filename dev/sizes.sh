@@ -49,9 +49,9 @@ file kernels.cuh 1250
 file README.md 150
 
 printf '\nwhat a copied kernel needs\n'
-file llmtrain/types.h 250
+file llmtrain/ops/types.h 250
 # shellcheck disable=SC2046
-row "headers that attention.cuh includes, together" "$(cat $(includes llmtrain/attention.cuh) < /dev/null | wc -l)" 300
+row "headers that attention.cuh includes, together" "$(cat $(includes llmtrain/ops/attention.cuh) < /dev/null | wc -l)" 300
 
 printf '\nfolders\n'
 for name in llmtrain tools launch data doc dev dev/test dev/emulator; do row $name "$(lines $name)"; done

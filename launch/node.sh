@@ -114,7 +114,7 @@ both() {
     printf '%s\n\n%s\n' "$1" "$2" | awk '!NF { second = 1; next } !second { known[$1]; next } $1 in known'
 }
 
-# The cores that this script may use, one per line, sorted so that neighbours share a NUMA node or a core.
+# The cores that this script may use, one per line, sorted so that neighbors share a NUMA node or a core.
 cores=$(expand "$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)")
 if command -v lscpu > /dev/null; then
     cores=$(both "$cores" "$(lscpu -p=CPU,NODE,CORE | grep -v '^#' | sort -t, -k2n -k3n -k1n | cut -d, -f1)")

@@ -7,8 +7,8 @@
 //   kill PID                                   the ranks save, and all end; the same command continues the run
 //
 // It watches the ranks of this machine: their processes, and the heartbeats that they write to shared memory
-// (llmtrain/heartbeat.h). When the command or a rank dies, or a rank sends no heartbeat for longer than its phase may
-// take, it ends every process of the command, writes a post-mortem, and starts the command again; the trainer's
+// (llmtrain/run/heartbeat.h). When the command or a rank dies, or a rank sends no heartbeat for longer than its phase
+// may take, it ends every process of the command, writes a post-mortem, and starts the command again; the trainer's
 // --resume finds the newest good checkpoint. Without progress it pauses first, each time twice as long, and gives up
 // after --max-restarts consecutive failures. With --min-ranks it starts fewer ranks when one seems to be lost.
 //
@@ -20,7 +20,7 @@
 // otherwise 1: gave up.
 //
 // No process of one start is left when the next one begins. Nothing waits for a disk or a reader while ranks have to be
-// signalled or ended. Time limits use the monotonic clock, and count only while the supervisor itself runs.
+// signaled or ended. Time limits use the monotonic clock, and count only while the supervisor itself runs.
 //
 //   1. ends        how a process has ended
 //   2. output      passed on unchanged; the last lines are kept for the post-mortem
@@ -30,10 +30,10 @@
 //   6. post-mortem failures/failure_0001.json
 //   7. main        flags, restarts, the end
 
-#include "../llmtrain/flags.h"
-#include "../llmtrain/heartbeat.h"
-#include "../llmtrain/log.h"
-#include "../llmtrain/system.h"
+#include "../llmtrain/base/flags.h"
+#include "../llmtrain/run/heartbeat.h"
+#include "../llmtrain/run/log.h"
+#include "../llmtrain/base/system.h"
 
 #include <sys/file.h>
 #include <sys/statvfs.h>
@@ -203,7 +203,7 @@ static char* command_find(char* const* words, const char* flag) {
 static uint64_t command_number(const char* text) {
     uint64_t number = 0;
     Error ignored;
-    Flag flag = {"", FLAG_COUNT, &number, "N", 0, 1e12, "", false};
+    Flag flag = {"", KIND_COUNT, &number, "N", 0, 1e12, "", false};
     return text && flag_set(&flag, text, &ignored) ? number : 0;
 }
 
@@ -434,7 +434,7 @@ static RankView* supervise_rank(Supervisor* s, pid_t pid) {
 // the command where no rank is known. SIGHUP: the terminal is gone.
 static void supervise_pass_signal(Supervisor* s, int number) {
     int passed = number == SIGHUP ? SIGTERM : number;
-    if (!s->stopping) s->stop_by_ms = now_ms() + supervise_limit_ms(s, HEARTBEAT_CHECKPOINT);
+    if (!s->stopping) s->stop_by_ms = now_ms() + supervise_limit_ms(s, HEARTBEAT_PAUSE);
     s->stopping = true;
     if (!supervise_signal_ranks(s, passed) && !s->ended && kill(-s->child, passed) != 0) kill(s->child, passed);
     if (s->signal == 0) s->signal = number;
@@ -598,7 +598,7 @@ static bool supervise_find_failure(Failure* f, const Supervisor* s) {
     if (s->stopping) {
         if (now_ms() < s->stop_by_ms) return false;
         f->kind = "late";
-        failure_add(f, "the command did not end within %g s of the signal", s->limits[HEARTBEAT_CHECKPOINT]);
+        failure_add(f, "the command did not end within %g s of the signal", s->limits[HEARTBEAT_PAUSE]);
         return true;
     }
     if (worst && rank_fate(worst) == RANK_KILLED) {
@@ -851,13 +851,13 @@ static int supervise_run(Supervisor* s) {
 // Checks that there is a command that can be supervised, and finds out where its events go.
 static bool supervise_check(Supervisor* s, Error* error) {
     if (s->words[0] == NULL)
-        return fail(error, "there is no command to run; give it after --, as in: ./supervise -- ./train ...");
+        return fail_with(error, "there is no command to run; give it after --, as in: ./supervise -- ./train ...");
     if (command_is_trainer(s->words) && !command_resumes(s->words))
-        return fail(error, "the command has no --resume, so every start would begin at step 0; add --resume");
+        return fail_with(error, "the command has no --resume, so every start would begin at step 0; add --resume");
     if (s->out == NULL) s->out = command_find(s->words, "--out");
     if (s->out == NULL || s->out[0] == 0)
-        return fail(error, "neither the supervisor nor the command has --out; give the directory of the run");
-    return strlen(s->out) <= 3900 || fail(error, "--out is longer than 3900 characters; give a shorter path");
+        return fail_with(error, "neither the supervisor nor the command has --out; give the directory of the run");
+    return strlen(s->out) <= 3900 || fail_with(error, "--out is longer than 3900 characters; give a shorter path");
 }
 
 // Blocks the signals that are read, and remembers the previous mask and actions for the command.
@@ -881,27 +881,27 @@ static bool supervise_open(Supervisor* s, Error* error) {
     int lock = open(s->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // held until the process ends
     if (lock < 0) return fail_file(error, "open the directory", s->out);
     if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return fail(error, "another supervisor watches %.600s; end it first, or give another --out", s->out);
+        return fail_with(error, "another supervisor watches %.600s; end it first, or give another --out", s->out);
     return (pipe_open(signal_pipe) && process_adopt_orphans()) ||
-           fail(error, "cannot watch processes: %s; raise the limit on open files (ulimit -n)", strerror(errno));
+           fail_with(error, "cannot watch processes: %s; raise the limit on open files (ulimit -n)", strerror(errno));
 }
 
 int main(int argc, char** argv) {
     static Supervisor supervisor = {.max_restarts = 5};
     Supervisor* s = &supervisor;
     Flag flags[] = {
-        {"max-restarts", FLAG_COUNT, &s->max_restarts, "N", 1, 1e6,
+        {"max-restarts", KIND_COUNT, &s->max_restarts, "N", 1, 1e6,
          "give up after N consecutive failures that reached no new step", false},
-        {"timeout", FLAG_REAL, &s->limits[HEARTBEAT_STEP], "S", 0, 1e9,
+        {"timeout", KIND_REAL, &s->limits[HEARTBEAT_STEP], "S", 0, 1e9,
          "restart after S seconds without a heartbeat in a training step or a collective; 0: no limit", false},
-        {"setup-timeout", FLAG_REAL, &s->limits[HEARTBEAT_SETUP], "S", 0, 1e9,
+        {"setup-timeout", KIND_REAL, &s->limits[HEARTBEAT_SETUP], "S", 0, 1e9,
          "restart after S seconds without a heartbeat between the start and the first step; 0: no limit", false},
-        {"checkpoint-timeout", FLAG_REAL, &s->limits[HEARTBEAT_CHECKPOINT], "S", 0, 1e9,
+        {"checkpoint-timeout", KIND_REAL, &s->limits[HEARTBEAT_PAUSE], "S", 0, 1e9,
          "restart after S seconds without a heartbeat in a save, validation or sample; after a signal, kill COMMAND "
          "S seconds later; 0: no limit", false},
-        {"min-ranks", FLAG_COUNT, &s->min_ranks, "N", 0, 65536,
+        {"min-ranks", KIND_COUNT, &s->min_ranks, "N", 0, 65536,
          "start fewer ranks, but at least N, when a rank seems to be lost twice without progress; 0: never", false},
-        {"out", FLAG_TEXT, &s->out, "DIR", 0, 0,
+        {"out", KIND_TEXT, &s->out, "DIR", 0, 0,
          "directory for events.jsonl and failures/; default: the --out of COMMAND", false},
     };
     const char* title = "supervise [FLAGS] -- COMMAND...: runs COMMAND, which is ./train with --resume, alone or\n"
@@ -910,7 +910,7 @@ int main(int argc, char** argv) {
     int code, dashes = 1;
     files_open_standard();
     s->limits[HEARTBEAT_STEP] = 600;
-    s->limits[HEARTBEAT_SETUP] = s->limits[HEARTBEAT_CHECKPOINT] = 1800;
+    s->limits[HEARTBEAT_SETUP] = s->limits[HEARTBEAT_PAUSE] = 1800;
     while (dashes < argc && strcmp(argv[dashes], "--") != 0) dashes++;
     if (!flags_begin(&code, "supervise", title, flags, sizeof flags / sizeof flags[0], dashes, argv)) return code;
     s->limits[HEARTBEAT_COLLECTIVE] = s->limits[HEARTBEAT_DONE] = s->limits[HEARTBEAT_STEP];

@@ -7,9 +7,9 @@
 // accuracy, accuracy_norm (log-likelihoods divided by the bytes of the ending), accuracy_stderr, questions; with
 // --answers also answers. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
 
-#include "../llmtrain/evaluate.h"
-#include "../llmtrain/open.h"
-#include "../llmtrain/run_tokenizer.h"
+#include "evaluate.h"
+#include "open.h"
+#include "../llmtrain/run/run_tokenizer.h"
 
 typedef struct {
     const char *out, *init_from, *text, *data, *choices, *scores, *matmul_algorithms;
@@ -22,37 +22,37 @@ enum { FLAGS = 14, SEQUENCE = 2048, TEXT_BYTES_MAX = 2000000000 };
 
 static void options_flags(Flag flags[FLAGS], Options* o) {
     const Flag table[FLAGS] = {
-        TEXT_FLAG("out", &o->out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
-        TEXT_FLAG("init-from", &o->init_from, NULL, "DIR", 0,
+        FLAG_TEXT("out", &o->out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
+        FLAG_TEXT("init-from", &o->init_from, NULL, "DIR", 0,
                   "instead of --out: a checkpoint or run, a Hugging Face directory, or an llm.c file"),
-        TEXT_FLAG("text", &o->text, NULL, "FILE", 0, "text file to compute the loss of"),
-        TEXT_FLAG("data", &o->data, NULL, "GLOB", 0, "instead of --text: token shards"),
-        TEXT_FLAG("choices", &o->choices, NULL, "FILE", 0,
+        FLAG_TEXT("text", &o->text, NULL, "FILE", 0, "text file to compute the loss of"),
+        FLAG_TEXT("data", &o->data, NULL, "GLOB", 0, "instead of --text: token shards"),
+        FLAG_TEXT("choices", &o->choices, NULL, "FILE", 0,
                   "instead of --text: multiple-choice questions, one JSON object per line: ctx, endings, label "
                   "(HellaSwag), question, choices, answer (MMLU), or question, choices, answerKey (ARC)"),
-        SWITCH_FLAG("answers", &o->answers, false, 0, "with --choices: print the number of each answer too"),
-        TEXT_FLAG("scores", &o->scores, NULL, "FILE", 0,
+        FLAG_SWITCH("answers", &o->answers, false, 0, "with --choices: print the number of each answer too"),
+        FLAG_TEXT("scores", &o->scores, NULL, "FILE", 0,
                   "file that keeps the scores of finished items: the same command continues from it after an "
                   "interruption"),
-        COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0,
+        FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0,
                    "tokens per sequence; 0: the model's context, at most 2048"),
-        COUNT_FLAG("val-overlap", &o->overlap, 0, 0, 1e7, 0,
+        FLAG_COUNT("val-overlap", &o->overlap, 0, 0, 1e7, 0,
                    "tokens shared by consecutive sequences of a text, given as context and not scored again"),
-        COUNT_FLAG("batch", &o->batch, 4, 1, 65536, 0, "sequences of --seq tokens at a time"),
-        TEXT_FLAG("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
-        COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, 0, "processes to start here"),
-        COUNT_FLAG("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads per rank; 0: OpenMP's default"),
-        REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, 0,
+        FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences of --seq tokens at a time"),
+        FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
+        FLAG_COUNT("ranks", &o->ranks, 1, 1, 65536, 0, "processes to start here"),
+        FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads per rank; 0: OpenMP's default"),
+        FLAG_REAL("timeout", &o->timeout, 600, 1, 1e6, 0,
                   "seconds without a byte from a rank after which it counts as lost"),
     };
     memcpy(flags, table, sizeof table);
 }
 
 static bool options_check(const Options* o, Error* error) {
-    if (!o->out == !o->init_from) return fail(error, "give one of --out and --init-from, the model to evaluate");
-    if (!o->text + !o->data + !o->choices != 2) return fail(error, "give one of --text, --data and --choices");
-    if (o->choices && o->overlap) return fail(error, "--val-overlap is for --text and --data; leave it out");
-    if (!o->choices && o->answers) return fail(error, "--answers is for --choices; leave it out");
+    if (!o->out == !o->init_from) return fail_with(error, "give one of --out and --init-from, the model to evaluate");
+    if (!o->text + !o->data + !o->choices != 2) return fail_with(error, "give one of --text, --data and --choices");
+    if (o->choices && o->overlap) return fail_with(error, "--val-overlap is for --text and --data; leave it out");
+    if (!o->choices && o->answers) return fail_with(error, "--answers is for --choices; leave it out");
     return true;
 }
 
@@ -87,8 +87,9 @@ static bool data_check(const Dataset* dataset, const Model* model, const Tokeniz
                        Error* error) {
     FoundTokenizer of_data, of_model;
     if (!dataset_fits_model(dataset, model->config.vocab, tokenizer, o->init_from))
-        return fail(error, "--data has a vocabulary of %d but the model has %zu; give shards of the model's tokenizer",
-                    dataset->vocabulary, model->config.vocab);
+        return fail_with(error,
+                         "--data has a vocabulary of %d but the model has %zu; give shards of the model's tokenizer",
+                         dataset->vocabulary, model->config.vocab);
     of_model.tokenizer = *tokenizer;
     snprintf(of_model.where, sizeof of_model.where, "%s", o->out ? o->out : o->init_from);
     if (!dataset_tokenizer_open(&of_data, dataset, error)) return false;
@@ -166,13 +167,13 @@ static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
     if (!model_open(&model, &tokenizer, o->out, o->init_from, &options, "evaluate", error)) return false;
     bool ok = true;
     if (o->seq > model.config.context)
-        ok = fail(error, "--seq %llu is longer than the model's context of %zu; make it smaller",
-                  (unsigned long long)o->seq, model.config.context);
+        ok = fail_with(error, "--seq %llu is longer than the model's context of %zu; make it smaller",
+                       (unsigned long long)o->seq, model.config.context);
     if (ok && o->overlap >= model.options.T)
-        ok = fail(error, "--val-overlap %llu leaves no new tokens in sequences of %zu; make it smaller",
-                  (unsigned long long)o->overlap, model.options.T);
+        ok = fail_with(error, "--val-overlap %llu leaves no new tokens in sequences of %zu; make it smaller",
+                       (unsigned long long)o->overlap, model.options.T);
     if (ok && !o->data && tokenizer.vocabulary == 0)
-        ok = fail(error, "the tokenizer of this model is not known; give --data, token shards");
+        ok = fail_with(error, "the tokenizer of this model is not known; give --data, token shards");
     ok = ok && (o->choices ? evaluate_choices : evaluate_text)(&model, &tokenizer, o, error);
     tokenizer_close(&tokenizer);
     model_free(&model);

@@ -8,7 +8,7 @@
 // written under a temporary name and renamed at the end: under --dir it is whole. Exit code: 0 done; 1 something
 // failed; 2 a flag is wrong.
 
-#include "../llmtrain/export.h"
+#include "export.h"
 
 #include <signal.h>
 
@@ -37,7 +37,8 @@ static bool format_holds(int format, int type, Error* error) {
     char name[16];
     choice_name(EXPORT_TYPES, type, name, sizeof name);
     return choice_find(FORMATS[format].types, name) >= 0 ||
-           fail(error, "--to %s cannot hold %s; give --dtype %s", FORMATS[format].name, name, FORMATS[format].types);
+           fail_with(error, "--to %s cannot hold %s; give --dtype %s", FORMATS[format].name, name,
+                     FORMATS[format].types);
 }
 
 // The path of the model: the run's checkpoint, or --init-from.
@@ -72,7 +73,7 @@ static bool export_model(const Options* o, Error* error) {
     ModelSource source;
     Tokenizer tokenizer;
     if (access(o->dir, F_OK) == 0)
-        return fail(error, "%.600s exists; move it away, or give another --dir", o->dir);
+        return fail_with(error, "%.600s exists; move it away, or give another --dir", o->dir);
     if (!options_path(path, o, error) || !source_open(&source, path, error)) return false;
     Export e = {&source, NULL, EXPORT_F32, NULL, (size_t)(1e9 * o->shard_gb)};
     if (o->type) e.type = (ExportType)(o->type - 1);
@@ -99,14 +100,14 @@ int main(int argc, char** argv) {
     const char* to = NULL;
     char dir[FILE_PATH_MAX];
     Flag flags[] = {
-        TEXT_FLAG("out", &o.out, NULL, "DIR", FREE, "directory of a run, to export its newest checkpoint"),
-        COUNT_FLAG("step", &o.step, 0, 0, 9e15, FREE, "with --out: the checkpoint of this step; 0: the newest"),
-        TEXT_FLAG("init-from", &o.init_from, NULL, "DIR", FREE,
+        FLAG_TEXT("out", &o.out, NULL, "DIR", FREE, "directory of a run, to export its newest checkpoint"),
+        FLAG_COUNT("step", &o.step, 0, 0, 9e15, FREE, "with --out: the checkpoint of this step; 0: the newest"),
+        FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", FREE,
                   "instead of --out: a checkpoint, a Hugging Face directory, or an llm.c file"),
-        TEXT_FLAG("to", &to, NULL, FORMAT_NAMES, FREE, "format to write (required)"),
-        CHOICE_FLAG("dtype", &o.type, 0, "same|" EXPORT_TYPES, FREE, "dtype of the weights; same: as they are saved"),
-        TEXT_FLAG("dir", &o.dir, NULL, "DIR", FREE, "directory to write, which must not exist (required)"),
-        REAL_FLAG("shard-size", &o.shard_gb, 5, 0, 1e6, FREE, "hf: maximum GB per file of weights"),
+        FLAG_TEXT("to", &to, NULL, FORMAT_NAMES, FREE, "format to write (required)"),
+        FLAG_CHOICE("dtype", &o.type, 0, "same|" EXPORT_TYPES, FREE, "dtype of the weights; same: as they are saved"),
+        FLAG_TEXT("dir", &o.dir, NULL, "DIR", FREE, "directory to write, which must not exist (required)"),
+        FLAG_REAL("shard-size", &o.shard_gb, 5, 0, 1e6, FREE, "hf: maximum GB per file of weights"),
     };
     Error error;
     int code;
@@ -116,11 +117,12 @@ int main(int argc, char** argv) {
                      sizeof flags / sizeof flags[0], argc, argv)) return code;
     if (to) o.format = choice_find(FORMAT_NAMES, to);
     bool wrong = true;
-    if (!o.out == !o.init_from) fail(&error, "give --out, the directory of a run, or --init-from, another model");
-    else if (!to) fail(&error, "give --to, the format to write: one of " FORMAT_NAMES);
-    else if (o.format < 0) fail(&error, "--to is '%.100s'; give one of " FORMAT_NAMES, to);
-    else if (!o.dir || o.dir[0] == 0) fail(&error, "give --dir, the directory to write");
-    else if (o.step && o.init_from) fail(&error, "--step is for --out; with --init-from give the step's directory");
+    if (!o.out == !o.init_from) fail_with(&error, "give --out, the directory of a run, or --init-from, another model");
+    else if (!to) fail_with(&error, "give --to, the format to write: one of " FORMAT_NAMES);
+    else if (o.format < 0) fail_with(&error, "--to is '%.100s'; give one of " FORMAT_NAMES, to);
+    else if (!o.dir || o.dir[0] == 0) fail_with(&error, "give --dir, the directory to write");
+    else if (o.step && o.init_from)
+        fail_with(&error, "--step is for --out; with --init-from give the step's directory");
     else if (o.type && !format_holds(o.format, o.type - 1, &error)) wrong = true;
     else if (directory_name(dir, o.dir, &error)) wrong = false;
     if (!wrong) o.dir = dir;

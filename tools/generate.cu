@@ -6,9 +6,9 @@
 // weights of any run. With --chat the lines of standard input are a conversation. Exit code: 0 done; 1 something
 // failed; 2 a flag is wrong.
 
-#include "../llmtrain/generate.h"
-#include "../llmtrain/open.h"
-#include "../llmtrain/template.h"
+#include "../llmtrain/text/generate.h"
+#include "open.h"
+#include "../llmtrain/text/templates.h"
 
 typedef struct {
     const char *out, *init_from, *matmul_algorithms;
@@ -30,15 +30,15 @@ enum { PROMPT_ROWS = 128,      // tokens of the prompt per forward pass, about
 
 static bool show_kv_error(Model* model, const Tokens* prompt, Error* error) {
     size_t V = model->config.vocab, n = min_size(prompt->count, model->options.B * model->options.T);
-    floatX* logits = (floatX*)allocate(2 * V * sizeof(floatX));
+    floatX* logits = (floatX*)memory_allocate(2 * V * sizeof(floatX));
     double mean = 0, squares = 0, worst = 0, off = 0;
-    if (!logits) return fail(error, "out of memory for %zu logits; close other programs", 2 * V);
+    if (!logits) return fail_with(error, "out of memory for %zu logits; close other programs", 2 * V);
     n = min_size(n, model->cache.context);
     model->cache.length = 0;
     for (int cached = 0; cached < 2; cached++) {
         model_forward(model, model_upload(model, prompt->ids, NULL, 1, n), 1, n, cached);
         model_logits(model, n - 1, 1);
-        download(logits + (cached ? V : 0), model->activations.logits, V * sizeof(floatX), model->stream);
+        device_download(logits + (cached ? V : 0), model->activations.logits, V * sizeof(floatX), model->stream);
     }
     for (size_t v = 0; v < V; v++) mean += (double)float_of(logits[v]) / (double)V;
     for (size_t v = 0; v < V; v++) {
@@ -69,9 +69,9 @@ typedef struct {
 } Chat;
 
 static bool chat_add(Chat* chat, const char* role, const char* text, size_t bytes, Error* error) {
-    char* copy = chat->count < CHAT_MESSAGES ? (char*)allocate(bytes + 1) : NULL;
-    if (!copy) return fail(error, "the conversation has more than %d messages, or memory is full; start another",
-                           CHAT_MESSAGES);
+    char* copy = chat->count < CHAT_MESSAGES ? (char*)memory_allocate(bytes + 1) : NULL;
+    if (!copy) return fail_with(error, "the conversation has more than %d messages, or memory is full; start another",
+                                CHAT_MESSAGES);
     memcpy(copy, text, bytes);
     copy[bytes] = 0;
     ChatMessage message = {role, copy};
@@ -98,8 +98,8 @@ static bool chat_read(Chat* chat, const Model* model, const Tokenizer* tokenizer
     chat->ids.count = 0;
     bool ok = sampler_encode(&chat->ids, tokenizer, text, false, model->config.vocab, error);
     free(text);
-    if (ok && chat->ids.count == 0) ok = fail(error, "the chat template produces no text for the conversation");
-    if (ok && chat->ids.count >= CHAT_TOKENS) ok = fail(error, "the conversation is too long; start another");
+    if (ok && chat->ids.count == 0) ok = fail_with(error, "the chat template produces no text for the conversation");
+    if (ok && chat->ids.count >= CHAT_TOKENS) ok = fail_with(error, "the conversation is too long; start another");
     if (!ok) return false;
     while (same < min_size(g->known, chat->ids.count) && g->tokens[same] == chat->ids.ids[same]) same++;
     generator_cut(g, same);
@@ -125,9 +125,9 @@ static bool chat_answer(Chat* chat, const Options* o, const Tokenizer* tokenizer
 
 static bool chat(const Options* o, Model* model, const Tokenizer* tokenizer, Error* error) {
     if (tokenizer->chat_template == NULL)
-        return fail(error, "the model has no chat template next to it (tokenizer_config.json); leave --chat out");
-    Chat* c = (Chat*)allocate(sizeof(Chat));
-    if (!c) return fail(error, "out of memory for a conversation; close other programs");
+        return fail_with(error, "the model has no chat template next to it (tokenizer_config.json); leave --chat out");
+    Chat* c = (Chat*)memory_allocate(sizeof(Chat));
+    if (!c) return fail_with(error, "out of memory for a conversation; close other programs");
     memset(c, 0, sizeof *c);
     char* line = NULL;
     size_t capacity = 0;
@@ -196,18 +196,19 @@ static bool generate(Options* o, Error* error) {
 static bool options_check(const Options* o, Error* error) {
     bool run = o->out && o->out[0], directory = o->init_from && o->init_from[0];
     if (o->sampler.prompt_ids == NULL && o->sampler.prompt[0] == 0)
-        return fail(error, "--prompt is empty; give at least one character");
+        return fail_with(error, "--prompt is empty; give at least one character");
     if (o->prompt_given && (o->chat || o->sampler.prompt_ids))
-        return fail(error, "--prompt cannot be combined with %s; leave one of them out",
-                    o->chat ? "--chat" : "--prompt-ids");
+        return fail_with(error, "--prompt cannot be combined with %s; leave one of them out",
+                         o->chat ? "--chat" : "--prompt-ids");
     if (o->chat && (o->sampler.prompt_ids || o->sampler.print_ids || o->sampler.samples > 1))
-        return fail(error, "--chat writes one text; leave out --prompt-ids, --print-ids and --samples");
+        return fail_with(error, "--chat writes one text; leave out --prompt-ids, --print-ids and --samples");
     for (size_t i = 0; i < o->sampler.stops.count; i++)
-        if (o->sampler.stops.texts[i][0] == 0) return fail(error, "--stop is empty; give at least one character");
-    if (o->system && !o->chat) return fail(error, "--system is the first message of a conversation; give --chat too");
+        if (o->sampler.stops.texts[i][0] == 0) return fail_with(error, "--stop is empty; give at least one character");
+    if (o->system && !o->chat)
+        return fail_with(error, "--system is the first message of a conversation; give --chat too");
     if (run == directory)
-        return fail(error, "give --out, the directory of a run that has saved a checkpoint, or --init-from, "
-                    "another model");
+        return fail_with(error, "give --out, the directory of a run that has saved a checkpoint, or --init-from, "
+                         "another model");
     return true;
 }
 
@@ -217,28 +218,28 @@ int main(int argc, char** argv) {
     Sampler* s = &o.sampler;
     Flag flags[32];
     const Flag table[] = {
-        TEXT_FLAG("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
-        TEXT_FLAG("init-from", &o.init_from, NULL, "DIR", 0,
+        FLAG_TEXT("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
+        FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", 0,
                   "instead of --out: a checkpoint or run, a Hugging Face directory, or an llm.c file"),
-        TEXT_FLAG("prompt-ids", &s->prompt_ids, NULL, "IDS", 0,
+        FLAG_TEXT("prompt-ids", &s->prompt_ids, NULL, "IDS", 0,
                   "instead of --prompt: token ids, such as '1 2 3'; no begin-of-text token is added"),
-        SWITCH_FLAG("print-ids", &s->print_ids, false, 0,
+        FLAG_SWITCH("print-ids", &s->print_ids, false, 0,
                     "print token ids instead of text: one line per sample, beginning with the ids of the prompt"),
-        COUNT_FLAG("samples", &s->samples, 1, 1, 4096, 0, "samples to generate at once"),
-        {"stop", FLAG_TEXTS, &s->stops, "TEXT", 0, 0,
+        FLAG_COUNT("samples", &s->samples, 1, 1, 4096, 0, "samples to generate at once"),
+        {"stop", KIND_TEXTS, &s->stops, "TEXT", 0, 0,
          "end a sample before this text; may be given several times", 0},
-        SWITCH_FLAG("past-end", &s->past_end, false, 0, "continue after an end-of-text token"),
-        CHOICE_FLAG("kv", &o.kv, KV_FULL, KV_NAMES, 0,
+        FLAG_SWITCH("past-end", &s->past_end, false, 0, "continue after an end-of-text token"),
+        FLAG_CHOICE("kv", &o.kv, KV_FULL, KV_NAMES, 0,
                     "dtype of the KV cache: full, the dtype that this program computes with, or q8, 8 bits"),
-        SWITCH_FLAG("chat", &o.chat, false, 0,
+        FLAG_SWITCH("chat", &o.chat, false, 0,
                     "answer each line of standard input, using the model's chat template, with up to --tokens tokens"),
-        TEXT_FLAG("system", &o.system, NULL, "TEXT", 0, "with --chat: the system message"),
-        COUNT_FLAG("kv-tokens", &o.kv_tokens, 0, 0, 1e9, 0,
+        FLAG_TEXT("system", &o.system, NULL, "TEXT", 0, "with --chat: the system message"),
+        FLAG_COUNT("kv-tokens", &o.kv_tokens, 0, 0, 1e9, 0,
                    "size of the KV cache in tokens; when it is full, only the later half of the text is kept; 0: the "
                    "prompt plus --tokens, or 8192 with --chat; never more than the model's context"),
-        TEXT_FLAG("matmul-algorithms", &o.matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
-        COUNT_FLAG("seed", &s->options.seed, 1337, 0, 9e15, 0, "seed of the random numbers"),
-        COUNT_FLAG("threads", &o.threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
+        FLAG_TEXT("matmul-algorithms", &o.matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
+        FLAG_COUNT("seed", &s->options.seed, 1337, 0, 9e15, 0, "seed of the random numbers"),
+        FLAG_COUNT("threads", &o.threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
     Error error;
     int code;

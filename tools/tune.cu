@@ -14,7 +14,7 @@
 // 20 ms; the one with the smallest median is stored. One whose results differ from the first's by more than sums of
 // another order can is reported, and never stored. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
 
-#include "../llmtrain/presets.h"
+#include "../llmtrain/run/presets.h"
 
 #ifndef LLMTRAIN_CUDA
 
@@ -46,20 +46,20 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     o->config.rope_theta = 10000;
     const Flag table[] = {
         FLAG_HEADING("Same as for ./train"),
-        TEXT_FLAG("model", &o->model, NULL, "NAME", 0, "preset, such as gpt2:124M or llama:1B"),
-        COUNT_FLAG("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
-        COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
-        TEXT_FLAG("train", &o->train, NULL, "NAMES", 0, "train only these tensors"),
-        CHOICE_FLAG("optimizer", &o->optimizer, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
-        COUNT_FLAG("optimizer-rank", &o->rank, 128, 1, 65536, 0, "galore, ldadam: rank of the subspace"),
-        SWITCH_FLAG("masters", &o->master_weights, true, 0, "16-bit builds: keep fp32 master weights"),
-        SWITCH_FLAG("tf32", &o->tf32, false, 0, "fp32 builds: allow TF32 matmuls"),
-        CHOICE_FLAG("recompute", &o->recompute, RECOMPUTE_NONE, RECOMPUTE_NAMES, 0,
+        FLAG_TEXT("model", &o->model, NULL, "NAME", 0, "preset, such as gpt2:124M or llama:1B"),
+        FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
+        FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
+        FLAG_TEXT("train", &o->train, NULL, "NAMES", 0, "train only these tensors"),
+        FLAG_CHOICE("optimizer", &o->optimizer, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
+        FLAG_COUNT("optimizer-rank", &o->rank, 128, 1, 65536, 0, "galore, ldadam: rank of the subspace"),
+        FLAG_SWITCH("masters", &o->master_weights, true, 0, "16-bit builds: keep fp32 master weights"),
+        FLAG_SWITCH("tf32", &o->tf32, false, 0, "fp32 builds: allow TF32 matmuls"),
+        FLAG_CHOICE("recompute", &o->recompute, RECOMPUTE_NONE, RECOMPUTE_NAMES, 0,
                     "activations to recompute in the backward pass, as in ./train"),
     };
     const Flag own[] = {
         FLAG_HEADING("The result"),
-        TEXT_FLAG("out", &o->out, NULL, "FILE", 0, "file to write, for --matmul-algorithms of ./train"),
+        FLAG_TEXT("out", &o->out, NULL, "FILE", 0, "file to write, for --matmul-algorithms of ./train"),
     };
     size_t count = flags_append(flags, 0, table, sizeof table / sizeof(Flag));
     count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
@@ -87,8 +87,8 @@ static int shape_compare(const void* a, const void* b) {
 // Lists the shapes that the library has computed so far; fails if there are none.
 static bool shapes_list(UsedShape** shapes, size_t* count, const struct Matmul* matmul, Error* error) {
     *count = 0;
-    *shapes = (UsedShape*)allocate(matmul ? matmul->count * sizeof(UsedShape) : 0);
-    if (*shapes == NULL) return fail(error, "out of memory for the list of matmuls");
+    *shapes = (UsedShape*)memory_allocate(matmul ? matmul->count * sizeof(UsedShape) : 0);
+    if (*shapes == NULL) return fail_with(error, "out of memory for the list of matmuls");
     for (size_t i = 0; matmul && i < matmul->capacity; i++) {
         const MatmulPlan* plan = &matmul->plans[i];
         UsedShape used = {plan->shape, plan->calls};
@@ -97,7 +97,7 @@ static bool shapes_list(UsedShape** shapes, size_t* count, const struct Matmul* 
     qsort(*shapes, *count, sizeof **shapes, shape_compare);
     if (*count > 0) return true;
     free(*shapes);
-    return fail(error, "cuBLASLt takes none of this model's matmuls; give sizes that are multiples of 8");
+    return fail_with(error, "cuBLASLt takes none of this model's matmuls; give sizes that are multiples of 8");
 }
 
 // Finds the shapes by computing one micro-batch and an update with random weights. The caller frees *shapes.
@@ -120,14 +120,14 @@ static bool shapes_find(UsedShape** shapes, size_t* count, const Config* config,
     options.train = o->train;
     if (!model_create(&model, config, options, error)) return false;
     size_t N = options.B * options.T;
-    int32_t* tokens = (int32_t*)allocate(N * sizeof(int32_t));
-    bool ok = tokens != NULL || fail(error, "out of memory for a batch; make --batch smaller");
+    int32_t* tokens = (int32_t*)memory_allocate(N * sizeof(int32_t));
+    bool ok = tokens != NULL || fail_with(error, "out of memory for a batch; make --batch smaller");
     for (size_t i = 0; ok && i < N; i++)
         tokens[i] = (int32_t)(random_bits(1, RANDOM_TEST, 0, i) % model.config.vocab);
     if (ok && (ok = model_randomize(&model, 1, error))) {
         model_begin_step(&model, 1.0, 1);
         model_gradients(&model, tokens, tokens, options.B, options.T);
-        ok = model_read(&model, &result, none, error);
+        ok = model_finish_step(&model, &result, none, error);
     }
     if (ok) {
         model_update(&model, &optimizer, 1, 1e-4, 1.0);
@@ -214,7 +214,7 @@ static __global__ void compare_kernel(float* worst, const T* a, const T* b, size
     float most = 0.0f;
     size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (size_t i = thread; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        float x = widen(a[i]), part = fabsf(x - widen(b[i])) / (absolute + relative * fabsf(x));
+        float x = float_widen(a[i]), part = fabsf(x - float_widen(b[i])) / (absolute + relative * fabsf(x));
         most = part <= most ? most : part == part ? part : INFINITY;
     }
     worst[thread] = most;
@@ -242,7 +242,7 @@ static bool results_agree(const MatmulShape* s, const Operands* p, const void* a
         compare_kernel<floatX><<<blocks, COMPARE_THREADS, 0, bench->stream->compute>>>(
             bench->worst, (const floatX*)a, (const floatX*)b, n, (float)absolute, relative);
     LAUNCH_CHECK();
-    download(worst, bench->worst, blocks * COMPARE_THREADS * sizeof(float), bench->stream);
+    device_download(worst, bench->worst, blocks * COMPARE_THREADS * sizeof(float), bench->stream);
     for (size_t i = 0; i < blocks * COMPARE_THREADS; i++) most = fmaxf(most, worst[i]);
     free(worst);
     return most <= 1.0f;
@@ -336,9 +336,9 @@ static void trial_time(Trial* trial, const Operands* p, const Bench* bench) {
 static bool bench_open(Bench* bench, bool tf32, Error* error) {
     memset(bench, 0, sizeof *bench);
     if (!device_open(&bench->stream, tf32, error)) return false;
-    floatX* values = (floatX*)allocate(POOL * sizeof(floatX));
-    float* floats = (float*)allocate(POOL * sizeof(float));
-    bool ok = (values && floats) || fail(error, "out of memory for random numbers; close other programs");
+    floatX* values = (floatX*)memory_allocate(POOL * sizeof(floatX));
+    float* floats = (float*)memory_allocate(POOL * sizeof(float));
+    bool ok = (values && floats) || fail_with(error, "out of memory for random numbers; close other programs");
     ok = ok && (bench->scratch = device_allocate(matmul_workspace, bench->stream, error)) != NULL;
     ok = ok && (bench->pool = (floatX*)device_allocate(POOL * sizeof(floatX), bench->stream, error)) != NULL;
     ok = ok && (bench->float_pool = (float*)device_allocate(POOL * sizeof(float), bench->stream, error)) != NULL;
@@ -348,8 +348,8 @@ static bool bench_open(Bench* bench, bool tf32, Error* error) {
             floats[i] = 2.0f * random_uniform(1, RANDOM_TEST, 1, i) - 1.0f;
             values[i] = floatX_of(floats[i]);
         }
-        upload(bench->pool, values, POOL * sizeof(floatX), bench->stream);
-        upload(bench->float_pool, floats, POOL * sizeof(float), bench->stream);
+        device_upload(bench->pool, values, POOL * sizeof(floatX), bench->stream);
+        device_upload(bench->float_pool, floats, POOL * sizeof(float), bench->stream);
         bench->stream->scratch = bench->scratch;
         bench->stream->scratch_bytes = matmul_workspace;
         CUDA_CHECK(cudaEventCreate(&bench->began));
@@ -387,8 +387,8 @@ static void trial_print(const Trial* trial, const UsedShape* used) {
 // Tries every shape; appends the best of each to c.
 static bool tune_shapes(MatmulChoices* c, const UsedShape* shapes, size_t count, const Bench* bench, Error* error) {
     double first = 0, best = 0;
-    Trial trial = {(Proposal*)allocate(PROPOSALS * sizeof(Proposal)), 0, 0};
-    bool ok = trial.proposals != NULL || fail(error, "out of memory for times; close other programs");
+    Trial trial = {(Proposal*)memory_allocate(PROPOSALS * sizeof(Proposal)), 0, 0};
+    bool ok = trial.proposals != NULL || fail_with(error, "out of memory for times; close other programs");
     printf("%-26s %-5s %-4s %9s %7s %7s %6s %10s %10s %7s %9s %6s\n", "matmul", "dtype", "bias", "M", "N", "K", "calls",
            "first ms", "best ms", "gain", "MB of its", "tried");
     for (size_t i = 0; ok && i < count; i++) {
@@ -424,8 +424,8 @@ static bool tune(const Config* config, const Options* o, Error* error) {
     if (ok) {
         matmul_choices_here(&c);
         printf("%s, cuBLASLt %llu, %s\n", c.gpu, (unsigned long long)c.version, FLOATX_NAME);
-        c.choices = (MatmulChoice*)allocate(count * sizeof(MatmulChoice));
-        ok = (c.choices || fail(error, "out of memory for the choices")) &&
+        c.choices = (MatmulChoice*)memory_allocate(count * sizeof(MatmulChoice));
+        ok = (c.choices || fail_with(error, "out of memory for the choices")) &&
              tune_shapes(&c, shapes, count, &bench, error) && matmul_choices_write(&c, o->out, error);
         if (ok) printf("%s: %zu matmul algorithms\n", o->out, c.count);
         matmul_choices_free(&c);
@@ -445,12 +445,12 @@ int main(int argc, char** argv) {
     size_t count = options_flags(flags, &o);
     const char* title = "tune: times cuBLASLt's algorithms for the matmuls of a training step, and stores the best";
     if (!flags_begin(&code, "tune", title, flags, count, argc, argv)) return code;
-    bool right = (o.out && o.out[0]) || fail(&error, "give --out, the file to write");
+    bool right = (o.out && o.out[0]) || fail_with(&error, "give --out, the file to write");
     right = right && config_choose(&config, o.model, &o.config, flags, count, &error);
     if (right && config.context == 0) config.context = o.seq;
     right = right && config_complete(&config, &error);
     if (right && o.recompute == RECOMPUTE_AUTO)
-        right = fail(&error, "--recompute auto is for ./train; give the level that it chooses");
+        right = fail_with(&error, "--recompute auto is for ./train; give the level that it chooses");
     if (right && tune(&config, &o, &error)) return 0;
     fprintf(stderr, "tune: %s\n", error.text);
     return right ? 1 : 2;

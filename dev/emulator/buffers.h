@@ -12,7 +12,7 @@
 #define GRID ((N + BLOCK - 1) / BLOCK)
 
 static float *a, *b, *host, *other;  // two on the device, two in pinned memory, zeroed
-static cudaStream_t s, t;            // do not synchronise with the default stream
+static cudaStream_t s, t;            // do not synchronize with the default stream
 static cudaEvent_t e, f;             // without times
 
 static __global__ void fill(float* out, float value) {
@@ -20,7 +20,7 @@ static __global__ void fill(float* out, float value) {
     if (i < N) out[i] = value;
 }
 
-static __global__ void add(float* out, const float* in, float value) {
+static __global__ void vector_add(float* out, const float* in, float value) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < N) out[i] = in[i] + value;
 }

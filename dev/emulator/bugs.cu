@@ -2,7 +2,7 @@
 // must cause no false alarm. (Bugs of host code and streams: runtime_bugs.cu.)
 //
 // bugs.h says how to run it. After each name are the modes that must catch it, as test.sh sets them: forward, reverse,
-// random (4 seeds), early (reverse, with early copies), asan (built with the address and undefined-behaviour
+// random (4 seeds), early (reverse, with early copies), asan (built with the address and undefined-behavior
 // sanitizers) and race (built with the race check). `all` is all of them. A seed may miss a bug of order: at least one
 // of the four must catch a bug listed as random.
 
@@ -84,16 +84,16 @@ static __global__ void static_read(float* out, int32_t past) {
 }
 KERNEL_BUG(read_past_static_shared, "asan") { static_read<<<1, N>>>(result, bug ? 1 : 0); }
 
-static __global__ void uninitialised_shared(float* out, int32_t written) {
+static __global__ void uninitialized_shared(float* out, int32_t written) {
     __shared__ float s[N];
     if ((int32_t)threadIdx.x < written) s[threadIdx.x] = (float)threadIdx.x;
     __syncthreads();
     out[threadIdx.x] = s[threadIdx.x];
 }
-KERNEL_BUG(uninitialised_shared, "all") { uninitialised_shared<<<1, N>>>(result, bug ? N - 1 : N); }
+KERNEL_BUG(uninitialized_shared, "all") { uninitialized_shared<<<1, N>>>(result, bug ? N - 1 : N); }
 
 static __global__ void add_to(float* out, const float* in) { out[threadIdx.x] += in[threadIdx.x]; }
-KERNEL_BUG(uninitialised_global, "all") {
+KERNEL_BUG(uninitialized_global, "all") {
     if (!bug) cudaMemset(result, 0, N * sizeof(float));
     add_to<<<1, N>>>(result, numbers);
 }

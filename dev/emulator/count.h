@@ -5,14 +5,14 @@
 //
 // appends a line of JSON for each instruction of each kernel to the file when the program ends:
 //
-//     {"kernel": "softmax<8>", "file": "kernels.cuh", "line": 812, "via": "llmtrain/types.h:229", "space": "global",
-//      "kind": "load", "requests": 96, "bytes": 49152, "sectors": 1536, "ideal": 1536}
+//     {"kernel": "softmax<8>", "file": "kernels.cuh", "line": 812, "via": "llmtrain/ops/types.h:229",
+//      "space": "global", "kind": "load", "requests": 96, "bytes": 49152, "sectors": 1536, "ideal": 1536}
 //     {..., "space": "shared", "kind": "ldmatrix", "requests": 64, "bytes": 32768, "wavefronts": 256, "ideal": 256}
 //     {"kernel": "softmax<8>", "kind": "launch", "launches": 1, "blocks": 96, "threads": 128}
 //
 // file and line are those of the kernel itself; via is the line of the access, if it is in a function that the kernel
 // calls. Kinds: load, store, atomic, cp.async (a line for the load from global memory, one for the store to shared),
-// ldmatrix. dev/sectors.sh tabulates it. In C++, count_totals has the sums so far, which ladders print per rung.
+// ldmatrix. dev/gpu/sectors.sh tabulates it. In C++, count_totals has the sums so far, which ladders print per rung.
 //
 // A request is what one instruction of a warp accesses in one execution. A lane's accesses are numbered per
 // instruction, since all lanes last met (at a barrier, a shuffle, an mma); the lanes' n-th accesses form one request.
@@ -27,12 +27,12 @@
 // take a wavefront each; the same word is broadcast ("CUDA C++ Programming Guide", shared memory of compute
 // capabilities 5.x and later). 8-byte accesses are served one half-warp at a time, 16-byte ones one quarter-warp, and
 // so is ldmatrix, where the 8 rows of a matrix form a quarter ("cuTENSOR: high-performance tensor operations in CUDA",
-// S9593 at GTC 2019, phases). Ideal: one per such part with an active lane. Atomics to the same word are serialised.
+// S9593 at GTC 2019, phases). Ideal: one per such part with an active lane. Atomics to the same word are serialized.
 // (Hardware serves some 8-byte requests, broadcasts for instance, in fewer wavefronts than counted here.)
 //
-// The CPU compiler may load a value twice, or once for two uses, where a GPU compiler does not: dev/resources.sh reads
-// the GPU's machine code. The counts are those of the source, with structs loaded and stored as a whole, 16 bytes at a
-// time, if the program is compiled with -fno-tree-sra (otherwise g++ splits them). Not counted: local memory,
+// The CPU compiler may load a value twice, or once for two uses, where a GPU compiler does not: dev/gpu/resources.sh
+// reads the GPU's machine code. The counts are those of the source, with structs loaded and stored as a whole, 16 bytes
+// at a time, if the program is compiled with -fno-tree-sra (otherwise g++ splits them). Not counted: local memory,
 // constants, the effect of caches.
 
 #ifndef EMULATOR_COUNT_H

@@ -11,7 +11,7 @@
 // status. Anything unknown to this file (attributes, orders, types, batches) ends the program and is named: nothing is
 // skipped. The matmul itself is queued in the stream like a kernel.
 //
-// Not modelled: which shapes the real library has kernels for. A program must expect none, so this one has none for
+// Not modeled: which shapes the real library has kernels for. A program must expect none, so this one has none for
 // 16-bit matrices whose rows are not multiples of 16 bytes, and none for the epilogues in cublaslt_missing.
 
 #ifndef EMULATOR_CUBLASLT_H
@@ -19,7 +19,7 @@
 
 #include "emulator.h"
 
-#include "../../llmtrain/gemm.h"
+#include "../../llmtrain/ops/gemm.h"
 
 #include <cublasLt.h>
 
@@ -344,7 +344,7 @@ inline GemmMatrix cublaslt_operand(const CublasltLayout& layout, const void* dat
     *copy = nullptr;
     if (tf32) {
         size_t count = (size_t)layout.stride * (layout.columns - 1) + layout.rows;
-        *copy = (float*)allocate(count * sizeof(float));
+        *copy = (float*)memory_allocate(count * sizeof(float));
         if (*copy == nullptr) die("cuBLASLt: out of memory for a copy of an operand");
         for (size_t i = 0; i < layout.columns; i++)
             for (size_t j = 0; j < layout.rows; j++) {
@@ -372,7 +372,7 @@ inline void cublaslt_run(const CublasltCall& call) {
     const CublasltOperation& o = p.operation;
     bool tf32 = o.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     size_t rows = p.d.rows, columns = p.d.columns;
-    float *sums = (float*)allocate(2 * rows * columns * sizeof(float)), *part_sums = sums + rows * columns;
+    float *sums = (float*)memory_allocate(2 * rows * columns * sizeof(float)), *part_sums = sums + rows * columns;
     float *a_copy, *b_copy;
     if (sums == nullptr) die("cuBLASLt: out of memory for a product of %zu x %zu", rows, columns);
     if (call.workspace_bytes) memset(call.workspace, 0xff, call.workspace_bytes);
@@ -385,8 +385,8 @@ inline void cublaslt_run(const CublasltCall& call) {
         b_part.data = (const char*)b.data + first * (b.transposed ? b.stride : 1) * dtype_bytes(b.type);
         a_part.data = (const char*)a.data + first * (a.transposed ? 1 : a.stride) * dtype_bytes(a.type);
         // Starts from zero: continuing the previous part's sum would give the bits of one part.
-        gemm(part ? part_sums : sums, DTYPE_F32, rows, false, b_part, a_part, nullptr, DTYPE_F32, columns, rows,
-             end - first);
+        gemm_compute(part ? part_sums : sums, DTYPE_F32, rows, false, b_part, a_part, nullptr, DTYPE_F32, columns, rows,
+                     end - first);
         for (size_t i = 0; part && i < rows * columns; i++) sums[i] += part_sums[i];
     }
     events_later_ms += cublaslt_ms[call.parts - 1];

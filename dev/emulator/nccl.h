@@ -28,12 +28,12 @@
 
 #include "emulator.h"
 
-#include "../../llmtrain/base.h"
+#include "../../llmtrain/ops/base.h"
 
 #if __has_include_next(<nccl.h>)
 #include_next <nccl.h>
 #else
-#include "../../dev/emulator/standins/nccl.h"
+#include "standins/nccl.h"
 #endif
 
 #include <fcntl.h>

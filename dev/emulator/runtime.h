@@ -17,8 +17,8 @@
 // AddressSanitizer they are poisoned. Not detected: a host thread that touches device memory while another waits.
 //
 // Order. EMULATE_STREAMS=now runs each piece of work when it is enqueued: the device is always done, the host never too
-// early. EMULATE_STREAMS=delayed holds it until a synchronisation demands it: the device is as late as it may be. If
-// there are several streams, EMULATE_OTHERS sets what the streams do that the synchronisation does not name:
+// early. EMULATE_STREAMS=delayed holds it until a synchronization demands it: the device is as late as it may be. If
+// there are several streams, EMULATE_OTHERS sets what the streams do that the synchronization does not name:
 //     behind  they run only what the named one waits for. A missing wait between a producer and its consumer shows as
 //             stale or poisoned data.
 //     ahead   they run first, as far as their own waits allow. A missing wait before memory is reused shows as data
@@ -320,7 +320,7 @@ inline void check_kernel_arguments(const char* kernel, Place place, const Argume
 //
 // A stream is a queue. Its pieces of work are numbered 1, 2 ...; `done` of them have run. A piece may depend on others
 // (`after`): a wait for an event is an empty piece that comes after the recording, and the default stream and those
-// that synchronise with it (all but cudaStreamNonBlocking ones) come after each other. Dependencies are always enqueued
+// that synchronize with it (all but cudaStreamNonBlocking ones) come after each other. Dependencies are always enqueued
 // earlier, so there are no cycles.
 
 struct Stream;
@@ -341,7 +341,7 @@ struct Work {
 };
 
 struct Stream {
-    bool with_default;  // synchronises with the default stream
+    bool with_default;  // synchronizes with the default stream
     bool destroyed;
     std::deque<Work> held;
     uint64_t enqueued, done;

@@ -79,7 +79,7 @@ static bool add_one(float wanted) {
     return device_is(b, wanted);
 }
 
-// cudaMemset does not wait, and a stream that does not synchronise with the default stream may overtake it.
+// cudaMemset does not wait, and a stream that does not synchronize with the default stream may overtake it.
 BUG(memset_overtaken, "behind result") {
     OK(cudaMemset(a, 0, BYTES));
     if (good) OK(cudaStreamSynchronize(0));
@@ -275,7 +275,7 @@ static bool set_zero(float* memory, size_t bytes) {
 BUG(memset_too_long, "now diagnosis") { return set_zero(a + 1, good ? BYTES - sizeof(float) : BYTES); }
 BUG(memset_of_host, "now diagnosis") { return set_zero(good ? a : pageable, BYTES); }
 
-BUG(never_initialised, "now result") {
+BUG(never_initialized, "now result") {
     if (good) OK(cudaMemset(a, 0, BYTES));
     add<<<GRID, BLOCK>>>(b, a, 0);
     return device_is(b, 0);

@@ -48,10 +48,10 @@ compile() {
 for name in test_emulator bugs test_runtime runtime_bugs; do
     "$build/translate" dev/emulator/$name.cu > "$build/$name.cu" 2> "$build/log"
     verdict $? "translating $name.cu"
-    optimise=-O1
-    case $name in *runtime*) optimise=-O0 ;; esac  # here compilation takes longer than running
+    optimize=-O1
+    case $name in *runtime*) optimize=-O0 ;; esac  # here compilation takes longer than running
     compile "$CXX" $name $name -O1 -fopenmp
-    compile "$CXX" $name-asan $name $optimise -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
+    compile "$CXX" $name-asan $name $optimize -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 done
 "$build/translate" dev/emulator/test_count.cu > "$build/test_count.cu" 2> "$build/log"
 verdict $? "translating test_count.cu"
@@ -88,7 +88,7 @@ done
 verdict $? "a kernel gets no more shared memory than EMULATE_SHARED"
 
 # Ordinary C passes through the translator unchanged, but for the line added at its beginning.
-for file in llmtrain/base.h kernels_cpu.h llmtrain/gemm.h llmtrain/gemm_x86.h dev/test/test_kernels.c; do
+for file in llmtrain/ops/base.h kernels_cpu.h llmtrain/ops/gemm.h llmtrain/ops/gemm_x86.h dev/test/test_kernels.c; do
     "$build/translate" $file 2> "$build/log" | tail -n +3 | cmp -s - $file
     verdict $? "the translator leaves $file as it is"
 done

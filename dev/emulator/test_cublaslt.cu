@@ -16,7 +16,7 @@
 // Refusals: an error status of the library is returned as such; a mistake that ends the program does so with the exit
 // status of a diagnosis, in a process of its own.
 
-#include "llmtrain/gemm.h"
+#include "llmtrain/ops/gemm.h"
 #include "dev/test/harness.h"
 
 #include <cublasLt.h>
@@ -64,7 +64,7 @@ static Matrix matrix_make(Dtype type, size_t rows, size_t columns, size_t gap, u
     Matrix m = {type, rows, columns, rows + gap, 0, NULL, NULL};
     size_t elements = m.stride * columns;
     m.bytes = elements * dtype_bytes(type) + GUARD;
-    m.host = (unsigned char*)allocate(m.bytes);
+    m.host = (unsigned char*)memory_allocate(m.bytes);
     need(m.host != NULL, "memory for a matrix");
     for (size_t i = 0; i < m.bytes; i++) m.host[i] = (unsigned char)(random_bits(seed, RANDOM_TEST, 1, i));
     for (size_t i = 0; i < elements; i++)
@@ -196,8 +196,9 @@ static void test_product(const char* name, Problem p) {
     if (status != CUBLAS_STATUS_SUCCESS || s.found != 1) {
         check(false, "%-44s status %d, %d algorithms", name, (int)status, s.found);
     } else {
-        unsigned char *got = (unsigned char*)allocate(d.bytes), *got_aux = (unsigned char*)allocate(aux.bytes);
-        unsigned char* got_bias = (unsigned char*)allocate(bias.bytes);
+        unsigned char *got = (unsigned char*)memory_allocate(d.bytes),
+                      *got_aux = (unsigned char*)memory_allocate(aux.bytes);
+        unsigned char* got_bias = (unsigned char*)memory_allocate(bias.bytes);
         need(got != NULL && got_aux != NULL && got_bias != NULL, "memory for the results");
         CUDA(cudaStreamSynchronize(stream));
         CUDA(cudaMemcpy(got, d.device, d.bytes, cudaMemcpyDeviceToHost));
@@ -437,7 +438,7 @@ static void test_refusals(void) {
 static void test_order(void) {
     Setting s = setting_make(RIGHT);
     cudaStream_t other;
-    unsigned char *zeros, *got = (unsigned char*)allocate(s.d.bytes);
+    unsigned char *zeros, *got = (unsigned char*)memory_allocate(s.d.bytes);
     need(got != NULL, "memory for a result");
     set(&s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT, 4);
     LT(ask(&s));

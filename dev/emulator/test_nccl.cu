@@ -13,8 +13,8 @@
 // On GPUs a sum may differ by the roundings of world - 1 additions in its type, each at most epsilon/2 of the sum of
 // the terms' magnitudes, and by as many in this test's own.
 
-#include "../../llmtrain/gemm.h"
-#include "../../llmtrain/zero.h"
+#include "../../llmtrain/ops/gemm.h"
+#include "../../llmtrain/ranks/zero.h"
 #include "../test/harness.h"
 
 #define PATIENT_MS 60e3   // timeout where nothing should fail
@@ -264,7 +264,7 @@ static void one_waits(Rank* r) {
     for (int i = 0; i < 3; i++) {
         start(r, 0, REDUCES_ALL, device, COUNT, DTYPE_F32);
         collective_wait(&r->collectives, 0, r->stream);
-        if (r->rank == 0) download(host, device, sizeof host, r->stream);
+        if (r->rank == 0) device_download(host, device, sizeof host, r->stream);
         rank_check(r, comm_barrier(&r->comm, &error), "the meeting");
     }
     device_wait(r->stream);
@@ -351,7 +351,7 @@ static void sum_begin(Rank* r, float* device) { start(r, 0, REDUCES_ALL, device,
 static void sum_check(Rank* r, const float* device) {
     float host[LENGTH];
     int wrong = 0;
-    download(host, device, LENGTH_BYTES, r->stream);
+    device_download(host, device, LENGTH_BYTES, r->stream);
     for (int i = 0; i < LENGTH; i++) wrong += !(host[i] == (float)r->world);
     rank_check(r, wrong == 0, "the sum");
 }

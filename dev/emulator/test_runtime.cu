@@ -207,7 +207,7 @@ static void test_streams(void) {
     OK(cudaMemcpy(pageable, a, BYTES, cudaMemcpyDeviceToHost));
     EXPECT(pageable[0] == 2 && pageable[N / 2 - 1] == 2 && pageable[N / 2] == 3 && pageable[N - 1] == 3);
 
-    // The default stream and those that synchronise with it.
+    // The default stream and those that synchronize with it.
     fill<<<GRID, BLOCK, 0, blocking>>>(a, 3);
     add<<<GRID, BLOCK>>>(b, a, 1);
     add<<<GRID, BLOCK, 0, blocking>>>(a, b, 1);

@@ -27,9 +27,9 @@ enum { B = 2, T = 16, STEPS = 3, FASTEST = 2, NEXT = 3 };  // of the algorithms,
 
 static void print_weights(Model* model) {
     size_t bytes = model->parameters.true_size * sizeof(floatX);
-    void* params = allocate(bytes);
+    void* params = memory_allocate(bytes);
     need(params != NULL, "memory for the weights");
-    download(params, model->flat.params, bytes, model->stream);
+    device_download(params, model->flat.params, bytes, model->stream);
     printf("weights %016llx, algorithms %016llx\n", (unsigned long long)hash_bytes(params, bytes),
            (unsigned long long)matmul_choices_hash(model->stream));
     free(params);
@@ -62,7 +62,7 @@ static int train(const char* file) {
     for (int step = 1; step <= STEPS; step++) {
         model_begin_step(&model, 1.0, 1);
         model_gradients(&model, tokens, tokens, B, T);
-        need(model_read(&model, &result, none, &error), "%s", error.text);
+        need(model_finish_step(&model, &result, none, &error), "%s", error.text);
         model_update(&model, &muon, (uint64_t)step, 1e-2, 1.0);
     }
     print_weights(&model);

@@ -273,7 +273,8 @@ static void translate(std::string* out) {
             next = i + 3;
         } else if (!is_name(source[i])) {
             if (!bounds.empty() && source[i] == ';')
-                refuse(bounds_at, "__launch_bounds__ without a body behind it: write them where the kernel is defined");
+                refuse(bounds_at,
+                                 "__launch_bounds__ without a body behind it: write them where the kernel is defined");
             *out += source[i];
             if (!bounds.empty() && source[i] == '{') {
                 *out += " emulator::launch_bounds" + bounds + ";";

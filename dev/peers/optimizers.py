@@ -11,7 +11,7 @@
 #   python3 dev/peers/optimizers.py --write  makes it: float32, the weights of each after 100 steps, then both maps
 #
 # pip install numpy torch bitsandbytes. Says "skipped" without them. Weights and gradients are uniform random numbers
-# of Philox (llmtrain/base.h), so both programs have them without a file.
+# of Philox (llmtrain/ops/base.h), so both programs have them without a file.
 import os
 import sys
 

@@ -8,7 +8,7 @@
 The templates resemble published ones: ChatML, Llama 2 and 3, Mistral, Gemma, Qwen 3, Phi. They are
 rendered as by transformers' apply_chat_template: trim_blocks and lstrip_blocks on, raise_exception as a function,
 `tools` and `documents` none. Random templates from a grammar are added: expressions of every operator, method,
-filter and test that llmtrain/template.h knows, ifs, loops and white space control. A case is the numbers of a
+filter and test that llmtrain/text/templates.h knows, ifs, loops and white space control. A case is the numbers of a
 template and of a conversation, add_generation_prompt, and the text, or null where jinja2 fails.
 """
 

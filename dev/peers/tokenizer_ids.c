@@ -6,7 +6,7 @@
 //
 // PATTERN is - if the file needs none.
 
-#include "llmtrain/tokenizer.h"
+#include "llmtrain/text/tokenizer.h"
 
 static int complain(const Error* error) {
     fprintf(stderr, "tokenizer_ids: %s\n", error->text);
@@ -18,7 +18,7 @@ int main(int count, char** words) {
     Error error;
     Tokens tokens = {NULL, 0, 0, 0};
     const char* pattern = count > 2 && strcmp(words[2], "-") != 0 ? words[2] : NULL;
-    if (count < 2) return fail(&error, "give the path of a tokenizer"), complain(&error);
+    if (count < 2) return fail_with(&error, "give the path of a tokenizer"), complain(&error);
     if (!tokenizer_open(&tokenizer, words[1], pattern, &error)) return complain(&error);
     if (count == 6) {
         char* text;
@@ -41,7 +41,8 @@ int main(int count, char** words) {
     while (count < 6 && fread(&bytes, sizeof bytes, 1, stdin) == 1) {
         text = (char*)realloc(text, bytes + 1);
         tokens.count = 0;
-        if (!text || fread(text, 1, bytes, stdin) != bytes) return fail(&error, "the input is cut"), complain(&error);
+        if (!text || fread(text, 1, bytes, stdin) != bytes)
+            return fail_with(&error, "the input is cut"), complain(&error);
         if (!tokenizer_encode_by(&tokens, &tokenizer, bytes % 2 ? &encoder : NULL, text, bytes, &error))
             return complain(&error);
         uint32_t found = (uint32_t)tokens.count;

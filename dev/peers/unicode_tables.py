@@ -1,7 +1,7 @@
-"""Prints llmtrain/unicode_tables.h: the properties of each character that tokenizers need.
+"""Prints llmtrain/text/unicode_tables.h: the properties of each character that tokenizers need.
 
     pip install unicodedata2==16.0.0 tokenizers
-    python3 dev/peers/unicode_tables.py > llmtrain/unicode_tables.h
+    python3 dev/peers/unicode_tables.py > llmtrain/text/unicode_tables.h
 
 Categories are those of Unicode 16, used by the regular expressions of `tokenizers` and `tiktoken`. NFC is that of
 `tokenizers`, which has Unicode 9: a character added later neither moves nor combines. Its word characters and digits
@@ -58,7 +58,7 @@ def runs(values):
 
 
 def combining():
-    """The canonical combining classes that the package knows: those that move a mark past its neighbours."""
+    """The canonical combining classes that the package knows: those that move a mark past its neighbors."""
     result = {}
     for c in CHARACTERS:
         value = unicode.combining(chr(c))

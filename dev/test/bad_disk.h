@@ -11,7 +11,7 @@
 #ifndef LLMTRAIN_BAD_DISK_H
 #define LLMTRAIN_BAD_DISK_H
 
-#include "llmtrain/system.h"
+#include "llmtrain/base/system.h"
 
 enum {
     DISK_READ = 1, DISK_WRITE = 2, DISK_FLUSH = 4, DISK_RENAME = 8, DISK_OPEN = 16, DISK_MAKE = 32, DISK_REMOVE = 64,
@@ -126,7 +126,7 @@ static ssize_t disk_do_half(pid_t pid, const struct seccomp_data* call, bool wri
     size_t bytes = (size_t)call->args[2] / 2;
     if (call->nr != SYS_write && call->nr != SYS_read && call->nr != SYS_pread64) return -1;
     int file = bytes ? descriptor_of(pid, (int)call->args[0]) : -1;
-    char* data = file < 0 ? NULL : (char*)allocate(bytes);
+    char* data = file < 0 ? NULL : (char*)memory_allocate(bytes);
     struct iovec here = {data, bytes}, there = {(void*)(uintptr_t)call->args[1], bytes};
     ssize_t n = -1;
     if (data && writes && process_vm_readv(pid, &here, 1, &there, 1, 0) == (ssize_t)bytes) n = write(file, data, bytes);

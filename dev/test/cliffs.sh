@@ -1,7 +1,7 @@
-# cliffs.sh BUILD PROGRAM [--print]: no CPU operation, as measured by BUILD/PROGRAM (dev/bench.c), has become many times
-# slower. Each must reach a fifth of the share of its bound (arithmetic or memory, as dev/bench.c explains, measured in
-# the same run) that the table "Share of its bound" of dev/RESULTS.md has for the kernels of the build. A loop that is no
-# longer vectorised falls below that in every measurement. With one thread: two processors without a common cache have
+# cliffs.sh BUILD PROGRAM [--print]: no CPU operation, as measured by BUILD/PROGRAM (dev/bench/bench.c), has become many times
+# slower. Each must reach a fifth of the share of its bound (arithmetic or memory, as dev/bench/bench.c explains, measured in
+# the same run) that the table "Share of its bound" of dev/bench/RESULTS.md has for the kernels of the build. A loop that is no
+# longer vectorized falls below that in every measurement. With one thread: two processors without a common cache have
 # more memory bandwidth than two with one, but exchange data slowly, and other work may delay one of two threads.
 # Failures are measured again up to six times, after longer and longer pauses.
 # With --print: prints the shares measured here.
@@ -30,7 +30,7 @@ judge() {
                 if (name in known) verdict = best[name] >= known[name] / 5 ? "ok" : "FAILED"
                 print name, best[name], verdict
             }
-        }' dev/RESULTS.md "$build/cliffs.txt" | sort
+        }' dev/bench/RESULTS.md "$build/cliffs.txt" | sort
 }
 
 kernels=$("$program" --model gpt2:tiny --batch 1 --seq 16 --steps 1 | awk 'NR == 1 { print $5 }')
@@ -46,7 +46,7 @@ judge "$kernels" > "$build/cliffs.judged"
 sed "s/^/$kernels /" "$build/cliffs.judged"
 passed=$(grep -c 'ok$' "$build/cliffs.judged")
 failed=$(grep -c 'FAILED$' "$build/cliffs.judged")
-[ $((passed + failed)) -gt 0 ] || echo "skipped the speeds with $kernels: dev/RESULTS.md has no column for them"
+[ $((passed + failed)) -gt 0 ] || echo "skipped the speeds with $kernels: dev/bench/RESULTS.md has no column for them"
 [ -s "$build/cliffs.judged" ] || { echo "FAILED  $program printed no shares"; failed=$((failed + 1)); }
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -11,8 +11,8 @@
     X(attention_forward) X(attention_backward) X(attention_decode) X(matmul_forward) X(matmul_backward_weight) \
     X(matmul_gelu_forward) X(embedding_forward) X(embedding_backward) X(layernorm_forward) X(layernorm_backward) \
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
-    X(dropout) X(classifier) X(sum_of_squares) \
-    X(checksum) X(exact_add) X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) X(add_stored) \
+    X(dropout_apply) X(classifier) X(sum_of_squares) \
+    X(vector_checksum) X(exact_add) X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) X(vector_add_stored) \
     X(optimizer_update_elements) X(optimizer_update) X(optimizer_update_list)
 #define REFERENCE_TO(name) decltype(&cpu::name) reference_##name = cpu::name;
 OPERATIONS(REFERENCE_TO)
@@ -76,7 +76,7 @@ static double real(T x) {
 }
 
 template <typename T>
-static std::vector<T> download(const Array<T>& array) {
+static std::vector<T> device_download(const Array<T>& array) {
     std::vector<T> got(array.host.size());
     CUDA_CHECK(cudaStreamSynchronize(device.compute));
     CUDA_CHECK(cudaMemcpy(got.data(), array.copy, got.size() * sizeof(T), cudaMemcpyDeviceToHost));
@@ -85,13 +85,13 @@ static std::vector<T> download(const Array<T>& array) {
 
 template <typename T>
 static void same(const char* what, const Array<T>& array, double bound) {
-    std::vector<T> got = download(array);
+    std::vector<T> got = device_download(array);
     for (size_t i = 0; i < got.size(); i++) expect(what, real(got[i]), real(array.host[i]), bound);
 }
 
 template <typename T>
 static void same_bits(const char* what, const Array<T>& array) {
-    expect(what, memcmp(download(array).data(), array.host.data(), array.host.size() * sizeof(T)), 0, 0);
+    expect(what, memcmp(device_download(array).data(), array.host.data(), array.host.size() * sizeof(T)), 0, 0);
 }
 #endif
 
@@ -232,7 +232,7 @@ static void test(void) {
     enum { N = 4096 };
     Stored x = numbers(N, 1);
     double kept = 0;
-    RUN(dropout, x, x, 0.25f, 1, 2, 0, N);
+    RUN(dropout_apply, x, x, 0.25f, 1, 2, 0, N);
     same("element", x, 0.01);
     for (size_t i = 0; i < N; i++) kept += random_bits(1, RANDOM_DROPOUT, 2, i) >= 1u << 30;
     expect("elements kept", kept / N, 0.75, 0.05);
@@ -261,7 +261,7 @@ static void test(void) {
     Array<double> squares(1);
     Array<uint64_t> hash(1);
     RUN(sum_of_squares, squares, x, N);
-    RUN(checksum, hash, stored, 7, N);
+    RUN(vector_checksum, hash, stored, 7, N);
     same("squares", squares, 1e-10);
     same_bits("checksum", hash);
 }
@@ -287,7 +287,7 @@ static void test(void) {
     Stored x = numbers(N, 1), twice(N);
     Floats y(N);
     RUN(cast_to_float, y, x, N);
-    RUN(add_stored, y, x, N);
+    RUN(vector_add_stored, y, x, N);
     RUN(cast_from_float, twice, y, N);
     same_bits("twice", twice);
 }

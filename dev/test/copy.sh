@@ -24,7 +24,7 @@ $emulate -O1 -I. -DREFERENCE -c -x c++ "$work/reference.cu" -o "$work/reference.
 
 # What the file lists from "// Needs:" to the next line that ends with a full stop: headers, and section numbers.
 needs() { sed -n '/^\/\/ Needs:/,/\.$/p' "$1"; }
-headers() { needs "$1" | grep -o 'llmtrain/[a-z0-9_]*\.[a-z]*'; }
+headers() { needs "$1" | grep -o 'llmtrain/[a-z0-9_/]*\.[a-z]*'; }
 sections() { needs "$1" | sed -n 's/.*sections* \(.*\)\.$/\1/p' | grep -o '[0-9]*'; }
 
 # Section NUMBER of kernels.cuh, cut out by its rule lines.
@@ -37,12 +37,11 @@ section() {
 
 # take FOLDER HEADER...: copies the headers, each after the ones it needs, and includes them in piece.h.
 take() {
-    mkdir -p "$1/llmtrain"
     for header in "$@"; do
         [ "$header" = "$1" ] || [ -f "$1/$header" ] && continue
         # shellcheck disable=SC2046  # several words
         (take "$1" $(headers "$header"))
-        cp "$header" "$1/$header"
+        mkdir -p "$1/$(dirname "$header")" && cp "$header" "$1/$header"
         echo "#include \"$header\"" >> "$1/piece.h"
     done
 }
@@ -79,9 +78,8 @@ check() {
             "${CC:-cc}" -std=c11 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -I. $define -x c copied.cu -o program \
                 -lm -pthread
         else
-            mkdir -p emulated/llmtrain
-            for file in copied.cu piece.h section*.cuh llmtrain/*; do
-                [ -f "$file" ] && "$work/translate" "$file" > "emulated/$file"
+            for file in copied.cu piece.h section*.cuh $(find llmtrain -type f); do
+                [ -f "$file" ] && mkdir -p "emulated/$(dirname "$file")" && "$work/translate" "$file" > "emulated/$file"
             done
             # shellcheck disable=SC2086
             $emulate -O0 "-DPIECE_$1" -Iemulated -I"$work/root" -x c++ emulated/copied.cu -x none "$work/reference.o" \
@@ -90,10 +88,10 @@ check() {
     } > result 2>&1
 }
 
-piece ATTENTION llmtrain/attention.cuh
-piece DECODE llmtrain/decode.cuh
-piece MATMUL llmtrain/matmul.cuh
-piece QK_NORM llmtrain/qk_norm.cuh
+piece ATTENTION llmtrain/ops/attention.cuh
+piece DECODE llmtrain/ops/decode.cuh
+piece MATMUL llmtrain/ops/matmul.cuh
+piece QK_NORM llmtrain/ops/qk_norm.cuh
 piece KERNELS_CPU kernels_cpu.h
 names="ATTENTION DECODE MATMUL QK_NORM KERNELS_CPU"
 for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' kernels.cuh); do
@@ -122,13 +120,13 @@ for name in $names; do
     bad=$(grep -c '^failed ' "$work/$name/result")
     passed=$((passed + good))
     failed=$((failed + bad))
-    echo "$([ "$bad" -eq 0 ] && echo ok || echo FAILED) $name, with $(ls "$work/$name/llmtrain" | tr '\n' ' ')"
+    echo "$([ "$bad" -eq 0 ] && echo ok || echo FAILED) $name, with $(cd "$work/$name" && find llmtrain -type f | sed 's|.*/||' | sort | tr '\n' ' ')"
     [ "$bad" -eq 0 ] || grep -v '^passed' "$work/$name/result" | head -n 20
 done
 
 # Attention must not depend on the runtime.
-lines=$(cat "$work/ATTENTION/llmtrain/"* | wc -l)
-own=$(wc -l < llmtrain/attention.cuh)
+lines=$(find "$work/ATTENTION/llmtrain" -type f -exec cat {} + | wc -l)
+own=$(wc -l < llmtrain/ops/attention.cuh)
 if [ $((lines - own)) -le 300 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 echo "the headers that attention.cuh needs have $((lines - own)) lines, at most 300"
 echo "$passed passed, $failed failed"

@@ -9,7 +9,7 @@ verdict() { if [ "$2" -eq 0 ]; then passed=$((passed + 1)); else failed=$((faile
 # The line number of a header's row in doc/design.md; empty if there is none.
 row() { grep -nF "](../$1) |" doc/design.md | grep -E '^[0-9]+:\| \[' | cut -d : -f 1; }
 
-for header in *.h *.cuh llmtrain/*.h llmtrain/*.cuh; do
+for header in $(git ls-files '*.h' '*.cuh' | grep -E '^(llmtrain/|tools/|[^/]*$)'); do
     above=$(row "$header")
     [ -n "$above" ]
     verdict "doc/design.md has a row for $header" $?

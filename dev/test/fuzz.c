@@ -14,15 +14,15 @@
 //
 // The input is the file, which exists only in memory (memfd), so the targets run on Linux alone.
 
-#include "llmtrain/data.h"
-#include "llmtrain/safetensors.h"
-#include "llmtrain/template.h"
-#include "llmtrain/tokenizer.h"
+#include "llmtrain/text/data.h"
+#include "llmtrain/checkpoint/safetensors.h"
+#include "llmtrain/text/templates.h"
+#include "llmtrain/text/tokenizer.h"
 #ifdef FUZZ_CONVERT
-#include "llmtrain/source.h"
+#include "llmtrain/checkpoint/source.h"
 #endif
 #if defined(FUZZ_CHOICES) || defined(FUZZ_SCORES)
-#include "llmtrain/evaluate.h"
+#include "tools/evaluate.h"
 #endif
 #ifdef FUZZ_TEXT
 #include "data/bpe.h"
@@ -323,7 +323,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     ChatMessage messages[4] = {{"system", " Be brief."}, {"user", "a-b"}, {"assistant", "<think>c</think>d\n"},
                                {"user", "\xc3\xa9"}};
     Error error;
-    char *text, *source = (char*)allocate(bytes + 1);
+    char *text, *source = (char*)memory_allocate(bytes + 1);
     size_t length;
     promise(source != NULL, "memory for the input");
     memcpy(source, data, bytes);

@@ -1,6 +1,6 @@
 // golden.c: the same bits everywhere. Trains small models for 20 steps and compares a hash of their weights, losses and
 // gradient norms with the table's: it must be the same on every processor with fused multiply-add, for every compiler,
-// optimisation level, gemm kernel and number of threads.
+// optimization level, gemm kernel and number of threads.
 //
 //     build/golden            fails where a hash differs; without fused multiply-add it only compares thread counts
 //     build/golden --print    prints the current hashes, to be pasted into the table when the arithmetic is changed
@@ -87,7 +87,7 @@ static uint64_t train(size_t number) {
             model.dropout.first_token = drawn;
             model_gradients(&model, tokens, targets, B, T);
         }
-        if (!model_read(&model, &result, flags, &error)) {
+        if (!model_finish_step(&model, &result, flags, &error)) {
             expect(false, "%s", error.text);
             return 0;
         }
@@ -96,7 +96,7 @@ static uint64_t train(size_t number) {
         hash_add(&hash, &result.loss, sizeof result.loss);
         hash_add(&hash, &result.grad_norm, sizeof result.grad_norm);
     }
-    hash_add(&hash, param(&model, 0), model.parameters.flat_size * sizeof(floatX));
+    hash_add(&hash, model_param(&model, 0), model.parameters.flat_size * sizeof(floatX));
     model_free(&model);
     return hash_end(&hash);
 }

@@ -22,7 +22,7 @@
 #define _GNU_SOURCE
 #endif
 
-#include "llmtrain/system.h"
+#include "llmtrain/base/system.h"
 
 #include <ctype.h>
 #include <dirent.h>

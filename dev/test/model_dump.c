@@ -9,15 +9,15 @@
 //
 // writes the batches that a run on these shards reads with the default seed: "tokens" and "targets", I32 (steps, B, T).
 
-#include "llmtrain/open.h"
+#include "tools/open.h"
 
 // Writes the gradient of one Hugging Face tensor: rows of one of our tensors, transposed where theirs is.
 static bool write_gradient(SafetensorsWriter* w, const Model* model, const ForeignTensor* f, Error* error) {
     size_t width = max_size(f->cols, 1), n = f->rows * width;
     const Tensor* t = &model->parameters.tensors[f->tensor];
     const float* from = flat_gradient(&model->flat, t->offset) + f->first * width;
-    float* values = (float*)allocate(n * sizeof(float));
-    if (values == NULL) return fail(error, "out of memory for a gradient");
+    float* values = (float*)memory_allocate(n * sizeof(float));
+    if (values == NULL) return fail_with(error, "out of memory for a gradient");
     for (size_t i = 0; i < n; i++) values[i] = from[f->transposed ? i % f->rows * width + i / f->rows : i];
     bool ok = safetensors_write(w, values, n * sizeof(float), error);
     free(values);
@@ -26,8 +26,9 @@ static bool write_gradient(SafetensorsWriter* w, const Model* model, const Forei
 
 static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const char* to, Error* error) {
     size_t N = B * T, V = model->config.vocab, count = 0, one = 1, logits_shape[2] = {N, V};
-    int32_t *tokens = (int32_t*)allocate(N * sizeof(int32_t)), *targets = (int32_t*)allocate(N * sizeof(int32_t));
-    float* logits = (float*)allocate(N * V * sizeof(float));
+    int32_t *tokens = (int32_t*)memory_allocate(N * sizeof(int32_t)),
+            *targets = (int32_t*)memory_allocate(N * sizeof(int32_t));
+    float* logits = (float*)memory_allocate(N * V * sizeof(float));
     ForeignTensor* list = NULL;
     StepResult result;
     StepFlags flags = {false, false, false, false};
@@ -35,7 +36,7 @@ static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const c
     char name[128];
     memset(&result, 0, sizeof result);
     memset(&w, 0, sizeof w);  // it is freed whichever step fails
-    if (!tokens || !targets || !logits) return fail(error, "out of memory for a batch");
+    if (!tokens || !targets || !logits) return fail_with(error, "out of memory for a batch");
     for (size_t i = 0; i < N; i++) {
         tokens[i] = batch[i / T * (T + 1) + i % T];
         targets[i] = batch[i / T * (T + 1) + i % T + 1];
@@ -47,7 +48,7 @@ static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const c
     }
     model_begin_step(model, 1.0, 1);
     model_gradients(model, tokens, targets, B, T);
-    bool ok = model_read(model, &result, flags, error) &&
+    bool ok = model_finish_step(model, &result, flags, error) &&
               convert_list(&list, &count, &model->config, &model->parameters, error) &&
               safetensors_create(&w, to, error) &&
               safetensors_declare(&w, "logits", DTYPE_F32, logits_shape, 2, error) &&
@@ -77,9 +78,9 @@ static bool dump_batches(const char* data, size_t B, size_t T, size_t steps, con
     Loader loader;
     SafetensorsWriter w;
     size_t N = B * T, shape[3] = {steps, B, T};
-    int32_t *tokens = (int32_t*)allocate(steps * N * sizeof(int32_t));
-    int32_t *targets = (int32_t*)allocate(steps * N * sizeof(int32_t));
-    if (!tokens || !targets) return fail(error, "out of memory for the batches");
+    int32_t *tokens = (int32_t*)memory_allocate(steps * N * sizeof(int32_t));
+    int32_t *targets = (int32_t*)memory_allocate(steps * N * sizeof(int32_t));
+    if (!tokens || !targets) return fail_with(error, "out of memory for the batches");
     bool ok = dataset_open(&dataset, data, error) && loader_open(&loader, &dataset, 1 << 24, 1337, 0, 1, B, T, error) &&
               loader_start(&loader, 0, error);
     for (size_t i = 0; ok && i < steps; i++) ok = loader_next(&loader, tokens + i * N, targets + i * N, error);
@@ -100,13 +101,13 @@ int main(int argc, char** argv) {
     const char *from = NULL, *tokens = NULL, *to = NULL, *data = NULL;
     uint64_t batch = 1, seq = 0, steps = 1;
     Flag flags[] = {
-        TEXT_FLAG("init-from", &from, NULL, "DIR", 0, "the model"),
-        TEXT_FLAG("tokens", &tokens, NULL, "FILE", 0, "int32 (B, T + 1)"),
-        TEXT_FLAG("data", &data, NULL, "GLOB", 0, "instead of a model: shards whose batches are written"),
-        COUNT_FLAG("steps", &steps, 1, 1, 1e6, 0, "with --data: batches"),
-        COUNT_FLAG("batch", &batch, 1, 1, 4096, 0, "B"),
-        COUNT_FLAG("seq", &seq, 16, 1, 1 << 20, 0, "T"),
-        TEXT_FLAG("to", &to, NULL, "FILE", 0, "file to write (required)"),
+        FLAG_TEXT("init-from", &from, NULL, "DIR", 0, "the model"),
+        FLAG_TEXT("tokens", &tokens, NULL, "FILE", 0, "int32 (B, T + 1)"),
+        FLAG_TEXT("data", &data, NULL, "GLOB", 0, "instead of a model: shards whose batches are written"),
+        FLAG_COUNT("steps", &steps, 1, 1, 1e6, 0, "with --data: batches"),
+        FLAG_COUNT("batch", &batch, 1, 1, 4096, 0, "B"),
+        FLAG_COUNT("seq", &seq, 16, 1, 1 << 20, 0, "T"),
+        FLAG_TEXT("to", &to, NULL, "FILE", 0, "file to write (required)"),
     };
     Error error;
     int code;
@@ -120,14 +121,15 @@ int main(int argc, char** argv) {
     options.B = batch;
     options.T = seq;
     options.training = true;
-    bool ok = (to && (data || (from && tokens))) || fail(&error, "give --to, and --data or --init-from and --tokens");
+    bool ok =
+        (to && (data || (from && tokens))) || fail_with(&error, "give --to, and --data or --init-from and --tokens");
     if (ok && data) {
         ok = dump_batches(data, batch, seq, steps, to, &error);
         if (!ok) fprintf(stderr, "model_dump: %s\n", error.text);
         return ok ? 0 : 1;
     }
     ok = ok && file_read(tokens, (size_t)1 << 30, &text, &bytes, &error) &&
-         (bytes == batch * (seq + 1) * sizeof(int32_t) || fail(&error, "%s is not int32 (B, T + 1)", tokens)) &&
+         (bytes == batch * (seq + 1) * sizeof(int32_t) || fail_with(&error, "%s is not int32 (B, T + 1)", tokens)) &&
          model_open(&model, &tokenizer, NULL, from, &options, "model_dump", &error);
     if (ok) {
         ok = dump(&model, (const int32_t*)text, batch, seq, to, &error);

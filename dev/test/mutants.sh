@@ -40,7 +40,7 @@ caught() {
     shift
     case $suite in
         test_data | test_tokenizer) needs="$suite tokenize" ;;
-        test_anomaly) needs="$suite train-FP32 tokenize corpus" ;;
+        test_trace) needs="$suite train-FP32 tokenize corpus" ;;
         test_ranks | test_supervise | soak)
             needs="$suite train-FP32"
             set -- --train build/train-FP32 "$@" ;;
@@ -59,7 +59,7 @@ caught() {
                 --corpus build/corpus "$@" ;;
     esac
     # shellcheck disable=SC2046,SC2086
-    make -s CUDA=off MPI=off B=build OPTIMISE="-O1 -march=native" OPENMP= WARNINGS=-w \
+    make -s CUDA=off MPI=off B=build OPTIMIZE="-O1 -march=native" OPENMP= WARNINGS=-w \
         $(printf 'build/%s ' $needs) > suite.out 2>&1 || { echo "does not build" > verdict && return 1; }
     timeout 600 stdbuf -oL "build/$suite" "$@" 3<&- > suite.out 2>&1 &  # 3 is the list of suites
     while kill -0 $! 2> /dev/null; do

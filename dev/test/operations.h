@@ -427,7 +427,7 @@ static void test_embedding(size_t B, size_t T, size_t C, size_t V, bool position
 }
 
 // ------------------------------------------------------------------------------------------------
-// Normalisation
+// Normalization
 
 OPERATION(layernorm_forward, x(c, 0), x(c, 1), f(c, 2), f(c, 3), x(c, 4), x(c, 5), x(c, 6), x(c, 7),
           (float)s->epsilon, s->N, s->C)
@@ -452,7 +452,7 @@ static void test_norm(bool layernorm, bool branch, size_t N, size_t C, double sc
     in[2] = input(&c, "bias", biases, 1);
     c.witness = 0;
     case_cpu(&c, NULL, 0);
-    in[0] = doubles(x, x->host);  // the sum is normalised as it was stored
+    in[0] = doubles(x, x->host);  // the sum is normalized as it was stored
     reference_norm(out, in, &s);
     for (size_t row = 0; row < N; row++) {
         RowStatistics r = reference_statistics(in[0] + row * C, &s);
@@ -642,7 +642,7 @@ static void call_attention_decode(const Case* c) {
 static const Operation operation_attention_decode = {"attention_decode", call_attention_decode};
 
 // Rounds a key or value (D) to 8 bits.
-static void quantise(double* x, size_t D) {
+static void quantize(double* x, size_t D) {
     float maximum = 0.0f;
     for (size_t d = 0; d < D; d++) maximum = fmaxf(maximum, fabsf((float)x[d]));
     float inverse = maximum > 0 ? 127.0f / maximum : 0.0f;
@@ -654,7 +654,7 @@ static void test_decode(Shape s, const Array* qkv, const double* values, size_t 
     size_t heads = s.B * (T + 3) * K, bytes = q8 ? 1 : sizeof(floatX);
     double* in[1] = {hold_doubles(n)};
     memcpy(in[0], values, n * sizeof(double));
-    for (size_t i = 0; q8 && i < s.B * T * 2 * K; i++) quantise(in[0] + i / (2 * K) * row + (H + i % (2 * K)) * D, D);
+    for (size_t i = 0; q8 && i < s.B * T * 2 * K; i++) quantize(in[0] + i / (2 * K) * row + (H + i % (2 * K)) * D, D);
     s.q8 = q8;
     Case c = case_begin(operation_attention_decode, &s, "B=%zu T=%zu H=%zu K=%zu D=%zu%s", s.B, T, H, K, D,
                         q8 ? " 8 bits" : "");
@@ -744,19 +744,20 @@ static void test_nonlinearity(bool gelu, size_t N, size_t F, double scale) {
 // ------------------------------------------------------------------------------------------------
 // Dropout
 
-OPERATION(dropout, x(c, 0), x(c, 1), c->p, 11, 5, s->first_position, s->N)
-OPERATION_AS(dropout_in_place, "dropout, in place", dropout, x(c, 0), x(c, 0), c->p, 11, 5, s->first_position, s->N)
+OPERATION(dropout_apply, x(c, 0), x(c, 1), c->p, 11, 5, s->first_position, s->N)
+OPERATION_AS(dropout_in_place, "dropout, in place", dropout_apply, x(c, 0), x(c, 0), c->p, 11, 5, s->first_position,
+             s->N)
 static void call_dropout_in_parts(const Case* c) {  // that do not begin at multiples of 4
     for (size_t i = 0, step; i < c->s.N; i += step) {
         step = min_size(c->s.N / 3 + 1, c->s.N - i);
-        RUN(dropout, x(c, 0) + i, x(c, 0) + i, c->p, 11, 5, c->s.first_position + i, step);
+        RUN(dropout_apply, x(c, 0) + i, x(c, 0) + i, c->p, 11, 5, c->s.first_position + i, step);
     }
 }
 static const Operation operation_dropout_in_parts = {"dropout, in place and in parts", call_dropout_in_parts};
 
 static void test_dropout(size_t N, size_t first, float p) {
     if (!wanted("dropout")) return;
-    const Operation ways[3] = {operation_dropout, operation_dropout_in_place, operation_dropout_in_parts};
+    const Operation ways[3] = {operation_dropout_apply, operation_dropout_in_place, operation_dropout_in_parts};
     Shape s = {.N = N, .first_position = first};
     const void* whole = NULL;
     for (int way = 0; way < 3; way++) {
@@ -842,8 +843,8 @@ OPERATION(cast_to_float, f(c, 0), x(c, 1), s->N)
 OPERATION(cast_from_float, x(c, 0), f(c, 1), s->N)
 OPERATION(sum_of_squares, d(c, 0), f(c, 1), s->N)
 OPERATION(sum_scaled, d(c, 0), f(c, 1), 0.37, s->N)
-OPERATION(add, f(c, 0), f(c, 1), s->N)
-OPERATION(add_stored, f(c, 0), x(c, 1), s->N)
+OPERATION(vector_add, f(c, 0), f(c, 1), s->N)
+OPERATION(vector_add_stored, f(c, 0), x(c, 1), s->N)
 
 static void test_vectors(size_t N) {
     Shape s = {.N = N};
@@ -851,8 +852,8 @@ static void test_vectors(size_t N) {
         {operation_fill_zero, OUTPUT, FLOAT, FLOAT},
         {operation_cast_to_float, OUTPUT, FLOAT, STORED},
         {operation_cast_from_float, OUTPUT, STORED, FLOAT},
-        {operation_add, IN_PLACE, FLOAT, FLOAT},
-        {operation_add_stored, IN_PLACE, FLOAT, STORED},
+        {operation_vector_add, IN_PLACE, FLOAT, FLOAT},
+        {operation_vector_add_stored, IN_PLACE, FLOAT, STORED},
         {operation_sum_of_squares, OUTPUT, DOUBLE, FLOAT},
         {operation_sum_scaled, ADDED, DOUBLE, FLOAT},
     };
@@ -1033,7 +1034,7 @@ static void call_tensor_update(const Case* c) {
 }
 static const Operation operation_tensor_update = {"optimizer_update", call_tensor_update};
 
-// The step, and the arrays of tensor_slice and the states, for N elements in `blocks` quantisation blocks.
+// The step, and the arrays of tensor_slice and the states, for N elements in `blocks` quantization blocks.
 static void tensor_update_arrays(Case* c, OptimizerKind kind, bool master_weights, size_t blocks, uint64_t step) {
     size_t N = c->s.N, at;
     c->step.kind = kind;

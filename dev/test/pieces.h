@@ -7,11 +7,11 @@
 #ifndef LLMTRAIN_PIECES_H
 #define LLMTRAIN_PIECES_H
 
-#include "llmtrain/base.h"
+#include "llmtrain/ops/base.h"
 #include "data/shards.h"
-#include "llmtrain/files.h"
-#include "llmtrain/json.h"
-#include "llmtrain/safetensors.h"
+#include "llmtrain/base/files.h"
+#include "llmtrain/base/json.h"
+#include "llmtrain/checkpoint/safetensors.h"
 
 typedef struct {
     char name[96];       // without the range
@@ -65,9 +65,9 @@ static inline int piece_compare(const void* a, const void* b) {
 // Returns 0 on failure, with the reason in *error.
 static inline uint64_t weights_hash(const char* directory, Error* error) {
     enum { RANKS = 64 };
-    SafetensorsFile* files = (SafetensorsFile*)allocate(RANKS * sizeof *files);
+    SafetensorsFile* files = (SafetensorsFile*)memory_allocate(RANKS * sizeof *files);
     size_t ranks = 0, count = 0, place = 0;
-    bool good = files != NULL || fail(error, "out of memory");
+    bool good = files != NULL || fail_with(error, "out of memory");
     for (; good && ranks < RANKS; ranks++) {
         char path[FILE_PATH_MAX];
         snprintf(path, sizeof path, "%.4000s/rank_%05zu.safetensors", directory, ranks);
@@ -76,7 +76,7 @@ static inline uint64_t weights_hash(const char* directory, Error* error) {
         if (!good) break;
         count += files[ranks].header.count;
     }
-    Piece* pieces = good ? (Piece*)allocate(count * sizeof(Piece)) : NULL;
+    Piece* pieces = good ? (Piece*)memory_allocate(count * sizeof(Piece)) : NULL;
     for (size_t r = 0; pieces && r < ranks; r++) {
         for (size_t i = 0; i < files[r].header.count; i++) {
             Piece* p = &pieces[place++];
@@ -91,7 +91,7 @@ static inline uint64_t weights_hash(const char* directory, Error* error) {
     Hash hash = hash_begin(0);
     for (size_t i = 0; pieces && good && i < count; i++) {
         SafetensorsTensor* t = pieces[i].tensor;
-        void* data = allocate(t->bytes);
+        void* data = memory_allocate(t->bytes);
         good = data && safetensors_read(&files[pieces[i].file], t, data, t->bytes, NULL, error);
         if (good && pieces[i].first == 0) hash_add(&hash, pieces[i].name, strlen(pieces[i].name));
         if (good && pieces[i].first == 0) hash_add(&hash, &t->type, sizeof t->type);

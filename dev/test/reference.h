@@ -10,7 +10,7 @@
 #ifndef LLMTRAIN_REFERENCE_H
 #define LLMTRAIN_REFERENCE_H
 
-#include "llmtrain/base.h"
+#include "llmtrain/ops/base.h"
 
 typedef struct {
     double *value, *size, *rounded;
@@ -21,7 +21,7 @@ typedef struct {
     size_t B, T, C, M, N, H, K, D, F, V, Vp;
     size_t first_position;
     double epsilon, theta;
-    bool mean;               // normalisation: layernorm; otherwise rmsnorm
+    bool mean;               // normalization: layernorm; otherwise rmsnorm
     const int32_t* tokens;   // embedding: (B, T); classifier: targets (N)
     Result* lse;             // attention: the logarithms of the sums, (B, H, T), for the backward; or NULL
     bool q8;                 // attention_decode: the cache holds 8 bits
@@ -58,7 +58,7 @@ static void reference_embedding_backward(Result* const* din, const double* dout,
 }
 
 // ------------------------------------------------------------------------------------------------
-// Normalisation: in[0] x (N, C), in[1] weight (C), in[2] bias (C; layernorm only); out (N, C)
+// Normalization: in[0] x (N, C), in[1] weight (C), in[2] bias (C; layernorm only); out (N, C)
 
 typedef struct {
     double mean, rstd;

@@ -853,7 +853,8 @@ static void damage_and_prune(size_t every) {
         expect_resumed(left);
         small_check_weights();
     }
-    conclude("step 4 is damaged, and the run is killed there again, with --ckpt-keep 1: it resumes from step %zu", left);
+    conclude("step 4 is damaged, and the run is killed there again, with --ckpt-keep 1: it resumes from step %zu",
+             left);
 }
 
 static void test_damage(void) {
@@ -1652,13 +1653,13 @@ int main(int argc, char** argv) {
     test.seed = 1;
     test.workers = 4;
     Flag flags[] = {
-        {"train", FLAG_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
-        {"kills", FLAG_COUNT, &test.kills, "N", 1, 1e9,
+        {"train", KIND_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
+        {"kills", KIND_COUNT, &test.kills, "N", 1, 1e9,
          "kills at least; from 500 on every byte of a checkpoint is damaged and every call fails, too", false},
-        {"seed", FLAG_COUNT, &test.seed, "N", 0, 9e15, "of what the cases leave to chance", false},
-        {"workers", FLAG_COUNT, &test.workers, "N", 1, 64, "cases at a time", false},
-        {"only", FLAG_TEXT, &test.only, "NAME", 0, 0, "one of the tests (and the references)", false},
-        {"case", FLAG_COUNT, &test.one_case, "I", 1, 1e9, "one case of the kills", false},
+        {"seed", KIND_COUNT, &test.seed, "N", 0, 9e15, "of what the cases leave to chance", false},
+        {"workers", KIND_COUNT, &test.workers, "N", 1, 64, "cases at a time", false},
+        {"only", KIND_TEXT, &test.only, "NAME", 0, 0, "one of the tests (and the references)", false},
+        {"case", KIND_COUNT, &test.one_case, "I", 1, 1e9, "one case of the kills", false},
     };
     if (!flags_begin(&code, "soak", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
     bool known = test.only == NULL;

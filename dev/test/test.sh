@@ -87,16 +87,16 @@ tour() {
 }
 
 # Whether functions that loops call for every element are inlined in the trainer too: left to itself a compiler inlines
-# less in a large program than in a small benchmark, and a loop with a call is not vectorised.
+# less in a large program than in a small benchmark, and a loop with a call is not vectorized.
 inlined() {
-    names=$(sed -n 's/^.* \([a-zA-Z0-9_]*\)(float[X]* [a-z]*) {.*/\1/p' llmtrain/arithmetic.h llmtrain/types.h)
+    names=$(sed -n 's/^.* \([a-zA-Z0-9_]*\)(float[X]* [a-z]*) {.*/\1/p' llmtrain/ops/arithmetic.h llmtrain/ops/types.h)
     [ "$(echo "$names" | wc -w)" -ge 8 ] || return 1
     for type in FP32 BF16 FP16; do
         [ ! -e "$build/train-$type" ] || ! nm "$build/train-$type" | awk '{ print $3 }' | grep -x "$names" || return 1
     done
 }
 
-# Whether the programs call none of the functions that llmtrain/system.h leaves out with LLMTRAIN_POSIX_ONLY.
+# Whether the programs call none of the functions that llmtrain/base/system.h leaves out with LLMTRAIN_POSIX_ONLY.
 posix() {
     nm -D --undefined-only "$build/train-FP32" "$build/supervise" > "$build/calls" || return 1
     ! grep -wE 'accept4|eventfd|epoll_[a-z0-9]*|madvise|memfd_create|pipe2|posix_fallocate|ppoll|prctl|prlimit|sched_[a-z]*affinity|signalfd|sync_file_range' "$build/calls"
@@ -104,8 +104,8 @@ posix() {
 
 # single COMMAND...: compiles the example by a command, in a folder that holds only the single header, by the name that it includes.
 single() {
-    rm -rf "$build/single" && mkdir -p "$build/single/llmtrain" && cp dev/example.c "$build/single" &&
-        cp "$build/llmtrain_single.h" "$build/single/llmtrain/generate.h" && (cd "$build/single" && "$@")
+    rm -rf "$build/single" && mkdir -p "$build/single/llmtrain/text" && cp examples/first.c "$build/single" &&
+        cp "$build/llmtrain_single.h" "$build/single/llmtrain/text/generate.h" && (cd "$build/single" && "$@")
 }
 
 for test in "$@"; do
@@ -115,23 +115,23 @@ for test in "$@"; do
             with_compiler clang "with clang" -std=c11 -x c train.cu -o "$build/train-clang" -lm -pthread
             with_compiler "$cc" "without OpenMP, for any machine of this kind" -std=c11 -fsyntax-only -x c train.cu
             with_compiler aarch64-linux-gnu-gcc "for aarch64" -std=c11 -fsyntax-only -fopenmp -x c train.cu
-            for program in checkpoint_cost offload_rate test/model_dump; do
+            for program in bench/checkpoint_cost bench/offload_rate test/model_dump; do
                 check "dev/$program.c compiles" "$cc" -std=c11 -fsyntax-only -Wall -Wextra -Wshadow -Werror \
                     -Wno-unknown-pragmas -I. "dev/$program.c"
             done ;;
         inlined) check "loops of the trainer call no function for each element" inlined ;;
         races) races ;;
-        example) check "dev/example.c trains and writes" "$build/example" ;;
+        first) check "examples/first.c trains and writes" "$build/first" ;;
         tour)
             check "a step of GPT-2 has 89 operations, none of which writes a NaN" tour gpt2 89
             check "a step of Llama has 78 operations, none of which writes a NaN" tour llama 78 ;;
         single)
             # shellcheck disable=SC2016
-            check "dev/example.c trains and writes with the single header alone" \
-                single sh -c '"$0" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas example.c -o example -lm -pthread && ./example' "$cc"
+            check "examples/first.c trains and writes with the single header alone" \
+                single sh -c '"$0" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas first.c -o first -lm -pthread && ./first' "$cc"
             if command -v nvcc > /dev/null; then
-                check "dev/example.c compiles with nvcc and the single header alone" single nvcc -std=c++17 -arch=sm_80 -DLLMTRAIN_CUDA \
-                    -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp -x cu -fdevice-syntax-only -c example.c -o /dev/null
+                check "examples/first.c compiles with nvcc and the single header alone" single nvcc -std=c++17 -arch=sm_80 -DLLMTRAIN_CUDA \
+                    -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp -x cu -fdevice-syntax-only -c first.c -o /dev/null
             else
                 echo "skipped the single header with nvcc: there is no nvcc"
             fi ;;
@@ -157,7 +157,7 @@ for test in "$@"; do
         cliffs) suite "speeds of operations" sh dev/test/cliffs.sh "$build" bench-FP32 ;;
         cliffs-*) suite "speeds of operations, ${test#cliffs-}" sh dev/test/cliffs.sh "$build" "bench-${test#cliffs-}" ;;
         test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --generate "$build/generate-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
-        test_anomaly) suite test_anomaly "$build/test_anomaly" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
+        test_trace) suite test_trace "$build/test_trace" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_evaluate) suite test_evaluate "$build/test_evaluate" --evaluate "$build/evaluate-FP32" ;;
         test_convert) suite test_convert "$build/test_convert" --export "$build/export" --train "$build/train-FP32" ;;
         test_text) suite test_text "$build/test_text" --tokenize "$build/tokenize" --train "$build/train-FP32" ;;
@@ -176,7 +176,7 @@ for test in "$@"; do
         floors)
             suite "floors of headers" sh dev/test/floors.sh
             suite documents sh dev/test/documents.sh ;;
-        gpu_check) suite "dev/gpu_check.sh, with fakes" sh dev/test/test_gpu_check.sh "$build" ;;
+        gpu_check) suite "dev/gpu/gpu_check.sh, with fakes" sh dev/test/test_gpu_check.sh "$build" ;;
         launch) suite "launch scripts" sh dev/test/test_launch.sh "$build/train-FP32" "$build" ;;
         *) suite "$test" "$build/$test" ;;
     esac

@@ -16,8 +16,8 @@
 // The ranks of a case report through shared memory; the parent checks the reports and kills ranks that hang. Under a
 // launcher the program is one of the launcher's ranks and only tests the collectives.
 
-#include "llmtrain/comm.h"
-#include "llmtrain/flags.h"
+#include "llmtrain/ranks/comm.h"
+#include "llmtrain/base/flags.h"
 #include "machine.h"
 
 #include <ifaddrs.h>
@@ -351,8 +351,8 @@ static void test_length(Comm* comm, Dtype type, size_t n) {
     CommSlice all = {0, n};
     Error error;
     char** const vectors[] = {&b.sums, &b.work, &b.expected};
-    for (size_t v = 0; v < COUNT_OF(vectors); v++) *vectors[v] = (char*)allocate(bytes);
-    for (size_t p = 0; p < comm->world; p++) make_values(b.inputs[p] = (char*)allocate(bytes), type, n, p);
+    for (size_t v = 0; v < COUNT_OF(vectors); v++) *vectors[v] = (char*)memory_allocate(bytes);
+    for (size_t p = 0; p < comm->world; p++) make_values(b.inputs[p] = (char*)memory_allocate(bytes), type, n, p);
     for (size_t i = 0; i < n && type != DTYPE_U8; i++) {
         Element sum = serial_sum(b.inputs, type, comm->world, i, false);
         Element other = serial_sum(b.inputs, type, comm->world, i, true);
@@ -395,7 +395,7 @@ static void test_collectives(Comm* comm) {
 // Each rank is `good` or fails with its own `text`; expected: the error that all then have, or NULL.
 static void test_agreement(Comm* comm, bool good, const char* text, const char* expected, const char* what) {
     Error error, after;
-    fail(&error, "%s", text);
+    fail_with(&error, "%s", text);
     bool all = comm_agree_all(comm, good, &error);
     expect(all == (expected == NULL) && strcmp(error.text, expected ? expected : text) == 0, "%s, and not: %s", what,
            error.text);
@@ -435,7 +435,7 @@ static void test_doubles(Comm* comm) {
     Error error;
     for (size_t i = 0; i < COUNT_OF(counts); i++) {
         size_t count = counts[i], wrong = 0;
-        double* all = (double*)allocate((comm->world * count + 1) * sizeof(double));
+        double* all = (double*)memory_allocate((comm->world * count + 1) * sizeof(double));
         for (size_t k = 0; k < count; k++) all[comm->rank * count + k] = 1.0 / (double)(comm->rank * 5000 + k + 1);
         all[comm->world * count] = -1.0;
         bool good = comm_gather_doubles(comm, all, count, &error);
@@ -623,7 +623,7 @@ static void actor_call(Actor* a) {
 static void actor_sums(Actor* a, size_t shift) {
     enum { REQUESTS = 4, LENGTH = 1 << 20 };
     CommRequest requests[REQUESTS];
-    float* data = (float*)allocate((size_t)REQUESTS * LENGTH * sizeof(float));
+    float* data = (float*)memory_allocate((size_t)REQUESTS * LENGTH * sizeof(float));
     need(data != NULL, "memory");
     double end = now_ms() + 4 * timeout_ms;
     for (int round = 0; a->good && now_ms() < end; round++) {
@@ -658,7 +658,7 @@ static void actor_transfer(Actor* a) {
     pthread_t thread;
     int buffer = 1 << 16;
     size_t n = (size_t)32 << 20;
-    char* data = (char*)allocate(n);
+    char* data = (char*)memory_allocate(n);
     need(data != NULL, "memory");
     setsockopt(a->comm.links[1 - a->rank].data, SOL_SOCKET, a->rank == 0 ? SO_SNDBUF : SO_RCVBUF, &buffer,
                sizeof buffer);
@@ -687,7 +687,7 @@ static void actor_connect_by_table(Actor* a) {
     snprintf(comm->doing, sizeof comm->doing, "in the rendezvous");
     r.launch = &launch;
     r.deadline = now_ms() + CASE_MS / 2;
-    r.table = (CommAddress*)allocate(comm->world * sizeof *r.table);
+    r.table = (CommAddress*)memory_allocate(comm->world * sizeof *r.table);
     need(r.table && comm_allocate(comm, &a->error) &&
              socket_listen(&comm->listener, &r.port, launch.address, &a->error) &&
              comm_receive_table(comm, &r, &a->error), "connecting to rank 0");
@@ -1328,7 +1328,7 @@ static int run_launched(const Launch* launch) {
 int main(int argc, char** argv) {
     Launch launch;
     Error error;
-    Flag flags[] = {{"timeout", FLAG_REAL, &timeout_ms, "MS", 100, 60000,
+    Flag flags[] = {{"timeout", KIND_REAL, &timeout_ms, "MS", 100, 60000,
                      "timeout of the cases in which something is to fail", false}};
     tests_begin("test_comm");
     if (!flags_parse(flags, 1, argc, argv, &error)) {

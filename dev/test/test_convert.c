@@ -11,10 +11,10 @@
 #define _GNU_SOURCE
 #endif
 
-#include "llmtrain/export.h"
-#include "llmtrain/generate.h"
-#include "llmtrain/open.h"
-#include "llmtrain/presets.h"
+#include "tools/export.h"
+#include "llmtrain/text/generate.h"
+#include "tools/open.h"
+#include "llmtrain/run/presets.h"
 #include "dev/test/harness.h"  // after comm.h, whose roots it would shadow
 
 static char fixtures[PATH_MAX], export_program[PATH_MAX], train_program[PATH_MAX];
@@ -29,7 +29,7 @@ static void* tensor_of(const char* path, const char* name, size_t* bytes) {
     need(safetensors_open(&file, path, &error), "%s", error.text);
     const SafetensorsTensor* t = safetensors_find(&file, name);
     need(t != NULL, "%s has no %s", path, name);
-    void* data = allocate(t->bytes);
+    void* data = memory_allocate(t->bytes);
     need(data && safetensors_read(&file, t, data, t->bytes, NULL, &error), "%s", error.text);
     if (bytes) *bytes = t->bytes;
     safetensors_close(&file);
@@ -49,7 +49,7 @@ static float* weights_of(const char* path, size_t* count) {
     ModelSource s;
     Error error;
     need(source_open(&s, path, &error), "%s", error.text);
-    float* values = (float*)allocate(s.parameters.true_size * sizeof(float));
+    float* values = (float*)memory_allocate(s.parameters.true_size * sizeof(float));
     *count = 0;
     for (size_t i = 0; i < s.parameters.count; i++) {
         size_t n = tensor_elements(&s.parameters.tensors[i]);
@@ -125,7 +125,7 @@ static double logits_apart(const char* path, const char* expected, double* loss_
     double sum = 0;
     fill_zero(model.flat.scalars + SUM_LOSS, sizeof(double), model.stream);
     model_losses(&model, tokens, targets, B, T);
-    download(&sum, model.flat.scalars + SUM_LOSS, sizeof sum, model.stream);
+    device_download(&sum, model.flat.scalars + SUM_LOSS, sizeof sum, model.stream);
     *loss_apart = fabs(sum / (B * T) - *loss);
     tokenizer_close(&tokenizer);
     model_free(&model);
@@ -269,9 +269,9 @@ static void test_runs(void) {
         options = options_of(1, 8);
         need(model_create(&model, &config, options, &error), "%s", error.text);
         expect(source_load(&model, &s, "init-from", &error), "%s", error.text);
-        float* positions = (float*)allocate(16 * 16 * sizeof(float));
+        float* positions = (float*)memory_allocate(16 * 16 * sizeof(float));
         need(source_read(positions, &s, 1, 16 * 16, &error), "%s", error.text);
-        expect(memcmp(param(&model, model.weights.position_embedding), positions, 16 * (size_t)context * 4) == 0,
+        expect(memcmp(model_param(&model, model.weights.position_embedding), positions, 16 * (size_t)context * 4) == 0,
                "positions of %d", context);
         free(positions);
         model_free(&model);
@@ -644,8 +644,10 @@ static void test_programs(void) {
     expect_program(0, "context 12", text_of("%s %s --context 12 --out t.12", usual, fixture("gpt2")));
     expect_program(1, "--heads is 4", text_of("%s %s --layers 2 --heads 2 --channels 16 --vocab 40 --out t.no", usual,
                                               fixture("gpt2")));
-    expect_program(0, "qkv_bias on", text_of("%s --data tokens.bin --steps 1 --seq 8 --family llama --layers 1 --heads 2 "
-                                             "--channels 16 --vocab 40 --qkv-bias on --qk-norm on --out t.both", t));
+    expect_program(0, "qkv_bias on",
+                   text_of("%s --data tokens.bin --steps 1 --seq 8 --family llama --layers 1 --heads 2 "
+                           "--channels 16 --vocab 40 --qkv-bias on --qk-norm on --out t.both",
+                           t));
     expect_program(1, "no Hugging Face architecture", text_of("%s --out t.both --to hf --dir p.no", e));
     expect(!file_exists("p.no"), "nothing is left of an export that no architecture takes");
     remove_tree("bad");
@@ -659,8 +661,8 @@ static void test_programs(void) {
 int main(int argc, char** argv) {
     const char *export_path = "build/export", *train = "build/train-FP32";
     Flag flags[] = {
-        TEXT_FLAG("export", &export_path, "build/export", "PATH", 0, "the program"),
-        TEXT_FLAG("train", &train, "build/train-FP32", "PATH", 0, "the program, built for fp32"),
+        FLAG_TEXT("export", &export_path, "build/export", "PATH", 0, "the program"),
+        FLAG_TEXT("train", &train, "build/train-FP32", "PATH", 0, "the program, built for fp32"),
     };
     int code;
     if (!flags_begin(&code, "test_convert", NULL, flags, COUNT_OF(flags), argc, argv)) return code;

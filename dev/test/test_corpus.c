@@ -257,7 +257,7 @@ static double chi_square_deviate(const Grammar* g, const Symbol* symbol, const u
 }
 
 static void test_stories(Parser* parser, const Grammar* g, int stories) {
-    uint64_t* counts = (uint64_t*)allocate(MAX_CHOICES * sizeof(uint64_t));
+    uint64_t* counts = (uint64_t*)memory_allocate(MAX_CHOICES * sizeof(uint64_t));
     double worst = 0, mass = 0;
     int ambiguous = 0, not_ascii = 0, ends = 0;
     Story story;
@@ -356,7 +356,7 @@ static int hash_compare(const void* a, const void* b) {
 
 static void test_text(const Grammar* g) {
     enum { STORIES = 20000 };
-    uint64_t* hashes = (uint64_t*)allocate(2 * STORIES * sizeof(uint64_t));
+    uint64_t* hashes = (uint64_t*)memory_allocate(2 * STORIES * sizeof(uint64_t));
     Story story, again;
     Hash hash = hash_begin(0);
     int different = 0, twice = 0;
@@ -432,7 +432,7 @@ static void places_add(Parser* parser, const State* s, int c, bool capital) {
 
 static void test_windows(Parser* parser, const Grammar* g, int windows) {
     enum { T = 256, STORIES = 4000 };
-    char* text = (char*)allocate((size_t)STORIES * MAX_STORY);
+    char* text = (char*)memory_allocate((size_t)STORIES * MAX_STORY);
     size_t bytes = 0;
     double nats = 0, squares = 0, excess[T + 1] = {0}, floor_sum[T + 1] = {0};
     Story story;
@@ -442,7 +442,7 @@ static void test_windows(Parser* parser, const Grammar* g, int windows) {
         bytes += story.length;
         nats += story.nats;
     }
-    float* floors = (float*)allocate(bytes * sizeof(float));  // -ln p of each byte given all before it
+    float* floors = (float*)memory_allocate(bytes * sizeof(float));  // -ln p of each byte given all before it
     double total = 0;
     parser_begin(parser, g, true);
     for (size_t i = 0; i < bytes; i++) {
@@ -522,7 +522,7 @@ static void test_grammars(void) {
         {{{"story", "{x:b} / {x:c}"}, {"b", "cat"}, {"c", "dog"}}, "a variable of two kinds", "{x:c}"},
         {{{"story", "{x:b} {@x.1}"}, {"b|fly", "owl"}}, "a form that names no symbol", "{x.1}"},
     };
-    Grammar* g = (Grammar*)allocate(sizeof(Grammar));
+    Grammar* g = (Grammar*)memory_allocate(sizeof(Grammar));
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         size_t lines = 0;
         while (lines < 3 && bad[i].lines[lines][0]) lines++;
@@ -557,8 +557,8 @@ static void test_disk(const Grammar* g) {
 }
 
 int main(void) {
-    Grammar* g = (Grammar*)allocate(sizeof(Grammar));
-    Parser* parser = (Parser*)allocate(sizeof(Parser));
+    Grammar* g = (Grammar*)memory_allocate(sizeof(Grammar));
+    Parser* parser = (Parser*)memory_allocate(sizeof(Parser));
     tests_begin("test_corpus");
     need(g && parser, "memory");
     need(grammar_compile(g, corpus_lines, sizeof corpus_lines / sizeof corpus_lines[0], &error), "%s", error.text);

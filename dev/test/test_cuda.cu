@@ -7,7 +7,7 @@
 //     build/test_cuda --only attention       the operations with that in their names
 //     build/test_cuda --shapes huge          on a GPU: vectors of more than 2^31 elements as well
 //     build/test_cuda --shapes tiny --exact  for compute-sanitizer: a few shapes, each array in an allocation of its
-//                                            exact size, since guard zones would be valid memory; outputs uninitialised
+//                                            exact size, since guard zones would be valid memory; outputs uninitialized
 //
 // operations.h has the cases and says when an output is right: within twice the bound that test_kernels.c puts on the
 // distance between the CPU's operation and the truth. Where nothing is rounded differently, the bits must be the same.
@@ -21,10 +21,10 @@
 //   - a second run, on scratch memory filled with other bytes, gives the same bits
 //   - a NaN in any input reaches an output
 
-#include "llmtrain/device_cpu.h"
+#include "llmtrain/base/device_cpu.h"
 #include "kernels.cuh"
-#include "llmtrain/device.cuh"
-#include "llmtrain/flags.h"
+#include "llmtrain/base/device.cuh"
+#include "llmtrain/base/flags.h"
 
 static Stream stream;
 static bool exact_memory;
@@ -54,7 +54,7 @@ static void* device_memory(size_t bytes) {
     return memory;
 }
 
-// Memory for a case: filled with the guards' pattern, or, for the sanitizers, uninitialised.
+// Memory for a case: filled with the guards' pattern, or, for the sanitizers, uninitialized.
 static void* fresh_memory(size_t bytes) {
     void* memory = NULL;
     if (!exact_memory) memory = device_memory(bytes);
@@ -80,7 +80,7 @@ static char* scratch_memory(size_t bytes, unsigned char filling) {
 
 static bool guard_intact(const char* device) {
     unsigned char guard[GUARD];
-    download(guard, device, GUARD, stream);
+    device_download(guard, device, GUARD, stream);
     for (int i = 0; i < GUARD; i++)
         if (guard[i] != 0xA5) return false;
     return true;
@@ -101,7 +101,7 @@ static void case_cuda_run(Case* c, size_t shift, unsigned char filling, const Ar
         a->elements = a->device + moved;
         if (exact_memory && (a->role == OUTPUT || a->role == UNREAD)) continue;
         array_fresh(a, a->got, poison, NAN);
-        upload(a->elements, a->got, bytes, stream);
+        device_upload(a->elements, a->got, bytes, stream);
     }
     char* scratch = scratch_memory(c->scratch_bytes, filling);
     stream->scratch = scratch;
@@ -117,7 +117,7 @@ static void case_cuda_run(Case* c, size_t shift, unsigned char filling, const Ar
     for (int i = 0; i < c->count; i++) {
         Array* a = &c->arrays[i];
         if (a->n == 0) continue;
-        if (a->role != UNREAD) download(a->got, a->elements, array_bytes(a), stream);
+        if (a->role != UNREAD) device_download(a->got, a->elements, array_bytes(a), stream);
         char* elements = (char*)a->elements;
         if (guard > 0 && !(guard_intact(elements - GUARD) && guard_intact(elements + array_bytes(a))))
             snprintf(broken, size, "outside of %s", a->name);
@@ -255,26 +255,26 @@ static void test_device(void) {
     int32_t* sums[BATCHES];
     Error error;
     bool zero = true, batches = true;
-    download(host, places[1], bytes, stream);
+    device_download(host, places[1], bytes, stream);
     for (int i = 0; i < N; i++) zero = zero && host[i] == 0;
     check(zero, "device_allocate: zeros");
     need(check(device_prepare(stream, NULL, 0, 2 * bytes, &error), "device_prepare"), "%s", error.text);
     for (int batch = 0; batch < BATCHES; batch++) {
         sums[batch] = (int32_t*)device_memory(bytes);
         for (int i = 0; i < N; i++) host[i] = i, targets[i] = 1000000 * (batch + 1);
-        int32_t* place = upload_batch(places, host, targets, bytes, stream);
+        int32_t* place = device_upload_batch(places, host, targets, bytes, stream);
         for (int i = 0; i < N; i++) host[i] = targets[i] = -1;  // allowed by its description
         test_join<<<(N + 127) / 128, 128, 0, stream->compute>>>(sums[batch], place, place + N, N);
         LAUNCH_CHECK();
     }
     for (int batch = 0; batch < BATCHES; batch++) {
-        download(host, sums[batch], bytes, stream);
+        device_download(host, sums[batch], bytes, stream);
         for (int i = 0; i < N; i++) batches = batches && host[i] == 1000000 * (batch + 1) + i;
         device_free(sums[batch], bytes);
     }
-    check(batches, "upload_batch: operations wait for their batch, and no batch overwrites one that is in use");
+    check(batches, "device_upload_batch: operations wait for their batch, and no batch overwrites one that is in use");
     fill_zero(places[0], bytes, stream);
-    download(host, places[0], bytes, stream);
+    device_download(host, places[0], bytes, stream);
     zero = true;
     for (int i = 0; i < N; i++) zero = zero && host[i] == 0;
     check(zero, "fill_zero");
@@ -354,7 +354,7 @@ static int64_t* i64(const Case* c, int array) { return (int64_t*)at(c, array); }
 OPERATION(exact_add, i64(c, 0), d(c, 1), f(c, 2), c->scale, c->limit, s->N)
 OPERATION(exact_merge, i64(c, 0), i64(c, 1), s->N)
 OPERATION(exact_read, f(c, 0), i64(c, 1), 1.0 / c->scale, s->N)
-OPERATION(checksum, (uint64_t*)i64(c, 0), x(c, 1), s->first_position, s->N)
+OPERATION(vector_checksum, (uint64_t*)i64(c, 0), x(c, 1), s->first_position, s->N)
 
 // Integers of any length up to 61 bits, so that sums do not overflow.
 static Array* longs(Case* c, const char* name, Role role, size_t n) {
@@ -418,7 +418,7 @@ static void test_exact(size_t N) {
         {operation_exact_merge, IN_PLACE, LONG, LONG, 0},
         {operation_exact_read, OUTPUT, FLOAT, LONG, 0x1p50},
         {operation_exact_read, OUTPUT, FLOAT, LONG, 0x1p50 / 3},
-        {operation_checksum, OUTPUT, LONG, STORED, 0},
+        {operation_vector_checksum, OUTPUT, LONG, STORED, 0},
     };
     for (int i = 0; i < 4; i++) {
         if (!wanted(rows[i].o.name)) continue;
@@ -448,7 +448,7 @@ static void test_huge(void) {
     floatX *values = (floatX*)hold(tail_bytes), *expected = (floatX*)hold(tail_bytes);
     floatX* got = (floatX*)hold(tail * sizeof(float));
     for (size_t i = 0; i < tail; i++) values[i] = floatX_of(1.0f + (float)i / (float)tail);
-    upload(in + first, values, tail_bytes, stream);
+    device_upload(in + first, values, tail_bytes, stream);
     const char* const names[3] = {"gelu_forward", "dropout", "cast_to_float"};
     for (int operation = 0; operation < 3; operation++) {
         size_t wrong = 0;
@@ -456,14 +456,14 @@ static void test_huge(void) {
             ::gelu_forward(out, in, n, stream);
             cpu::gelu_forward(expected, values, tail, NULL);
         } else if (operation == 1) {
-            ::dropout(out, in, 0.5f, 11, 5, 0, n, stream);
-            cpu::dropout(expected, values, 0.5f, 11, 5, first, tail, NULL);
+            ::dropout_apply(out, in, 0.5f, 11, 5, 0, n, stream);
+            cpu::dropout_apply(expected, values, 0.5f, 11, 5, first, tail, NULL);
         } else {
             ::cast_to_float((float*)out, in, n, stream);
             memcpy(expected, values, tail_bytes);
         }
-        download(got, operation == 2 ? (void*)((float*)out + first) : (void*)(out + first),
-                 tail * (operation == 2 ? sizeof(float) : sizeof(floatX)), stream);
+        device_download(got, operation == 2 ? (void*)((float*)out + first) : (void*)(out + first),
+                        tail * (operation == 2 ? sizeof(float) : sizeof(floatX)), stream);
         for (size_t i = 0; i < tail; i++) {
             double a = operation == 2 ? (double)((float*)got)[i] : (double)float_of(got[i]);
             double b = (double)float_of(expected[i]);
@@ -472,10 +472,10 @@ static void test_huge(void) {
         check(wrong == 0, "%-28s N=%zu %s the last %zu elements", names[operation], n, FLOATX_NAME, tail);
     }
     uint64_t *sums = (uint64_t*)device_memory(2 * sizeof(uint64_t)), parts[2], last;
-    ::checksum(sums, in, 5, n, stream);
-    ::checksum(sums + 1, in, 5, first, stream);
-    cpu::checksum(&last, values, 5 + first, tail, NULL);
-    download(parts, sums, sizeof parts, stream);
+    ::vector_checksum(sums, in, 5, n, stream);
+    ::vector_checksum(sums + 1, in, 5, first, stream);
+    cpu::vector_checksum(&last, values, 5 + first, tail, NULL);
+    device_download(parts, sums, sizeof parts, stream);
     check(parts[0] == parts[1] + last, "%-28s N=%zu %s the last %zu elements", "checksum", n, FLOATX_NAME, tail);
     device_free(sums, 2 * sizeof(uint64_t));
     device_free(in, bytes);
@@ -553,10 +553,10 @@ int main(int argc, char** argv) {
     shapes = SHAPES_LARGE;
 #endif
     Flag flags[] = {
-        {"only", FLAG_TEXT, &only, "NAME", 0, 0, "the operations with this in their names", false},
-        {"shapes", FLAG_CHOICE, &shapes, "tiny|odd|large|huge", 0, 0,
+        {"only", KIND_TEXT, &only, "NAME", 0, 0, "the operations with this in their names", false},
+        {"shapes", KIND_CHOICE, &shapes, "tiny|odd|large|huge", 0, 0,
          "all up to this size; tiny: no others, and each once", false},
-        {"exact", FLAG_SWITCH, &exact_memory, "", 0, 0, "arrays without guard zones around them", false},
+        {"exact", KIND_SWITCH, &exact_memory, "", 0, 0, "arrays without guard zones around them", false},
     };
     if (!flags_begin(&code, "test_cuda", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
     tests_begin("test_cuda");

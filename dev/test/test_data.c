@@ -30,7 +30,7 @@ static int flush_seen(int file) {
 
 #include "data/shards.h"
 #include "harness.h"
-#include "llmtrain/documents.h"
+#include "llmtrain/model/documents.h"
 
 static Error error;  // of the last call that failed
 
@@ -53,7 +53,7 @@ static Head head_of(uint64_t count, size_t token_bytes, int32_t vocabulary) {
 
 // A shard in llm.c's format, written word by word.
 static void write_plain_shard(const char* path, const int32_t* tokens, size_t count, size_t token_bytes) {
-    unsigned char* bytes = (unsigned char*)allocate(1024 + count * token_bytes);
+    unsigned char* bytes = (unsigned char*)memory_allocate(1024 + count * token_bytes);
     Head head = head_of(count, token_bytes, 0);
     memcpy(bytes, &head, sizeof head);
     for (size_t i = 0; i < count; i++) memcpy(bytes + 1024 + i * token_bytes, &tokens[i], token_bytes);
@@ -73,7 +73,7 @@ static void write_shard(const char* path, const int32_t* tokens, size_t count, i
 
 // The i-th token of the texts used here: it tells where it is from.
 static int32_t* make_tokens(size_t count, int32_t vocabulary, uint64_t seed) {
-    int32_t* tokens = (int32_t*)allocate((count + 1) * sizeof(int32_t));
+    int32_t* tokens = (int32_t*)memory_allocate((count + 1) * sizeof(int32_t));
     for (size_t i = 0; i < count; i++)
         tokens[i] = (int32_t)(random_bits(seed, RANDOM_TEST, 1, i) % (uint32_t)vocabulary);
     return tokens;
@@ -87,7 +87,7 @@ static void test_permutation(void) {
                               1000, 1021, 4095, 4096, 4097, 65535, 65536, 65537, 99991, 262145, 1000003};
     for (size_t s = 0; s < COUNT_OF(sizes); s++) {
         uint64_t size = sizes[s];
-        unsigned char* seen = (unsigned char*)allocate(size);
+        unsigned char* seen = (unsigned char*)memory_allocate(size);
         for (uint64_t epoch = 0; epoch < (size < 10000 ? 6u : 2u); epoch++) {
             uint64_t in_range = 0, distinct = 0;
             memset(seen, 0, size);
@@ -108,7 +108,7 @@ static void test_permutation(void) {
 static void test_permutation_large(void) {
     const uint64_t sizes[] = {(uint64_t)1 << 32, ((uint64_t)1 << 32) + 1, ((uint64_t)1 << 40) - 1, (uint64_t)1 << 40};
     enum { COUNT = 4096 };
-    uint64_t* places = (uint64_t*)allocate(COUNT * sizeof(uint64_t));
+    uint64_t* places = (uint64_t*)memory_allocate(COUNT * sizeof(uint64_t));
     for (size_t s = 0; s < 4; s++) {
         double mean = 0;
         for (size_t i = 0; i < COUNT; i++) {

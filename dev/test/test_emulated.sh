@@ -136,22 +136,22 @@ elif [ "$part" = more ]; then
     kernels "$@"
     trainers "BF16 FP16"
     begin
-    once sh dev/gpu_check.sh --try "$build"
-    end "command lines of dev/gpu_check.sh"
+    once sh dev/gpu/gpu_check.sh --try "$build"
+    end "command lines of dev/gpu/gpu_check.sh"
     begin
     once "$build/test_tune"
     end "matmul algorithms, timed and stored"
     begin
     rm -f "$build/counts.jsonl"
     once env EMULATE_COUNT="$build/counts.jsonl" "$build/emulated-race-BF16-ladders" gelu --rows 4 --ffn 64 --rung sigmoid
-    if grep -q '80 sectors, ideal 80 ' "$tally_out" && sh dev/sectors.sh --table "$build/counts.jsonl" > "$build/counts.txt" &&
+    if grep -q '80 sectors, ideal 80 ' "$tally_out" && sh dev/gpu/sectors.sh --table "$build/counts.jsonl" > "$build/counts.txt" &&
         grep -q '^swiglu_backward_kernel<1> .* 1.00 .* 1.00 ' "$build/counts.txt"; then
         sum_good=$((sum_good + 1))
     else
         sum_bad=$((sum_bad + 1))
         cat "$tally_out"
     fi
-    end "ladders and dev/sectors.sh: sectors and wavefronts"
+    end "ladders and dev/gpu/sectors.sh: sectors and wavefronts"
     begin
     # shellcheck disable=SC2086  # several words
     once sh dev/emulator/test.sh "$build/emulator" $cuda_include
@@ -176,7 +176,7 @@ else
         once python3 dev/test/test_machine_code.py "$build/launches-BF16"
         end "what is read in machine code, and in the launches of a step"
     else
-        echo "skipped the tests of dev/machine_code.py: there is no python3"
+        echo "skipped the tests of dev/gpu/machine_code.py: there is no python3"
     fi
 fi
 case $part-$nvcc in

@@ -5,9 +5,9 @@
 // A model that gives every token a fixed probability, whatever comes before, so that scores can be computed by hand; a
 // random model against model_validate and model_losses; truncated score logs; refusals; several ranks.
 
-#include "llmtrain/evaluate.h"
-#include "llmtrain/presets.h"
-#include "llmtrain/validate.h"
+#include "tools/evaluate.h"
+#include "llmtrain/run/presets.h"
+#include "llmtrain/run/validate.h"
 
 #include "data/shards.h"
 #include "harness.h"
@@ -233,7 +233,7 @@ static void test_rows(void) {
             for (size_t t = 0; t + 1 < tokens.count; t++) targets[t] = t + 1 < first ? -1 : tokens.ids[t + 1];
             fill_zero(model.flat.scalars + SUM_LOSS, sizeof(double), model.stream);
             model_losses(&model, tokens.ids, targets, 1, tokens.count - 1);
-            download(&sum, model.flat.scalars + SUM_LOSS, sizeof(double), model.stream);
+            device_download(&sum, model.flat.scalars + SUM_LOSS, sizeof(double), model.stream);
             double nats = scores[source.rows[i] + r].nats;
             // With few rows, matmuls round differently.
             expect(fabs(nats - sum) <= 1e-5 * sum, "item %zu row %zu: %.9g, not %.9g", i, r, nats, sum);
@@ -411,7 +411,7 @@ static void shard_of(const char* path, int32_t vocabulary) {
 static const char* program_says(int code, const char* arguments) {
     static char text[4096];
     Program p;
-    Words* words = (Words*)allocate(sizeof *words);
+    Words* words = (Words*)memory_allocate(sizeof *words);
     need(words != NULL, "memory");
     words_add(words, evaluate_program);
     words_add(words, arguments);
@@ -515,7 +515,7 @@ static void test_program(void) {
 
 int main(int argc, char** argv) {
     static char path[PATH_MAX];
-    Flag flags[] = {TEXT_FLAG("evaluate", &evaluate_program, evaluate_program, "PATH", 0, "the program")};
+    Flag flags[] = {FLAG_TEXT("evaluate", &evaluate_program, evaluate_program, "PATH", 0, "the program")};
     int code;
     if (!flags_begin(&code, "test_evaluate", NULL, flags, 1, argc, argv)) return code;
     tests_begin("test_evaluate");

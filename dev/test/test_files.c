@@ -9,7 +9,7 @@
 #define _GNU_SOURCE
 #endif
 
-#include "llmtrain/arithmetic.h"  // includes the compiler's own headers
+#include "llmtrain/ops/arithmetic.h"  // includes the compiler's own headers
 
 #include <dirent.h>
 #include <errno.h>
@@ -73,7 +73,7 @@ static ssize_t plain_read(int file, void* p, size_t n, off_t offset) { return pr
 #define posix_memalign(memory, boundary, bytes) (fault_now('a') ? ENOMEM : posix_memalign(memory, boundary, bytes))
 #define realloc(memory, bytes) (fault_now('a') ? NULL : realloc(memory, bytes))
 
-#include "llmtrain/safetensors.h"
+#include "llmtrain/checkpoint/safetensors.h"
 #include "harness.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -645,7 +645,8 @@ static bool samples_read(const char* path, uint64_t* hashes) {
     hashes[0] = f.header.hash;
     for (size_t i = 0; good && i < SAMPLES; i++) {
         const SafetensorsTensor* tensor = safetensors_find(&f, samples[i].name);
-        if (!tensor || tensor->bytes > sizeof data) good = fail(&error, "%s is missing or too large", samples[i].name);
+        if (!tensor || tensor->bytes > sizeof data)
+            good = fail_with(&error, "%s is missing or too large", samples[i].name);
         good = good && safetensors_read(&f, tensor, data, tensor->bytes, &hashes[i + 1], &error);
     }
     safetensors_close(&f);

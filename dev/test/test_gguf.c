@@ -2,8 +2,8 @@
 // python3 dev/peers/gguf.py --hashes prints) and read back element by element; Q8_0 against its definition; what is
 // refused.
 
-#include "llmtrain/gguf_model.h"
-#include "llmtrain/presets.h"
+#include "tools/gguf_model.h"
+#include "llmtrain/run/presets.h"
 
 #include "harness.h"
 

@@ -1,4 +1,4 @@
-# test_gpu_check.sh BUILD: dev/gpu_check.sh without a GPU, with fakes of the compiler, the programs and the libraries.
+# test_gpu_check.sh BUILD: dev/gpu/gpu_check.sh without a GPU, with fakes of the compiler, the programs and the libraries.
 # Shows that the limits fit, that libraries are found in wheels, that programs can be carried, and that a run continues
 # after a part that hangs and after it was itself cut off.
 set -u
@@ -71,25 +71,25 @@ chmod +x "$T/bin"/*
 export FAKES="$T" FAKE='' PYTHON="$T/bin/python" CC="$T/bin/cc"
 
 # check FLAG...: the script with all fakes; without_nvcc and without_gpu lack one. $T/log has what it prints.
-check() { NVCC=${NVCC_FAKE-$T/bin/nvcc} PATH="$T/bin:$PATH" sh dev/gpu_check.sh --out "$T/out" --build "$T/gpu" "$@" > "$T/log" 2>&1; }
+check() { NVCC=${NVCC_FAKE-$T/bin/nvcc} PATH="$T/bin:$PATH" sh dev/gpu/gpu_check.sh --out "$T/out" --build "$T/gpu" "$@" > "$T/log" 2>&1; }
 report=$T/out/gpu_check_A.txt
 # ended WORDS: the last line of the report.
 ended() { tail -n 1 "$report" | grep -q "^end: $1"; }
 runs_of() { grep -c "^$1 " "$T/runs"; }
 
 # The limits of each run fit into its time.
-sh dev/gpu_check.sh --dry-run > "$T/log" && [ "$(grep -c '^# run [A-D]: the limits add up to [0-9]* s of [0-9]* s$' "$T/log")" -eq 4 ]
+sh dev/gpu/gpu_check.sh --dry-run > "$T/log" && [ "$(grep -c '^# run [A-D]: the limits add up to [0-9]* s of [0-9]* s$' "$T/log")" -eq 4 ]
 verdict $? "--dry-run: the limits of four runs fit: $(sed -n 's/^# run \(.\): the limits add up to/\1/p' "$T/log" | tr '\n' ',')"
-! sh dev/gpu_check.sh A --dry-run --minutes 2 > "$T/log"
+! sh dev/gpu/gpu_check.sh A --dry-run --minutes 2 > "$T/log"
 verdict $? "--dry-run fails where they do not"
 for flags in "E" "--minutes 0" "--limit x" "--out" "--carry $T/x"; do
     # shellcheck disable=SC2086
-    ! sh dev/gpu_check.sh $flags > "$T/log" 2>&1 && has "gpu_check.sh: " "$T/log"
+    ! sh dev/gpu/gpu_check.sh $flags > "$T/log" 2>&1 && has "gpu_check.sh: " "$T/log"
     verdict $? "refused: '$flags'"
 done
 
 # No compiler.
-NVCC=/nonexistent sh dev/gpu_check.sh A --out "$T/out" --build "$T/none" > "$T/log" 2>&1 && has "neither a GPU nor nvcc" "$report"
+NVCC=/nonexistent sh dev/gpu/gpu_check.sh A --out "$T/out" --build "$T/none" > "$T/log" 2>&1 && has "neither a GPU nor nvcc" "$report"
 verdict $? "neither a GPU nor nvcc: says so, and is no failure"
 ! NVCC_FAKE=/nonexistent check A && has "FAILED  builds: there is no nvcc" "$report" && ended "2 good, 1 failed, 6 skipped" &&
     has "skipped test_cuda BF16: there is no test_cuda-BF16" "$report"
@@ -103,7 +103,7 @@ lib="-I$T/site/nvidia/cu13/include .* -L$T/site/nvidia/cu13/lib -l:libcublasLt.s
 grep 'train.cu' "$T/compiled" | grep -e "$lib" | grep -qe "-DLLMTRAIN_NCCL -I$T/site/nvidia/nccl/include .* -l:libnccl.so.2"
 verdict $? "cuBLASLt and NCCL are found in wheels"
 has "test_cuda-BF16 1 $T/site/nvidia/cu13/lib:$T/site/nvidia/nccl/lib" "$T/runs" && has "train-cuda-BF16 1 " "$T/runs"
-verdict $? "programs run with these folders, and synchronised in the smoke runs"
+verdict $? "programs run with these folders, and synchronized in the smoke runs"
 has "code=sm_90a" "$T/compiled" && has "--peak-tflops 989.4" "$report" && has "H100" "$report"
 verdict $? "the GPU is asked for its architecture, the trainer for its peak"
 
@@ -150,7 +150,7 @@ verdict $? "another GPU: a report of its own, beside the old one"
 
 # Programs that are built here and run there.
 rm -rf "$T/out" "$T/carried" && rm -f "$T/compiled"
-check A D --carry "$T/carried" --arch sm_90a && has "carried has " "$T/log" && has "sh dev/gpu_check.sh A D --build" "$T/log" &&
+check A D --carry "$T/carried" --arch sm_90a && has "carried has " "$T/log" && has "sh dev/gpu/gpu_check.sh A D --build" "$T/log" &&
     has "-march=x86-64-v3 -static" "$T/compiled" && ! grep -e '-march=native' "$T/compiled" | grep -q -- "-o $T/carried"
 verdict $? "--carry builds the programs, says how large they are, and those of the CPU run on any"
 NVCC_FAKE=/nonexistent check A --build "$T/carried" && ended "8 good, 0 failed" && has "all in $T/carried start" "$report"

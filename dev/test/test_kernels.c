@@ -14,7 +14,7 @@
 // output.
 
 #include "kernels_cpu.h"
-#include "llmtrain/device_cpu.h"
+#include "llmtrain/base/device_cpu.h"
 
 #include <float.h>
 
@@ -130,7 +130,7 @@ static float oracle_read(int64_t sum, double quantum) {
     return sum < 0 ? -value : value;
 }
 
-// Any float of magnitude up to 2^8, with all exponents and signs, and ties and their neighbours at this scale.
+// Any float of magnitude up to 2^8, with all exponents and signs, and ties and their neighbors at this scale.
 static float fixed_sample(uint64_t test, size_t i, double scale) {
     Random4 r = random4(41, RANDOM_TEST, test, i);
     float any = float_from_bits((r.bits[0] & 0x807fffffu) | (r.bits[1] % 135) << 23);
@@ -295,7 +295,7 @@ static floatX floatX_from_bits(uint32_t bits) {
 
 static uint64_t checksum_of(const floatX* elements, size_t first, size_t n) {
     uint64_t out = ~0ull;
-    checksum(&out, elements, first, n, NULL);
+    vector_checksum(&out, elements, first, n, NULL);
     return out;
 }
 
@@ -440,12 +440,12 @@ static void test_random(void) {
     }
     double N = (double)n, bound = 4.0 / sqrt(N);
     check_bound(fabs(uniform_mean / N), bound / sqrt(12.0), "%-28s mean - 1/2", "random_uniform");
-    check_bound(fabs(12.0 * uniform_lag / N), bound, "%-28s correlation of neighbours", "random_uniform");
+    check_bound(fabs(12.0 * uniform_lag / N), bound, "%-28s correlation of neighbors", "random_uniform");
     const double expected[4] = {0.0, 1.0, 0.0, 3.0}, variance[4] = {1.0, 2.0, 15.0, 96.0};  // of its estimate
     for (int k = 0; k < 4; k++)
         check_bound(fabs(sums[k] / N - expected[k]), bound * sqrt(variance[k]), "%-28s moment %d", "random_normal",
                     k + 1);
-    check_bound(fabs(lag / N), bound, "%-28s correlation of neighbours", "random_normal");
+    check_bound(fabs(lag / N), bound, "%-28s correlation of neighbors", "random_normal");
 }
 
 static void test_hash(void) {
@@ -510,7 +510,7 @@ static bool nearest_agrees(float in) {
     return (in != in ? isnan(got) : got == want) && !signbit(got) == !signbit(in);
 }
 
-// All draws are neighbours of x, with mean x within 4 sigma.
+// All draws are neighbors of x, with mean x within 4 sigma.
 // Independent: the correlation of an element's rounding with that of the element one to four positions before has
 // standard deviation 1 / sqrt(n) if there is none.
 static void test_stochastic(float in) {
@@ -519,12 +519,12 @@ static void test_stochastic(float in) {
     double sum = 0.0, magnitude = fabs((double)in), together[LAGS] = {0};
     double unit = unit_at(magnitude), low = floor(magnitude / unit) * unit, before[LAGS] = {0};
     double fraction = (magnitude - low) / unit;
-    bool neighbours = true;
+    bool neighbors = true;
     for (uint64_t i = 0; i < n; i++) {
         double drawn = (double)float_of(floatX_of_stochastic(in, random_bits(31, RANDOM_TEST, bits_from_float(in), i)));
         bool up = fabs(drawn) == low + unit && magnitude > low;
-        neighbours = neighbours && (up || fabs(drawn) == low);
-        neighbours = neighbours && (drawn == 0.0 || (drawn < 0.0) == (in < 0.0f));
+        neighbors = neighbors && (up || fabs(drawn) == low);
+        neighbors = neighbors && (drawn == 0.0 || (drawn < 0.0) == (in < 0.0f));
         sum += drawn - (double)in;
         double deviation = (up ? 1.0 : 0.0) - fraction;
         for (int lag = LAGS - 1; lag >= 0; lag--) {
@@ -536,10 +536,10 @@ static void test_stochastic(float in) {
     double bound = 4.0 * unit * sqrt(variance / (double)n), error = fabs(sum / (double)n);
     for (int lag = 0; lag < LAGS && variance > 0.0; lag++)
         correlation = fmax(correlation, fabs(together[lag]) / variance / sqrt((double)n));
-    check(correlation <= 4.0, "%-28s x = %-26.9g %s  neighbours' roundings correlate by %.1f deviations <= 4",
+    check(correlation <= 4.0, "%-28s x = %-26.9g %s  neighbors' roundings correlate by %.1f deviations <= 4",
           "floatX_of_stochastic", (double)in, FLOATX_NAME, correlation);
-    check(neighbours && error <= bound, "%-28s x = %-26.9g %s  bias %.1e <= %.1e, draws are %s", "floatX_of_stochastic",
-          (double)in, FLOATX_NAME, error, bound, neighbours ? "neighbours" : "NOT NEIGHBOURS");
+    check(neighbors && error <= bound, "%-28s x = %-26.9g %s  bias %.1e <= %.1e, draws are %s", "floatX_of_stochastic",
+          (double)in, FLOATX_NAME, error, bound, neighbors ? "neighbors" : "NOT NEIGHBOURS");
 }
 
 static void test_conversions(void) {
@@ -614,8 +614,8 @@ static void test_copies(void) {
                 memset(to, 0xa5, ROOM);
                 memset(expected, 0xa5, ROOM);
                 memcpy(expected + target, from + source, bytes);
-                if (direction) upload(to + target, from + source, bytes, NULL);
-                else download(to + target, from + source, bytes, NULL);
+                if (direction) device_upload(to + target, from + source, bytes, NULL);
+                else device_download(to + target, from + source, bytes, NULL);
                 wrong += memcmp(to, expected, ROOM) != 0;
             }
         }

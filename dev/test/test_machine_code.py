@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""test_machine_code.py [LAUNCHES]: dev/machine_code.py and dev/bounds.py, on a small listing, and on the
-launches of a step that dev/launches.cu, compiled, lists. Needs neither CUDA nor a package."""
+"""test_machine_code.py [LAUNCHES]: dev/gpu/machine_code.py and dev/gpu/bounds.py, on a small listing, and on the
+launches of a step that dev/gpu/launches.cu, compiled, lists. Needs neither CUDA nor a package."""
 
 import io
 import os
@@ -126,7 +126,7 @@ if len(sys.argv) > 1:
         step = code.launches_read(sys.argv[1], model, batch, 132)[1:]
         records = {launch["kernel"]: record(launch["kernel"], attention) for launch in step if "kernel" in launch}
         found, unknown = bounds.step_bounds(step, h100, records, {})
-        check(model + ": each kernel has a row in dev/bounds.py", unknown, set())
+        check(model + ": each kernel has a row in dev/gpu/bounds.py", unknown, set())
         check(model + ": no bound is below its bytes", [b for b in found if b.ms < b.limits["memory"]], [])
 
 print("%d passed, %d failed" % (passed, failed))

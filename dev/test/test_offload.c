@@ -1,4 +1,4 @@
-// test_offload.c: the store of pieces (llmtrain/offload.h), against a copy of them in memory.
+// test_offload.c: the store of pieces (llmtrain/model/offload.h), against a copy of them in memory.
 //
 //   cc -std=c11 -O2 -I. dev/test/test_offload.c -o build/test_offload -lm -pthread && build/test_offload
 //
@@ -9,7 +9,7 @@
 //   places     directories that are missing, read-only or full: refused before anything is stored; nothing is left
 //   overlap    work, reads and writes of different pieces run at the same time
 //
-#include "llmtrain/offload.h"
+#include "llmtrain/model/offload.h"
 #include "harness.h"
 #include "machine.h"
 
@@ -26,7 +26,7 @@ static bool store_open(Store* s, const char* directory, size_t slots, Error* err
     memset(s, 0, sizeof *s);
     need(offload_plan(&s->store, "optimizer state", slots, PIECES, error), "%s", error->text);
     for (size_t p = 0; p < PIECES; p++) offload_size(&s->store, p, SIZES[p]);
-    s->slots = (char*)allocate(offload_memory(&s->store));
+    s->slots = (char*)memory_allocate(offload_memory(&s->store));
     need(s->slots != NULL, "memory for slots");
     s->store.slots = s->slots + 1;  // must work at any alignment
     return offload_open(&s->store, directory, 3, 0, NULL, error);
@@ -191,7 +191,7 @@ static void damage_body(const void* context) {
         need(offload_plan(&o, "optimizer state", 2, 4, &error), "%s", error.text);
         const size_t sizes[4] = {LARGE, SMALL, SMALL, SMALL};
         for (size_t k = 0; k < 4; k++) offload_size(&o, k, sizes[k]);
-        o.slots = (char*)allocate(offload_memory(&o));
+        o.slots = (char*)memory_allocate(offload_memory(&o));
         need(o.slots && offload_open(&o, ".", 0, 0, NULL, &error), "%s", error.text);
         unsigned char* data = (unsigned char*)offload_take(&o, 0, true, &error);
         for (size_t k = 0; k < LARGE; k++) data[k] = content(1, 0, k);

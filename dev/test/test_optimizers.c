@@ -24,7 +24,7 @@ enum { WEIGHTS = 48 * 40 + 37 * 24 + 300 };
 
 // In the order of the fixture. A step moves a weight by about lr. `unit`: the rounding errors of float in a step, in
 // units in the last place of the step and the weight, of about ten operations and of the sums; errors of 100 steps add
-// at random. jumps: of 1000 weights, how many may be off by `jump` lr, because a state was rounded to a neighbour.
+// at random. jumps: of 1000 weights, how many may be off by `jump` lr, because a state was rounded to a neighbor.
 static const struct {
     OptimizerKind kind;
     double unit, jumps, jump;
@@ -108,7 +108,8 @@ static void begin(Trained* t, OptimizerKind kind, size_t number) {
     t->slice.n = shape_elements(&t->slice.shape);
     t->slice.params = t->params;
     t->slice.grads = t->grads;
-    t->slice.scratch = (float*)allocate((optimizer_scratch_floats(kind, &t->slice.shape, 0) + 1) * sizeof(float));
+    t->slice.scratch =
+        (float*)memory_allocate((optimizer_scratch_floats(kind, &t->slice.shape, 0) + 1) * sizeof(float));
     for (size_t s = 0, at; s < optimizer_states(kind); s++) {
         StateShape shape = OPTIMIZERS[kind].states[s].shape;
         size_t n = optimizer_state_part(&at, shape, &t->slice.shape, 0, 0, t->slice.n);
@@ -162,7 +163,9 @@ static void test_steps(void) {
             static Trained t, cut;
             begin(&t, kind, number);
             begin(&cut, kind, number);
-            size_t length = OPTIMIZERS[kind].cut == CUT_ANYWHERE ? 104 : OPTIMIZERS[kind].cut == CUT_BLOCKS ? 512 : 0;
+            size_t length = OPTIMIZERS[kind].cut == SHARD_ANYWHERE ? 104
+                            : OPTIMIZERS[kind].cut == SHARD_BLOCKS ? 512
+                                                                   : 0;
             for (uint64_t update = 1; update <= STEPS; update++) {
                 threads_set(1 + update % 3);
                 step(&t, kind, number, update, 0);

@@ -6,7 +6,7 @@
 //   others      a tensor that is not a hidden matrix gets AdamW's update, to the bit
 
 #include "kernels_cpu.h"
-#include "llmtrain/safetensors.h"
+#include "llmtrain/checkpoint/safetensors.h"
 #include "harness.h"
 
 enum { STEPS = 100, RANK = 3, ELEMENTS = 512 };
@@ -18,7 +18,7 @@ static void* fixture_array(const char* name, size_t* n) {
     Error error;
     const SafetensorsTensor* t = safetensors_find(&fixture, name);
     need(t != NULL, "%s in the fixture", name);
-    void* data = allocate(t->bytes);
+    void* data = memory_allocate(t->bytes);
     need(data != NULL && safetensors_read(&fixture, t, data, t->bytes, NULL, &error), "%s", name);
     *n = t->bytes / dtype_bytes(t->type);
     return data;
@@ -135,7 +135,7 @@ static double not_orthonormal(const float* q, size_t r, size_t d) {
     double worst = 0.0;
     for (size_t a = 0; a < r; a++)
         for (size_t b = 0; b < r; b++) {
-            double dot = SUM_DOUBLE(i, d, (double)q[a * d + i] * (double)q[b * d + i]);
+            double dot = VECTOR_SUM_DOUBLE(i, d, (double)q[a * d + i] * (double)q[b * d + i]);
             worst = fmax(worst, isnan(dot) ? INFINITY : fabs(dot - (a == b)));
         }
     return worst;
@@ -154,7 +154,7 @@ static void test_subspaces(void) {
     matrix_leading_vectors(&u, basis, g, other, low);
     double worst = 0.0;
     for (size_t k = 0; k < RANK; k++) {
-        double sign = SUM_DOUBLE(i, ROWS, (double)basis[k * ROWS + i] * expected[k * ROWS + i]) < 0 ? -1.0 : 1.0;
+        double sign = VECTOR_SUM_DOUBLE(i, ROWS, (double)basis[k * ROWS + i] * expected[k * ROWS + i]) < 0 ? -1.0 : 1.0;
         for (size_t i = 0; i < ROWS; i++)
             worst = fmax(worst, fabs(sign * (double)basis[k * ROWS + i] - expected[k * ROWS + i]));
     }

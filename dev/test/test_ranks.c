@@ -27,11 +27,11 @@
 // The test starts the program in a directory of its own and reads its output there. If a rank is to fail, the test acts
 // as the launcher, and sees how each rank ends, when, and with how much memory.
 
-#include "llmtrain/data.h"
-#include "llmtrain/files.h"
-#include "llmtrain/flags.h"
-#include "llmtrain/json.h"
-#include "llmtrain/optimizers.h"
+#include "llmtrain/text/data.h"
+#include "llmtrain/base/files.h"
+#include "llmtrain/base/flags.h"
+#include "llmtrain/base/json.h"
+#include "llmtrain/ops/optimizers/optimizers.h"
 #include "machine.h"
 #include "pieces.h"
 
@@ -1029,11 +1029,11 @@ int main(int argc, char** argv) {
     int code;
     test.mpirun = system("command -v mpirun > /dev/null 2>&1") == 0;
     Flag flags[] = {
-        {"train", FLAG_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
-        {"train16", FLAG_TEXT, &train16, "PATH", 0, 0, "the program, built for bf16 or fp16", false},
-        {"train-mpi", FLAG_TEXT, &train_mpi, "PATH", 0, 0, "the program, built for fp32 and MPI", false},
-        {"only", FLAG_TEXT, &test.only, "NAME", 0, 0, "one of the tests", false},
-        {"overlap", FLAG_SWITCH, &overlap, "on|off", 0, 0, "the test that wants the machine for itself", false},
+        {"train", KIND_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
+        {"train16", KIND_TEXT, &train16, "PATH", 0, 0, "the program, built for bf16 or fp16", false},
+        {"train-mpi", KIND_TEXT, &train_mpi, "PATH", 0, 0, "the program, built for fp32 and MPI", false},
+        {"only", KIND_TEXT, &test.only, "NAME", 0, 0, "one of the tests", false},
+        {"overlap", KIND_SWITCH, &overlap, "on|off", 0, 0, "the test that wants the machine for itself", false},
     };
     size_t flag_count = COUNT_OF(flags);
     if (!flags_begin(&code, "test_ranks", NULL, flags, flag_count, argc, argv)) return code;

@@ -246,7 +246,7 @@ static size_t act_ranks(size_t world) {
 
 static void act_steps(uint64_t last) {
     for (uint64_t step = 1; step <= last; step++) {
-        heartbeat(HEARTBEAT_STEP, step);
+        heartbeat_send(HEARTBEAT_STEP, step);
         sleep_ms(2);
     }
 }
@@ -254,7 +254,7 @@ static void act_steps(uint64_t last) {
 // Sends heartbeats of one step (0: of the set-up) until the file exists, for at most `ms`.
 static void act_await(const char* path, uint64_t step, double ms) {
     for (double until = now_ms() + ms; now_ms() < until && !(path && file_exists(path)); sleep_ms(10))
-        heartbeat(step ? HEARTBEAT_STEP : HEARTBEAT_SETUP, step);
+        heartbeat_send(step ? HEARTBEAT_STEP : HEARTBEAT_SETUP, step);
 }
 
 static volatile sig_atomic_t act_signal;
@@ -272,8 +272,9 @@ static int act_preempted(void) {
     signal(SIGUSR1, act_handler);
     act_ranks(1);
     trace("ready", "");
-    for (double until = now_ms() + CASE_MS; !act_signal && now_ms() < until; sleep_ms(5)) heartbeat(HEARTBEAT_STEP, 5);
-    heartbeat(HEARTBEAT_CHECKPOINT, 5);
+    for (double until = now_ms() + CASE_MS; !act_signal && now_ms() < until; sleep_ms(5))
+        heartbeat_send(HEARTBEAT_STEP, 5);
+    heartbeat_send(HEARTBEAT_PAUSE, 5);
     sleep_ms(200);
     trace("saved", text_of("%d", (int)act_signal));
     return EXIT_SAVED;
@@ -370,8 +371,8 @@ static int act(char** words) {
         else if (IS("while")) act_await(NULL, 1, (double)number);
         else if (IS("await")) act_await(value, 1, CASE_MS);
         else if (IS("collective")) heartbeat_collective(value);
-        else if (IS("save")) heartbeat(HEARTBEAT_CHECKPOINT, number);
-        else if (IS("done")) heartbeat(HEARTBEAT_DONE, number);
+        else if (IS("save")) heartbeat_send(HEARTBEAT_PAUSE, number);
+        else if (IS("done")) heartbeat_send(HEARTBEAT_DONE, number);
         else if (IS("sleep")) sleep_ms((double)number);
         else if (IS("trace")) trace(value, "");
         else if (IS("kill")) trace("death", ""), raise(SIGKILL);
@@ -590,7 +591,7 @@ static bool is_flood(const char* text, size_t bytes, size_t first) {
 }
 
 static void case_flood(void) {
-    char* text = (char*)allocate(2 * FLOOD_BYTES);
+    char* text = (char*)memory_allocate(2 * FLOOD_BYTES);
     need(text != NULL, "memory");
     Supervised s = supervised_start("--out . -- SELF act flood", true);
     size_t bytes = read_all(text, 2 * FLOOD_BYTES, 0, s.output, CASE_MS);
@@ -615,7 +616,7 @@ static void case_untaken(void) {
 }
 
 static void case_unread(void) {
-    char* text = (char*)allocate(2 * FLOOD_BYTES + 1);
+    char* text = (char*)memory_allocate(2 * FLOOD_BYTES + 1);
     need(text != NULL, "memory");
     Supervised s = supervised_start("--out . -- SELF act flood trace=written await=go end", true);
     check_case(await(is_traced, "written", 0), "a command whose output nobody reads continues");
@@ -907,7 +908,7 @@ static void train_hung(void) {
         for (size_t r = 0; r < 2; r++) {
             if (ranks[r] == NULL) continue;
             Heartbeat h = heartbeat_read(ranks[r]);
-            if ((h.phase == HEARTBEAT_CHECKPOINT) == saves) oldest = fmin(oldest, (double)h.ms);
+            if ((h.phase == HEARTBEAT_PAUSE) == saves) oldest = fmin(oldest, (double)h.ms);
         }
         stood += fmax(now_ms() - seen - STOOD_MS, 0);
         seen = now_ms();
@@ -965,12 +966,12 @@ static const Case TRAINER_HANGS[] = {
 static void unit_clock(void) { now_ms(); }
 static void unit_heartbeats(void) {
     for (uint64_t i = 0; i < 1000; i++) {
-        heartbeat(HEARTBEAT_STEP, i);
+        heartbeat_send(HEARTBEAT_STEP, i);
         heartbeat_collective("all_gather");
     }
 }
 
-// A heartbeat must be read whole, or recognised as torn.
+// A heartbeat must be read whole, or recognized as torn.
 static void test_torn_heartbeats(const Heartbeat* mapped) {
     bool one_core = machine_cores() < 2;
     heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, 0, "0", false);
@@ -1003,7 +1004,7 @@ static void test_torn_heartbeats(const Heartbeat* mapped) {
 static void test_heartbeats(void) {
     Error error;
     case_name = "heartbeats";
-    heartbeat(HEARTBEAT_STEP, 1);
+    heartbeat_send(HEARTBEAT_STEP, 1);
     heartbeat_collective("all_gather");
     heartbeat_close();
     bool opened = heartbeat_open(NULL, 0, 1, &error);
@@ -1020,7 +1021,7 @@ static void test_heartbeats(void) {
     check_case(h.rank == 3 && h.world == 4 && h.pid == (uint64_t)getpid(), "rank, world and process");
     check_case(h.phase == HEARTBEAT_SETUP && h.step == 0 && h.closed == 0, "first heartbeat");
     double before = now_ms();
-    heartbeat(HEARTBEAT_CHECKPOINT, 12);
+    heartbeat_send(HEARTBEAT_PAUSE, 12);
     heartbeat_collective("a name of more than thirty-two characters");
     h = heartbeat_read(mapped);
     check_case(h.phase == HEARTBEAT_COLLECTIVE && h.step == 12, "a collective keeps the step");
@@ -1132,7 +1133,7 @@ static const struct {
 } BLAMES[] = {
 #define STEP HEARTBEAT_STEP  // limits: 1 s, also in a collective; a checkpoint may take 5 s
 #define SUMS HEARTBEAT_COLLECTIVE
-#define SAVE HEARTBEAT_CHECKPOINT
+#define SAVE HEARTBEAT_PAUSE
     {"all is well", {{STEP, 0, 999, 'S', 0}, {STEP, 0, 999, 'S', 0}, {SUMS, 0, 999, 'S', 0}}, -1, NULL},
     {"the one that is not in the collective",
      {{SUMS, 0, 1001, 'S', 0}, {SUMS, 0, 1001, 'S', 0}, {SAVE, 0, 900, 'S', 0}}, 2,
@@ -1160,7 +1161,7 @@ static void test_blame(void) {
     for (size_t i = 0; i < COUNT_OF(BLAMES); i++) {
         Failure f;
         memset(&f, 0, sizeof f);
-        s.limits[HEARTBEAT_CHECKPOINT] = i + 1 < COUNT_OF(BLAMES) ? 5 : 0;
+        s.limits[HEARTBEAT_PAUSE] = i + 1 < COUNT_OF(BLAMES) ? 5 : 0;
         for (size_t k = 0; k < 3; k++) {
             views[k].seen.rank = 2 - k;
             views[k].seen.phase = BLAMES[i].ranks[k].phase;
@@ -1389,8 +1390,8 @@ int main(int argc, char** argv) {
     Error error;
     const char* train = "./train";
     Flag flags[] = {
-        {"train", FLAG_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
-        {"slack", FLAG_REAL, &slack_ms, "MS", 0, 60000, "what a busy machine may add to any time", false},
+        {"train", KIND_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
+        {"slack", KIND_REAL, &slack_ms, "MS", 0, 60000, "what a busy machine may add to any time", false},
     };
     tests_begin("test_supervise");
     need(flags_parse(flags, COUNT_OF(flags), argc, argv, &error), "%s", error.text);

@@ -4,9 +4,9 @@
 //   build/test_template [FILE]                   the fixture is dev/test/fixtures/templates.json
 
 #include "harness.h"
-#include "llmtrain/files.h"
-#include "llmtrain/json.h"
-#include "llmtrain/template.h"
+#include "llmtrain/base/files.h"
+#include "llmtrain/base/json.h"
+#include "llmtrain/text/templates.h"
 
 enum { TEMPLATES_MAX = 1000, CONVERSATIONS_MAX = 16, MESSAGES_MAX = 16 };
 static ChatMessage conversations[CONVERSATIONS_MAX][MESSAGES_MAX];

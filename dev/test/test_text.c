@@ -14,7 +14,7 @@
 #include "data/duplicates.h"
 #include "data/input.h"
 #include "data/shards.h"
-#include "llmtrain/flags.h"
+#include "llmtrain/base/flags.h"
 
 static Error error;
 
@@ -768,9 +768,9 @@ static void test_runs(void) {
 int main(int argc, char** argv) {
     const char *fixture = "dev/test/fixtures/bpe_training.json", *programs[2] = {"build/tokenize", "build/train-FP32"};
     Flag flags[] = {
-        {"tokenize", FLAG_TEXT, &programs[0], "PATH", 0, 0, "the program", 0},
-        {"train", FLAG_TEXT, &programs[1], "PATH", 0, 0, "the program", 0},
-        {"fixture", FLAG_TEXT, &fixture, "PATH", 0, 0, "a text, and merges of Hugging Face", 0},
+        {"tokenize", KIND_TEXT, &programs[0], "PATH", 0, 0, "the program", 0},
+        {"train", KIND_TEXT, &programs[1], "PATH", 0, 0, "the program", 0},
+        {"fixture", KIND_TEXT, &fixture, "PATH", 0, 0, "a text, and merges of Hugging Face", 0},
     };
     int code;
     if (!flags_begin(&code, "test_text", NULL, flags, COUNT_OF(flags), argc, argv)) return code;

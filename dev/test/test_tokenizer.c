@@ -9,7 +9,7 @@
 //
 // Run it in the root of the checkout. It uses the program tokenize in its own directory.
 
-#include "llmtrain/tokenizer.h"
+#include "llmtrain/text/tokenizer.h"
 #include "harness.h"
 
 static Error error;
@@ -191,7 +191,7 @@ static void test_long_words(void) {
     verdict("words of 1 to %d bytes are joined as the definition says", MOST);
     tokenizer_close(&tokenizer);
 
-    // Overlapping neighbours: of three equal letters the first two are merged.
+    // Overlapping neighbors: of three equal letters the first two are merged.
     put_text("overlap.json", "{\"model\":{\"vocab\":{\"a\":0,\"aa\":1,\"aaa\":2,\"b\":3,\"ab\":4,\"aab\":5},"
              "\"merges\":[\"a a\",\"aa a\",\"a b\",\"aa b\"]},"
              "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}}");

@@ -1,5 +1,5 @@
-// test_zero.c: the flat vector over ranks (llmtrain/zero.h), without a model: known sums, the limit of exact ones, and
-// wrong bits in each bucket.
+// test_zero.c: the flat vector over ranks (llmtrain/ranks/zero.h), without a model: known sums, the limit of exact
+// ones, and wrong bits in each bucket.
 //
 //   cc -std=c11 -O2 -I. dev/test/test_zero.c -o build/test_zero -lm -pthread && build/test_zero
 //
@@ -12,7 +12,7 @@
 //
 // Each case is a process that forks its ranks; rank 0 prints what all of them agree on.
 
-#include "llmtrain/zero.h"
+#include "llmtrain/ranks/zero.h"
 #include "harness.h"
 
 #define TIMEOUT_MS 30e3
@@ -26,7 +26,7 @@ typedef struct {
     Launch launch;
     Comm comm;
     Parameters parameters;
-    MemoryPlan plan;
+    Arena plan;
     FlatVector flat;
     Stream stream;
 } Rank;
@@ -44,7 +44,7 @@ static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
     need(flat_create(&r->flat, &r->parameters, &options, &holds, &error), "%s", error.text);
     need(device_open(&r->stream, false, &error), "%s", error.text);
     flat_layout(&r->flat, &r->plan);
-    need(plan_allocate(&r->plan, 1, r->stream, &error), "%s", error.text);
+    need(arena_allocate(&r->plan, 1, r->stream, &error), "%s", error.text);
     flat_layout(&r->flat, &r->plan);
     need(flat_prepare(&r->flat, r->stream, &error) && flat_connect(&r->flat, &error), "%s", error.text);
 }
@@ -52,7 +52,7 @@ static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
 // A condition that must hold on all ranks; rank 0 prints it.
 HARNESS_FORMAT(3, 4) static void rank_check(Rank* r, bool good, const char* format, ...) {
     Error error;
-    fail(&error, "differs here");
+    fail_with(&error, "differs here");
     bool all = comm_agree_all(&r->comm, good, &error);
     va_list arguments;
     va_start(arguments, format);
@@ -62,7 +62,7 @@ HARNESS_FORMAT(3, 4) static void rank_check(Rank* r, bool good, const char* form
 
 static void rank_close(Rank* r) {
     Error error;
-    size_t bytes = plan_block_bytes(&r->plan);
+    size_t bytes = arena_bytes(&r->plan);
     flat_free(&r->flat);
     device_free(r->plan.base, bytes);
     device_close(r->stream);

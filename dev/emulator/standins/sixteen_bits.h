@@ -8,7 +8,7 @@
 #ifndef STANDIN_SIXTEEN_BITS_H
 #define STANDIN_SIXTEEN_BITS_H
 
-#include "../../../dev/emulator/numbers.h"
+#include "../numbers.h"
 #include "cuda_runtime.h"
 
 #include <math.h>

@@ -1,0 +1,158 @@
+// offload_rate.c: how close training with --offload comes to the speed of the disk.
+//
+//   cc -std=c11 -O3 -march=native -fopenmp -I. dev/bench/offload_rate.c -o build/offload_rate -lm -pthread
+//   build/offload_rate [--model gpt2:124M] [--dir build] [--offload optimizer] [--batch 1] [--seq 64] [--steps 8]
+//
+// Steps alternate with measurements of the disk alone: a loop of pread and pwrite of the same pieces, bypassing the
+// page cache like the run, in a file of its own. With optimizer state each piece is read and written, in one thread and
+// then with a thread per direction; with activations all offloaded pieces are written, then read back in reverse order.
+// Prints medians over the steps after the first two, which write to new file blocks: of the update, of the whole step,
+// and of the processor time of a step, which other programs do not lengthen; and the update and the step as multiples
+// of the faster loop. Compile it with -DPRECISION_BF16 for states with master weights.
+
+#include "llmtrain/run/predict.h"
+#include "llmtrain/run/presets.h"
+
+enum { STEPS_MAX = 100, WARM = 2 };
+typedef enum { STEP, UPDATE, DISK, DISK_AT_ONCE, PROCESSOR, TIMES } Time;
+
+typedef struct {
+    Offload alone;          // a store without threads: its file
+    char* memory[2];        // (alone.largest) a piece to read, a piece to write
+    double ms[TIMES][STEPS_MAX];
+} Measured;
+
+static void need(bool good, const Error* error) {
+    if (good) return;
+    fprintf(stderr, "offload_rate: %s\n", error->text);
+    exit(1);
+}
+
+// A file with the pieces of another store.
+static void alone_open(Measured* m, const Offload* store, const char* directory) {
+    Error error;
+    need(offload_plan(&m->alone, store->what, 1, store->planned, &error), &error);
+    for (size_t p = 0; p < store->planned; p++) offload_size(&m->alone, p, offload_bytes(store, p));
+    need(path_copy(m->alone.directory, directory, &error) && offload_open_file(&m->alone, 0, &error), &error);
+    for (size_t i = 0; i < 2; i++) {
+        m->memory[i] = (char*)device_allocate(m->alone.largest, NULL, &error);  // as the store's slots: large pages
+        need(m->memory[i] != NULL, &error);
+    }
+}
+
+static void alone_move(Measured* m, size_t piece, bool writes) {
+    Error error;
+    Offload* o = &m->alone;
+    need(offload_transfer(o, m->memory[writes], o->offsets[piece], offload_bytes(o, piece), writes, &error), &error);
+}
+
+static double alone_ms(Measured* m, bool optimizer) {
+    double began = now_ms();
+    size_t count = m->alone.planned;
+    for (size_t p = 0; p < count; p++) {
+        if (optimizer) alone_move(m, p, false);
+        alone_move(m, p, true);
+    }
+    for (size_t p = count; p-- > 0 && !optimizer;) alone_move(m, p, false);
+    return now_ms() - began;
+}
+
+// The same, with all reads in one thread and all writes in another.
+static double alone_at_once_ms(Measured* m) {
+    double began = now_ms();
+    #pragma omp parallel for num_threads(2) schedule(static, 1)
+    for (int direction = 0; direction < 2; direction++)
+        for (size_t p = 0; p < m->alone.planned; p++) alone_move(m, p, direction == 1);
+    return now_ms() - began;
+}
+
+static void step(Measured* m, Model* model, const int32_t* tokens, size_t number) {
+    const OptimizerOptions adamw = {
+        .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+    StepFlags flags = {.stop = false};
+    StepResult result;
+    Error error;
+    double began = now_ms(), processor = processor_ms();
+    model_begin_step(model, 1.0, 1);
+    model_gradients(model, tokens, tokens, model->options.B, model->options.T);
+    need(model_finish_step(model, &result, flags, &error), &error);
+    double computed = now_ms();
+    model_update(model, &adamw, number + 1, 1e-5, 1.0);
+    need(offload_flush(&model->flat.offloaded.store, &error) || !flat_offloads(&model->flat), &error);
+    m->ms[UPDATE][number] = now_ms() - computed;
+    m->ms[STEP][number] = now_ms() - began;
+    m->ms[PROCESSOR][number] = (processor_ms() - processor) / (double)threads_count();
+}
+
+static double median(double* values, size_t count) {
+    qsort(values, count, sizeof(double), compare_doubles);
+    return values[count / 2];
+}
+
+int main(int argc, char** argv) {
+    static Measured m;
+    const char *name = "gpt2:124M", *directory = "build";
+    uint64_t steps = 8, B = 1, T = 64, vocabulary = 0;
+    int offload = OFFLOAD_OPTIMIZER, code;
+    Config config;
+    Error error;
+    Model model;
+    Flag flags[] = {
+        {"model", KIND_TEXT, &name, "NAME", 0, 0, "as of the trainer", false},
+        {"dir", KIND_TEXT, &directory, "DIR", 0, 0, "on the disk in question", false},
+        {"offload", KIND_CHOICE, &offload, OFFLOAD_CHOICES, 0, 0, "optimizer or activations", false},
+        {"batch", KIND_COUNT, &B, "N", 1, 1 << 20, "sequences of a step", false},
+        {"seq", KIND_COUNT, &T, "N", 1, 1 << 20, "tokens of a sequence", false},
+        {"vocab", KIND_COUNT, &vocabulary, "N", 0, 1 << 20, "vocabulary; 0: the model's", false},
+        {"steps", KIND_COUNT, &steps, "N", WARM + 1, STEPS_MAX, "of which the medians are told", false},
+    };
+    if (!flags_begin(&code, "offload_rate", NULL, flags, sizeof flags / sizeof flags[0], argc, argv)) return code;
+    bool optimizer = offload == OFFLOAD_OPTIMIZER;
+    need(optimizer || offload == OFFLOAD_ACTIVATIONS ||
+             fail_with(&error, "--offload is one of optimizer and activations"),
+         &error);
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .master_weights = true,
+                            .offload = offload, .offload_dir = directory};
+    memset(&config, 0, sizeof config);
+    config.tied = true;
+    need(config_preset(&config, name, &error), &error);
+    if (vocabulary) config.vocab = vocabulary;
+    config.context = max_size(config.context, T);
+    need(model_create(&model, &config, options, &error), &error);  // weights are zero: times do not depend on them
+    const Offload* store = optimizer ? &model.flat.offloaded.store : &model.offloaded.store;
+    need(store->planned > 0 || fail_with(&error, "nothing is offloaded"), &error);
+    alone_open(&m, store, directory);
+    int32_t* tokens = (int32_t*)memory_allocate(B * T * sizeof(int32_t));
+    need(tokens != NULL || fail_with(&error, "out of memory for a batch"), &error);
+    for (size_t i = 0; i < B * T; i++) tokens[i] = (int32_t)(i % config.vocab);
+    double bytes = 2e-9 * (double)offload_total(store);
+    printf("%s, %s, B=%zu T=%zu, --offload %s: %.3f GB moved per step, %.3f GB of memory at most\n", name, FLOATX_NAME,
+           (size_t)B, (size_t)T, store->what, bytes, 1e-9 * (double)model.memory.total);
+    printf("  %4s %12s %12s %12s %12s %12s\n", "step", "disk alone", "at once", "update", "whole step", "processor");
+    for (size_t s = 0; s < steps; s++) {
+        m.ms[DISK][s] = alone_ms(&m, optimizer);
+        m.ms[DISK_AT_ONCE][s] = optimizer ? alone_at_once_ms(&m) : m.ms[DISK][s];
+        step(&m, &model, tokens, s);
+        printf("  %4zu %9.0f ms %9.0f ms %9.0f ms %9.0f ms %9.0f ms\n", s + 1, m.ms[DISK][s], m.ms[DISK_AT_ONCE][s],
+               m.ms[UPDATE][s], m.ms[STEP][s], m.ms[PROCESSOR][s]);
+        fflush(stdout);
+    }
+    double ms[TIMES];
+    for (int t = 0; t < TIMES; t++) ms[t] = median(m.ms[t] + WARM, steps - WARM);
+    double fastest = fmin(ms[DISK], ms[DISK_AT_ONCE]);
+    printf(
+        "  medians: disk alone %.0f ms, at once %.0f ms (%.2f GB/s), update %.0f ms (%.2f x), step %.0f ms (%.2f x), "
+        "of that %.0f ms of each processor\n",
+        ms[DISK], ms[DISK_AT_ONCE], 1e3 * bytes / fastest, ms[UPDATE], ms[UPDATE] / fastest, ms[STEP],
+        ms[STEP] / fastest, ms[PROCESSOR]);
+    printf("  peak memory of the process: %.3f GB\n", 1e-9 * (double)memory_peak());
+    OffloadCounts c = offload_counts((Offload*)store);
+    printf("  the store's threads, with checksums: read at %.2f GB/s, wrote at %.2f GB/s\n",
+           1e-6 * (double)c.read / c.read_ms, 1e-6 * (double)c.written / c.written_ms);
+    close(m.alone.file);
+    for (size_t i = 0; i < 2; i++) device_free(m.memory[i], m.alone.largest);
+    free(m.alone.offsets);
+    free(tokens);
+    model_free(&model);
+    return 0;
+}

@@ -1,0 +1,626 @@
+// checkpoint.h: the directory of a checkpoint: its files, its manifest, how it is loaded, kept and removed.
+//
+//   1. arrays      what each rank saves of the flat vector: checkpoint_arrays, checkpoint_saved
+//   2. manifest    the text that describes the rest: manifest_begin, manifest_finish, manifest_open
+//   3. loading     into any number of ranks and any stage: checkpoint_load
+//   4. directory   finding the newest: checkpoint_find_before; hiding one from loading: checkpoint_rename; removing:
+//                  checkpoint_remove, checkpoint_clean; retention: KeepRule, checkpoint_prune, Pruner (in a thread);
+//                  dropping those from a step on: checkpoint_set_aside
+//
+// A checkpoint is a directory OUT/step_00000020 with
+//   frozen.safetensors       the frozen weights, if there are any: written once, and a hard link to the same file in
+//                            later checkpoints
+//   rank_00000.safetensors   rank 0's slice of weights and optimizer state: weight.NAME, m.NAME, v.NAME, or
+//                            NAME[first:end] in elements if it is not the whole tensor; one file per rank
+//   manifest.json            everything else, written last: configuration, state of the run, the table of the flat
+//                            vector, a checksum of every piece, and last a checksum of the manifest itself
+// It is written under a temporary name, flushed to the disk, and renamed (saver.h): under its final name it is
+// complete. No file points to the newest; the newest is the one with the highest step whose checksums match. A damaged
+// one is reported and skipped, and the one before it is used.
+//
+// The saved weights are the float master weights where there are any: 16-bit parameters follow from them by rounding.
+// The pieces of a tensor are consecutive slices, whatever the number of ranks and the ZeRO stage; so a run resumes with
+// any number of ranks, in any stage, and each rank takes what it needs.
+//
+//   if (manifest_open(&manifest, "runs/x/step_00000020", &error))
+//       ok = checkpoint_load(&model.flat, &manifest, "runs/x/step_00000020", false, &error);
+
+#ifndef LLMTRAIN_CHECKPOINT_H
+#define LLMTRAIN_CHECKPOINT_H
+
+#include "../base/flags.h"
+#include "safetensors.h"
+#include "../ranks/zero.h"
+
+#define CHECKPOINT_FORMAT "llmtrain checkpoint 4"
+#define CHECKPOINT_MANIFEST_MAX ((size_t)1 << 28)
+
+// ------------------------------------------------------------------------------------------------
+// 1. Arrays
+
+#define CHECKPOINT_FILE "rank_%05zu.safetensors"  // of a rank
+#define CHECKPOINT_FROZEN "frozen.safetensors"
+
+enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES, CHECKPOINT_WEIGHTS = -1 };
+
+typedef struct {
+    const char* prefix;     // of the names of its tensors
+    int state;              // of the optimizer; CHECKPOINT_WEIGHTS: the weights
+    bool masters;           // the weights are the float master weights; this rank holds its flat_master_part of them
+    Dtype dtype;            // frozen tensors have no master weights: Tensor.dtype
+} CheckpointArray;
+
+// The arrays that a checkpoint saves: the weights and the optimizer's states. Returns their number. A flat vector that
+// is only planned will do.
+static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS], const FlatVector* flat) {
+    const FlatOptions* holds = &flat->holds;
+    bool masters = flat_has_masters(holds);
+    const CheckpointArray weights = {"weight", CHECKPOINT_WEIGHTS, masters, masters ? DTYPE_F32 : FLOATX_DTYPE};
+    size_t count = 0;
+    arrays[count++] = weights;
+    for (size_t s = 0; s < optimizer_states(holds->optimizer) && holds->training; s++) {
+        const OptimizerState* state = &OPTIMIZERS[holds->optimizer].states[s];
+        const CheckpointArray array = {state->name, (int)s, false, state->dtype};
+        arrays[count++] = array;
+    }
+    return count;
+}
+
+// Without a snapshot, tensors are copied to and from the device in chunks, through host memory.
+enum { CHECKPOINT_CHUNK = 1 << 20 };  // elements
+
+static inline bool checkpoint_is_master(const CheckpointArray* array, const Tensor* t) {
+    return array->masters && t->trains;
+}
+
+static inline Dtype checkpoint_dtype(const CheckpointArray* array, const Tensor* t) {
+    return array->masters && !t->trains ? t->dtype : array->dtype;
+}
+
+// The number of elements of a tensor that an array has over all ranks, without the rows of vocabulary padding.
+static inline size_t checkpoint_elements(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
+    size_t first;
+    CommSlice whole = {t->offset, t->offset + tensor_elements(t)};
+    if (array->state == CHECKPOINT_WEIGHTS) return tensor_elements(t);
+    return flat_state_part(&first, flat, (size_t)array->state, t, whole);
+}
+
+// The slice of them that this rank saves; it may be empty.
+static inline CommSlice checkpoint_saved(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
+    const Bucket* k = &flat->buckets[t->bucket];
+    CommSlice slice = {k->own.first, min_size(k->own.end, t->offset + tensor_elements(t))}, part;
+    if (array->state == CHECKPOINT_WEIGHTS) return tensor_part(t, slice);
+    size_t count = flat_state_part(&part.first, flat, (size_t)array->state, t, slice);
+    part.end = part.first + count;
+    return part;
+}
+
+// The part of elements [first, end) of an array's tensor that this rank holds, and its address; NULL: it is offloaded.
+static inline CommSlice checkpoint_part(char** address, const CheckpointArray* array, const FlatVector* flat,
+                                        const Tensor* t, size_t first, size_t end) {
+    CommSlice part = {first, end};
+    size_t index = t->offset + first, size = dtype_bytes(array->dtype);
+    bool away = flat_offloads(flat);
+    if (array->state != CHECKPOINT_WEIGHTS) {
+        const StatePart* held = &flat->state_parts[t - flat->parameters->tensors][array->state];
+        part.first = max_size(first, held->first);
+        part.end = min_size(end, held->first + held->count);
+        if (part.first >= part.end) part.first = part.end = held->first;
+        *address = away ? NULL : (char*)flat->states[array->state] + (held->offset + part.first - held->first) * size;
+    } else if (checkpoint_is_master(array, t)) {
+        part = flat_master_part(&index, flat, t->offset + first, t->offset + end);
+        bool empty = slice_length(part) == 0;
+        part.first = empty ? first : part.first - t->offset;
+        part.end = empty ? first : part.end - t->offset;
+        *address = away ? NULL : (char*)(flat->master_weights + index);
+    } else {
+        *address = (char*)(flat->params + index);
+    }
+    return part;
+}
+
+// Stores a part of an array's tensor, with the address from checkpoint_part.
+static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array, const Tensor* t, CommSlice part,
+                                  char* address, const char* values, Error* error) {
+    if (address)
+        device_upload(address, values, slice_length(part) * dtype_bytes(checkpoint_dtype(array, t)), flat->stream);
+    return address || offload_put(&flat->offloaded, values, (size_t)(array->state + 1),
+                                  (size_t)(t - flat->parameters->tensors), part.first, part.end, flat->stream, error);
+}
+
+// Copies the part to host memory.
+static inline bool checkpoint_get(FlatVector* flat, void* values, const CheckpointArray* array, const Tensor* t,
+                                  CommSlice part, const char* address, Error* error) {
+    if (address)
+        device_download(values, address, slice_length(part) * dtype_bytes(checkpoint_dtype(array, t)), flat->stream);
+    return address || offload_get(&flat->offloaded, values, (size_t)(array->state + 1),
+                                  (size_t)(t - flat->parameters->tensors), part.first, part.end, error);
+}
+
+static inline void checkpoint_piece_name(char name[96], const char* prefix, const Tensor* t, CommSlice part,
+                                         size_t elements) {
+    bool whole = slice_length(part) == elements;
+    if (whole) snprintf(name, 96, "%s.%s", prefix, t->name);
+    else snprintf(name, 96, "%s.%s[%zu:%zu]", prefix, t->name, part.first, part.end);
+}
+
+// The bytes of a snapshot: all that this rank saves. A flat vector that is only planned will do.
+static inline size_t checkpoint_bytes(const FlatVector* flat) {
+    CheckpointArray arrays[CHECKPOINT_ARRAYS];
+    size_t count = checkpoint_arrays(arrays, flat), bytes = 0;
+    for (size_t a = 0; a < count; a++)
+        for (size_t i = 0; i < flat->parameters->count; i++)
+            bytes += slice_length(checkpoint_saved(&arrays[a], flat, &flat->parameters->tensors[i])) *
+                     dtype_bytes(arrays[a].dtype);
+    return bytes;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Manifest
+//
+// manifest_begin, the caller's own members, manifest_finish. The last member is a checksum of the text before it.
+
+// Opens the manifest's object and describes what wrote the checkpoint.
+static inline void manifest_begin(JsonWriter* w, const FlatVector* flat) {
+    char device[320];
+    double peak;
+    device_describe(device, sizeof device, &peak, flat->stream);
+    memset(w, 0, sizeof *w);
+    w->line_depth = 2;
+    json_write_begin(w, '{');
+    json_member_string(w, "format", CHECKPOINT_FORMAT);
+    json_member_string(w, "llmtrain", LLMTRAIN_VERSION);
+    json_member_string(w, "compiler", __VERSION__);
+    json_member_string(w, "precision", FLOATX_NAME);
+    json_member_string(w, "products", device);
+    json_member_u64(w, "world", flat->options.world);
+    json_member_u64(w, "zero", flat->options.stage);
+}
+
+static inline void manifest_write_table(JsonWriter* w, const Parameters* p) {
+    json_write_key(w, "flat_vector");
+    json_write_begin(w, '[');
+    for (size_t i = 0; i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        json_write_begin(w, '{');
+        json_member_string(w, "name", t->name);
+        json_write_key(w, "shape");
+        json_write_begin(w, '[');
+        json_write_u64(w, t->rows);
+        if (t->cols) json_write_u64(w, t->cols);
+        json_write_end(w, ']');
+        json_member_u64(w, "offset", t->offset);
+        json_member_u64(w, "size", t->size);
+        json_member_u64(w, "bucket", t->bucket);
+        json_write_end(w, '}');
+    }
+    json_write_end(w, ']');
+}
+
+// A file, with the checksums that its writer computed: an element of the manifest's "files".
+static inline void manifest_write_file(JsonWriter* w, const char* name, const SafetensorsHeader* header) {
+    json_write_begin(w, '{');
+    json_member_string(w, "file", name);
+    json_member_hash(w, "header_checksum", header->hash);
+    json_write_key(w, "checksums");
+    json_write_begin(w, '{');
+    for (size_t i = 0; i < header->count; i++) json_member_hash(w, header->tensors[i].name, header->tensors[i].hash);
+    json_write_end(w, '}');
+    json_write_end(w, '}');
+}
+
+// The end of a manifest: the checksum of the text before it.
+static inline void manifest_tail(char tail[64], const char* text, size_t bytes) {
+    snprintf(tail, 64, ",\n  \"checksum\": \"%016llx\"\n}\n", (unsigned long long)hash_bytes(text, bytes));
+}
+
+// Writes the rest of the manifest to a file. files: the text of each rank's element, and where it begins, as
+// comm_gather_texts returns them. frozen: the header of the file of frozen weights; no tensors: there is none.
+static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVector* flat, const char* files,
+                                   const size_t* begins, const SafetensorsHeader* frozen, Error* error) {
+    char tail[64];
+    manifest_write_table(w, flat->parameters);
+    json_write_key(w, "files");
+    json_write_begin(w, '[');
+    for (size_t r = 0; r < flat->options.world; r++) json_write_raw(w, files + begins[r]);
+    if (frozen->count > 0) manifest_write_file(w, CHECKPOINT_FROZEN, frozen);
+    json_write_end(w, ']');
+    if (!w->failed) {
+        manifest_tail(tail, w->text, w->bytes);
+        json_put(w, tail, strlen(tail));
+        w->depth--;  // the tail has closed the object
+    }
+    return json_write_done(w, error) && file_write_atomic(path, w->text, w->bytes, error);
+}
+
+// Fails: the manifest has another format, or lacks a member that this program needs.
+static inline bool manifest_refuse(const char* directory, Error* error) {
+    return fail_with(error,
+                     "%.600s/manifest.json is not a manifest of '" CHECKPOINT_FORMAT
+                     "'; use the version of llmtrain that "
+                     "wrote it",
+                     directory);
+}
+
+// Opens the manifest of a checkpoint and checks it against its own checksum. The caller frees *json after success.
+static inline bool manifest_open(Json* json, const char* directory, Error* error) {
+    char path[FILE_PATH_MAX], tail[64], format[64] = "";
+    char* text = NULL;
+    size_t bytes = 0;
+    memset(json, 0, sizeof *json);
+    snprintf(path, sizeof path, "%.4000s/manifest.json", directory);
+    if (!file_read(path, CHECKPOINT_MANIFEST_MAX, &text, &bytes, error)) return false;
+    manifest_tail(tail, text, 0);  // all tails are equally long
+    size_t tail_bytes = strlen(tail), body = bytes > tail_bytes ? bytes - tail_bytes : 0;
+    manifest_tail(tail, text, body);
+    bool ok = true;
+    if (body == 0 || memcmp(text + body, tail, tail_bytes) != 0)
+        ok = fail_with(error, "%.600s does not match its checksum; it is damaged", path);
+    ok = ok && json_parse(json, text, bytes, path, error);
+    free(text);
+    if (!ok) return false;
+    if (json_string(json, json_get(json, 0, "format"), format, sizeof format) && strcmp(format, CHECKPOINT_FORMAT) == 0)
+        return true;
+    json_free(json);
+    return manifest_refuse(directory, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Loading
+
+// A load in progress.
+typedef struct {
+    CheckpointArray arrays[CHECKPOINT_ARRAYS];
+    size_t count;
+    size_t* found;           // (count, tensors) elements of each that were found, from its first
+    void *chunk, *rounded;   // (CHECKPOINT_CHUNK) floats on the host
+} CheckpointLoad;
+
+// The array and the tensor that a piece belongs to, and its elements; false if the loader does not need it.
+static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* part, const CheckpointLoad* load,
+                                    const FlatVector* flat, const SafetensorsTensor* saved) {
+    const Parameters* p = flat->parameters;
+    const char *dot = strchr(saved->name, '.'), *bracket = strchr(saved->name, '[');
+    for (size_t a = 0; dot && a < load->count; a++) {
+        if (strncmp(saved->name, load->arrays[a].prefix, (size_t)(dot - saved->name)) != 0) continue;
+        if (load->arrays[a].prefix[dot - saved->name] != 0) continue;
+        size_t length = bracket ? (size_t)(bracket - dot - 1) : strlen(dot + 1);
+        for (size_t i = 0; i < p->count; i++) {
+            const Tensor* t = &p->tensors[i];
+            if (strncmp(t->name, dot + 1, length) != 0 || t->name[length] != 0) continue;
+            *array = a;
+            *tensor = i;
+            part->first = 0;
+            part->end = checkpoint_elements(&load->arrays[a], flat, t);
+            return bracket == NULL || sscanf(bracket, "[%zu:%zu]", &part->first, &part->end) == 2;
+        }
+    }
+    return false;
+}
+
+// Turns `count` values of 16 bits in load->chunk into floats.
+static inline void checkpoint_widen(CheckpointLoad* load, Dtype type, size_t count) {
+    const uint16_t* from = (const uint16_t*)load->rounded;
+    float* to = (float*)load->chunk;
+    bool is_bf16 = type == DTYPE_BF16;
+    memcpy(load->rounded, load->chunk, count * sizeof(uint16_t));
+    for (size_t e = 0; e < count; e++) to[e] = is_bf16 ? float_from_bf16(from[e]) : float_from_f16(from[e]);
+}
+
+// Rounds `count` floats in load->chunk to floatX, in load->rounded. Returns the index of the first that this changes,
+// or `count`.
+static inline size_t checkpoint_round(CheckpointLoad* load, size_t count) {
+    const float* from = (const float*)load->chunk;
+    floatX* to = (floatX*)load->rounded;
+    size_t same = 0;
+    #pragma omp parallel for simd
+    for (size_t e = 0; e < count; e++) to[e] = floatX_of(from[e]);
+    while (same < count && float_of(to[same]) == from[same]) same++;
+    return same;
+}
+
+// Reads one piece: uploads the part that this rank needs, and checks the checksum of all of it. Skips optimizer state
+// of other ranks.
+static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load, const SafetensorsFile* file,
+                                         const SafetensorsTensor* saved, const Json* manifest, uint32_t checksums,
+                                         Error* error) {
+    size_t a, i;
+    CommSlice part;
+    if (!checkpoint_piece(&a, &i, &part, load, flat, saved)) return true;
+    const CheckpointArray* array = &load->arrays[a];
+    const Tensor* t = &flat->parameters->tensors[i];
+    bool is_weight = array->state == CHECKPOINT_WEIGHTS;
+    size_t elements = checkpoint_elements(array, flat, t);
+    if (elements == 0) return true;  // optimizer state of a frozen tensor
+    Dtype dtype = checkpoint_dtype(array, t);
+    bool is_master = checkpoint_is_master(array, t);
+    bool half = saved->type == DTYPE_BF16 || saved->type == DTYPE_F16;
+    bool widens = is_weight && half && saved->type != dtype;  // saved frozen, or without master weights
+    bool rounds = is_weight && dtype != DTYPE_F32 && (saved->type == DTYPE_F32 || widens);  // now frozen, or has none
+    if (saved->type != dtype && !rounds && !widens) {
+        fail_with(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
+                  file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors);
+        return fail_as(error, ERROR_PROCESS);
+    }
+    size_t size = dtype_bytes(saved->type), to_size = dtype_bytes(dtype);
+    size_t n = slice_length(part);
+    size_t* reached = &load->found[a * flat->parameters->count + i];
+    if (part.first > part.end || part.end > elements || part.first != *reached || saved->bytes != n * size)
+        return fail_with(
+            error, "%.600s: %.100s has %zu bytes and follows element %zu; it is another model's, or a file is missing",
+            file->path, saved->name, saved->bytes, *reached);
+    *reached = part.end;
+    char* address;
+    if (!is_weight && slice_length(checkpoint_part(&address, array, flat, t, part.first, part.end)) == 0) return true;
+    uint32_t expected = json_get(manifest, checksums, saved->name);
+    if (expected == JSON_NONE)
+        return fail_with(error, "%.600s: the manifest does not list %.100s; the checkpoint is damaged", file->path,
+                         saved->name);
+    Hash hash = hash_begin(0);
+    for (size_t done = 0; done < n; done += CHECKPOINT_CHUNK) {
+        size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = part.first + done;
+        if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
+        hash_add(&hash, load->chunk, count * size);
+        if (widens) checkpoint_widen(load, saved->type, count);
+        size_t same = rounds || is_master ? checkpoint_round(load, count) : count;
+        if (widens && rounds && same < count) {  // between BF16 and FP16 only values that both have
+            fail_with(error,
+                      "%.600s holds %s as %s, and %s cannot represent %.9g, its element %zu; build the program with "
+                      "the checkpoint's precision",
+                      file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors,
+                      (double)((const float*)load->chunk)[same], first + same);
+            return fail_as(error, ERROR_PROCESS);
+        }
+        const char* values = (const char*)(rounds ? load->rounded : load->chunk);
+        CommSlice mine = checkpoint_part(&address, array, flat, t, first, first + count);
+        const char* from = values + (mine.first - first) * to_size;
+        if (slice_length(mine) > 0 && !checkpoint_put(flat, array, t, mine, address, from, error)) return false;
+        // Every rank has all parameters, which follow from the master weights.
+        if (is_master)
+            device_upload(flat->params + t->offset + first, load->rounded, count * sizeof(floatX), flat->stream);
+    }
+    if (!json_hash_is(manifest, expected, hash_end(&hash)))
+        return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", file->path, saved->name);
+    return true;
+}
+
+static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, const Json* manifest, uint32_t entry,
+                                        const char* directory, Error* error) {
+    char path[FILE_PATH_MAX + 64], name[64] = "";
+    SafetensorsFile file;
+    if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
+        return fail_with(error, "the manifest of %.600s has an entry without a file name; it is damaged", directory);
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    if (!safetensors_open(&file, path, error)) return false;
+    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
+              fail_with(error, "%.600s: its header does not match its checksum; the file is damaged", path);
+    for (size_t i = 0; ok && i < file.header.count; i++)
+        ok = checkpoint_read_piece(flat, load, &file, &file.header.tensors[i], manifest,
+                                   json_get(manifest, entry, "checksums"), error);
+    safetensors_close(&file);
+    return ok;
+}
+
+// Loads the tensors of the checkpoint whose manifest is open, each rank for itself: all, or only the weights. After a
+// failure the flat vector holds a mixture, and must be loaded again from another checkpoint.
+static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const char* directory, bool weights_alone,
+                                   Error* error) {
+    CheckpointLoad load;
+    const Parameters* p = flat->parameters;
+    memset(&load, 0, sizeof load);
+    load.count = checkpoint_arrays(load.arrays, flat);
+    if (weights_alone) load.count = 1;  // they come first
+    load.found = (size_t*)memory_allocate(load.count * p->count * sizeof(size_t));
+    load.chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    load.rounded = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    bool ok = (load.found && load.chunk && load.rounded) ||
+              fail_memory(error, directory, CHECKPOINT_CHUNK * sizeof(float));
+    uint32_t files = json_get(manifest, 0, "files");
+    for (uint32_t entry = json_first(manifest, files); ok && entry != JSON_NONE; entry = json_next(manifest, entry))
+        ok = checkpoint_read_file(flat, &load, manifest, entry, directory, error);
+    for (size_t i = 0; ok && i < load.count * p->count; i++) {
+        const Tensor* t = &p->tensors[i % p->count];
+        const CheckpointArray* array = &load.arrays[i / p->count];
+        size_t elements = checkpoint_elements(array, flat, t);
+        if (load.found[i] < elements)
+            ok =
+                fail_with(error, "%.600s has %zu of %zu elements of %s.%s; it is another model's, or a file is missing",
+                          directory, load.found[i], elements, array->prefix, t->name);
+    }
+    free(load.found);
+    host_free(load.chunk);
+    host_free(load.rounded);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Directory
+
+static inline void checkpoint_path(char path[FILE_PATH_MAX], const char* out, uint64_t step, const char* suffix) {
+    snprintf(path, FILE_PATH_MAX, "%.4000s/step_%08llu%s", out, (unsigned long long)step, suffix);
+}
+
+// The highest step below `before` for which OUT has a checkpoint directory. False if OUT cannot be read; an OUT that
+// has none or does not exist is no failure.
+static inline bool checkpoint_find_before(uint64_t* step, bool* found, const char* out, uint64_t before, Error* error) {
+    DIR* directory = opendir(out);
+    *found = false;
+    if (directory == NULL)
+        return errno == ENOENT || errno == ENOTDIR || fail_file(error, "look for checkpoints in", out);
+    for (struct dirent* entry; (errno = 0, entry = readdir(directory)) != NULL;) {
+        unsigned long long number = 0;
+        char expected[64];
+        if (sscanf(entry->d_name, "step_%llu", &number) != 1) continue;
+        snprintf(expected, sizeof expected, "step_%08llu", number);  // exactly the name that checkpoint_path makes
+        if (strcmp(entry->d_name, expected) != 0 || number >= before || (*found && number <= *step)) continue;
+        *step = number;
+        *found = true;
+    }
+    bool good = errno == 0 || fail_file(error, "look for checkpoints in", out);
+    closedir(directory);
+    return good;
+}
+
+// The same for callers that treat an OUT that cannot be read as one without checkpoints.
+static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t before) {
+    bool found;
+    Error ignored;
+    return checkpoint_find_before(step, &found, out, before, &ignored) && found;
+}
+
+#define CHECKPOINT_ASIDE ".aside"  // of a checkpoint after the step that the run went back to, or one saved again
+
+// Adds a suffix to the name of a checkpoint, so that nothing loads it any more.
+static inline bool checkpoint_rename(const char* out, uint64_t step, const char* suffix) {
+    char path[FILE_PATH_MAX], renamed[FILE_PATH_MAX];
+    Error ignored;
+    checkpoint_path(path, out, step, "");
+    checkpoint_path(renamed, out, step, suffix);
+    directory_remove(renamed, &ignored);  // left from earlier
+    return rename(path, renamed) == 0;
+}
+
+// Removes a checkpoint. It is renamed first, so that a partly removed one is never taken for a checkpoint.
+static inline bool checkpoint_remove(const char* out, uint64_t step) {
+    char removed[FILE_PATH_MAX];
+    Error ignored;
+    if (!checkpoint_rename(out, step, ".old")) return false;
+    checkpoint_path(removed, out, step, ".old");
+    directory_remove(removed, &ignored);  // if this fails, the next start does it
+    return true;
+}
+
+// Removes the directories of OUT named like a checkpoint of a step up to `last`, with a suffix.
+static inline void checkpoint_remove_suffixed(const char* out, const char* suffix, uint64_t last) {
+    DIR* directory = opendir(out);
+    Error ignored;
+    if (directory == NULL) return;
+    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
+        unsigned long long step;
+        char path[FILE_PATH_MAX + 300];
+        const char* end = strrchr(entry->d_name, '.');
+        if (end == NULL || strcmp(end, suffix) != 0) continue;
+        if (sscanf(entry->d_name, "step_%llu", &step) != 1 || step > last) continue;
+        snprintf(path, sizeof path, "%.4000s/%.255s", out, entry->d_name);
+        directory_remove(path, &ignored);
+    }
+    closedir(directory);
+}
+
+// Removes what killed saves have left behind in OUT. Only one process may work on OUT at a time.
+static inline void checkpoint_clean(const char* out) {
+    checkpoint_remove_suffixed(out, ".tmp", UINT64_MAX);
+    checkpoint_remove_suffixed(out, ".old", UINT64_MAX);
+}
+
+// Why a checkpoint was saved: --ckpt-every asked for it; or the run ended, or was told to stop.
+typedef enum { SAVE_ASKED, SAVE_END } SaveKind;
+#define SAVE_KIND_NAMES "asked|end"
+
+// Which checkpoints stay after a newer one is saved.
+typedef struct {
+    uint64_t newest;   // the number of newest ones to keep; 0: all
+    uint64_t forever;  // and the first at or after each multiple of this step; 0: no others
+    bool rewinds;  // the run may have to go back to those that --ckpt-every asked for: only these count, and all stay
+                   // if the newest was saved amid skipped steps
+} KeepRule;
+
+static inline bool keep_rule_counts(const KeepRule* rule, SaveKind kind) {
+    return kind == SAVE_ASKED || !rule->rewinds;
+}
+
+static inline bool keep_rule_is_full(const KeepRule* rule, uint64_t counted) {
+    return rule->newest > 0 && counted >= rule->newest;
+}
+
+// older: the step of the checkpoint before it; 0: none. counted: the number of newer ones that count.
+static inline bool keep_rule_keeps(const KeepRule* rule, uint64_t step, uint64_t older, uint64_t counted) {
+    if (rule->forever > 0 && step / rule->forever > older / rule->forever) return true;
+    return !keep_rule_is_full(rule, counted);
+}
+
+// Why a checkpoint was saved, and the number of consecutive steps skipped then; false if it has no good manifest.
+static inline bool checkpoint_describe(SaveKind* kind, uint64_t* skipped, const char* out, uint64_t step) {
+    char path[FILE_PATH_MAX], word[16] = "";
+    Json manifest;
+    Error ignored;
+    checkpoint_path(path, out, step, "");
+    if (!manifest_open(&manifest, path, &ignored)) return false;
+    bool ok = json_string(&manifest, json_get(&manifest, 0, "kind"), word, sizeof word) &&
+        json_u64(&manifest, json_get(&manifest, json_get(&manifest, 0, "state"), "skipped_row"), skipped);
+    *kind = choice_find(SAVE_KIND_NAMES, word) == SAVE_ASKED ? SAVE_ASKED : SAVE_END;
+    json_free(&manifest);
+    return ok;
+}
+
+// Removes the checkpoints of OUT that are older than the newest, which has just been saved, and that the rule does not
+// keep; and those set aside, up to that step. Removes nothing if the newest has no good manifest. Reads the manifests
+// of others only until enough of them count.
+static inline void checkpoint_prune(const char* out, uint64_t newest, const KeepRule* rule) {
+    SaveKind kind;
+    uint64_t skipped;
+    if (!checkpoint_describe(&kind, &skipped, out, newest)) return;
+    if (rule->rewinds && skipped > 0) return;
+    uint64_t counted = keep_rule_counts(rule, kind), step = newest, older;
+    bool removes = rule->newest > 0;  // or else no manifest of another needs to be read
+    for (bool more = removes && checkpoint_before(&step, out, newest); more; step = older) {
+        bool known = !keep_rule_is_full(rule, counted) && checkpoint_describe(&kind, &skipped, out, step);
+        older = 0;
+        more = checkpoint_before(&older, out, step);
+        if (!keep_rule_keeps(rule, step, older, counted)) checkpoint_remove(out, step);
+        else counted += known && keep_rule_counts(rule, kind);
+    }
+    checkpoint_remove_suffixed(out, CHECKPOINT_ASIDE, newest);
+}
+
+// Prunes in a thread, since removing files takes a while.
+typedef struct {
+    pthread_t thread;
+    bool running;            // there is a thread to join
+    char out[FILE_PATH_MAX];
+    uint64_t newest;
+    KeepRule rule;
+} Pruner;
+
+static inline void* pruner_run(void* argument) {
+    Pruner* p = (Pruner*)argument;
+    checkpoint_prune(p->out, p->newest, &p->rule);
+    return NULL;
+}
+
+static inline void pruner_await(Pruner* p) {
+    if (p->running) pthread_join(p->thread, NULL);
+    p->running = false;
+}
+
+// Waits for the prune in progress, then starts checkpoint_prune.
+static inline void pruner_begin(Pruner* p, const char* out, uint64_t newest, const KeepRule* rule) {
+    pruner_await(p);
+    p->newest = newest;
+    p->rule = *rule;
+    snprintf(p->out, sizeof p->out, "%.4000s", out);
+    p->running = pthread_create(&p->thread, NULL, pruner_run, p) == 0;
+    if (!p->running) pruner_run(p);
+}
+
+// Sets aside, or removes, the checkpoints from step `first` on, newest first.
+static inline bool checkpoint_set_aside(const char* out, uint64_t first, bool sets_aside, Error* error) {
+    uint64_t step = UINT64_MAX;
+    bool found;
+    for (;;) {
+        if (!checkpoint_find_before(&step, &found, out, step, error)) return false;
+        if (!found || step < first) return true;
+        if (!(sets_aside ? checkpoint_rename(out, step, CHECKPOINT_ASIDE) : checkpoint_remove(out, step)))
+            return fail_file(error, "remove the later checkpoints in", out);
+    }
+}
+
+// Removes a directory with the checkpoints in it.
+static inline void checkpoint_discard(const char* out) {
+    Error ignored;
+    checkpoint_clean(out);
+    checkpoint_remove_suffixed(out, CHECKPOINT_ASIDE, UINT64_MAX);
+    if (checkpoint_set_aside(out, 0, false, &ignored)) rmdir(out);
+}
+
+#endif  // LLMTRAIN_CHECKPOINT_H

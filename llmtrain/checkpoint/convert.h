@@ -1,0 +1,584 @@
+// convert.h: the names and layouts of other programs for our models: tables of tensors and of configurations, which
+// both import and export use.
+//
+//   1. architectures   those of Hugging Face's transformers that our two families compute
+//   2. tensors         a row per tensor: its names, which rows of ours it is, whether it is transposed
+//   3. configuration   a row per key of config.json: hf_config_read, hf_config_write
+//   4. elements        float to and from the types in files
+//
+//   if (hf_config_read(&config, "models/x/config.json", &error)) ...                 complete, and checked
+//   if (convert_list(&list, &count, &config, &parameters, &error)) ...               their tensors, as parts of ours
+//   if (hf_config_write(&json_writer, &config, DTYPE_BF16, begin, end, &error)) ...
+//
+// Anything that our model would compute differently is refused by name: an architecture, a key, a value. Keys that
+// change no result (dropout, initial values, the type of the weights) are accepted unread; a key that is in no table is
+// refused, since its effect is unknown. Nothing here opens files of weights: source.h does.
+
+#ifndef LLMTRAIN_CONVERT_H
+#define LLMTRAIN_CONVERT_H
+
+#include "../../llmtrain.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Architectures
+
+typedef struct {
+    const char *type, *class_name;  // "model_type" and "architectures" of config.json
+    Family family;
+    bool qkv_bias, qk_norm;
+    bool heads_divide;              // hidden_size must be a multiple of num_attention_heads
+    const char* needs;              // keys that have no default there, separated by |
+} Architecture;
+
+// An export uses the first that computes the same: most Mistral models become a Llama.
+static const Architecture ARCHITECTURES[] = {
+    {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2, false, false, true, ""},
+    {"llama", "LlamaForCausalLM", FAMILY_LLAMA, false, false, true, ""},
+    {"mistral", "MistralForCausalLM", FAMILY_LLAMA, false, false, false, "num_key_value_heads"},
+    {"qwen2", "Qwen2ForCausalLM", FAMILY_LLAMA, true, false, false, "num_key_value_heads"},
+    {"qwen3", "Qwen3ForCausalLM", FAMILY_LLAMA, false, true, false, "num_key_value_heads|head_dim"},
+};
+enum { ARCHITECTURE_COUNT = sizeof ARCHITECTURES / sizeof ARCHITECTURES[0] };
+
+// The architecture that computes what a model of this configuration does; NULL if there is none.
+static inline const Architecture* architecture_of(const Config* c) {
+    bool plain = c->kv_heads == c->heads && config_head_size(c) * c->heads == c->channels;
+    for (size_t i = 0; i < ARCHITECTURE_COUNT; i++) {
+        const Architecture* a = &ARCHITECTURES[i];
+        bool same = a->family == c->family && a->qk_norm == c->qk_norm;
+        if (a->heads_divide) same = same && c->channels % c->heads == 0;
+        if (a->family == FAMILY_LLAMA) same = same && a->qkv_bias == c->qkv_bias;
+        else same = same && plain;
+        if (same) return a;
+    }
+    return NULL;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Tensors
+//
+// The rows are in the order of llm.c's files, which hold those of GPT-2, each for all blocks. Hugging Face's GPT-2
+// stores the matrices of its blocks as (in, out), ours are (out, in). Ours have the rows of q, k and v in one matrix,
+// and those of gate and up in another.
+
+typedef enum { PART_WHOLE, PART_Q, PART_K, PART_V, PART_GATE, PART_UP } TensorPart;
+
+typedef struct {
+    const char* ours;           // in our table (tensors.h); * is the number of a block
+    TensorPart part;            // which of its rows the other names are for
+    const char *gpt2, *llama;   // in Hugging Face's files of these families; NULL: there is none
+    const char* gguf;           // in GGUF files
+    bool gpt2_transposed;
+} TensorNames;
+
+#define HF_GPT2 "transformer.h.*."
+#define HF_LLAMA "model.layers.*."
+static const TensorNames TENSOR_NAMES[] = {
+    {"token_embedding", PART_WHOLE, "transformer.wte.weight", "model.embed_tokens.weight", "token_embd.weight", false},
+    {"position_embedding", PART_WHOLE, "transformer.wpe.weight", NULL, "position_embd.weight", false},
+    {"block.*.norm1_weight", PART_WHOLE, HF_GPT2 "ln_1.weight", HF_LLAMA "input_layernorm.weight",
+     "blk.*.attn_norm.weight", false},
+    {"block.*.norm1_bias", PART_WHOLE, HF_GPT2 "ln_1.bias", NULL, "blk.*.attn_norm.bias", false},
+    {"block.*.qkv_weight", PART_WHOLE, HF_GPT2 "attn.c_attn.weight", NULL, "blk.*.attn_qkv.weight", true},
+    {"block.*.qkv_weight", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.weight", "blk.*.attn_q.weight", false},
+    {"block.*.qkv_weight", PART_K, NULL, HF_LLAMA "self_attn.k_proj.weight", "blk.*.attn_k.weight", false},
+    {"block.*.qkv_weight", PART_V, NULL, HF_LLAMA "self_attn.v_proj.weight", "blk.*.attn_v.weight", false},
+    {"block.*.qkv_bias", PART_WHOLE, HF_GPT2 "attn.c_attn.bias", NULL, "blk.*.attn_qkv.bias", false},
+    {"block.*.qkv_bias", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.bias", "blk.*.attn_q.bias", false},
+    {"block.*.qkv_bias", PART_K, NULL, HF_LLAMA "self_attn.k_proj.bias", "blk.*.attn_k.bias", false},
+    {"block.*.qkv_bias", PART_V, NULL, HF_LLAMA "self_attn.v_proj.bias", "blk.*.attn_v.bias", false},
+    {"block.*.q_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.q_norm.weight", "blk.*.attn_q_norm.weight", false},
+    {"block.*.k_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.k_norm.weight", "blk.*.attn_k_norm.weight", false},
+    {"block.*.attention_out_weight", PART_WHOLE, HF_GPT2 "attn.c_proj.weight", HF_LLAMA "self_attn.o_proj.weight",
+     "blk.*.attn_output.weight", true},
+    {"block.*.attention_out_bias", PART_WHOLE, HF_GPT2 "attn.c_proj.bias", NULL, "blk.*.attn_output.bias", false},
+    {"block.*.norm2_weight", PART_WHOLE, HF_GPT2 "ln_2.weight", HF_LLAMA "post_attention_layernorm.weight",
+     "blk.*.ffn_norm.weight", false},
+    {"block.*.norm2_bias", PART_WHOLE, HF_GPT2 "ln_2.bias", NULL, "blk.*.ffn_norm.bias", false},
+    {"block.*.ffn_in_weight", PART_WHOLE, HF_GPT2 "mlp.c_fc.weight", NULL, "blk.*.ffn_up.weight", true},
+    {"block.*.ffn_in_weight", PART_GATE, NULL, HF_LLAMA "mlp.gate_proj.weight", "blk.*.ffn_gate.weight", false},
+    {"block.*.ffn_in_weight", PART_UP, NULL, HF_LLAMA "mlp.up_proj.weight", "blk.*.ffn_up.weight", false},
+    {"block.*.ffn_in_bias", PART_WHOLE, HF_GPT2 "mlp.c_fc.bias", NULL, "blk.*.ffn_up.bias", false},
+    {"block.*.ffn_out_weight", PART_WHOLE, HF_GPT2 "mlp.c_proj.weight", HF_LLAMA "mlp.down_proj.weight",
+     "blk.*.ffn_down.weight", true},
+    {"block.*.ffn_out_bias", PART_WHOLE, HF_GPT2 "mlp.c_proj.bias", NULL, "blk.*.ffn_down.bias", false},
+    {"final_norm_weight", PART_WHOLE, "transformer.ln_f.weight", "model.norm.weight", "output_norm.weight", false},
+    {"final_norm_bias", PART_WHOLE, "transformer.ln_f.bias", NULL, "output_norm.bias", false},
+    {"head_weight", PART_WHOLE, "lm_head.weight", "lm_head.weight", "output.weight", false},
+};
+enum { TENSOR_NAME_COUNT = sizeof TENSOR_NAMES / sizeof TENSOR_NAMES[0] };
+
+// One of their tensors: rows [first, first + rows) of one of ours.
+typedef struct {
+    char name[96];
+    size_t row;            // of TENSOR_NAMES
+    size_t tensor;         // of our table
+    size_t first, rows, cols;  // cols 0: a vector
+    bool transposed;       // it is stored as (cols, rows)
+} ForeignTensor;
+
+// A name with the number of a block in place of its *.
+static inline void convert_name(char* name, size_t size, const char* pattern, size_t block) {
+    size_t before = strcspn(pattern, "*");
+    if (pattern[before] == 0) snprintf(name, size, "%s", pattern);
+    else snprintf(name, size, "%.*s%zu%s", (int)before, pattern, block, pattern + before + 1);
+}
+
+// Whether a name of our table matches a pattern, and for which block.
+static inline bool convert_matches(size_t* block, const char* name, const char* pattern) {
+    size_t before = strcspn(pattern, "*");
+    char* end = NULL;
+    *block = 0;
+    if (strncmp(name, pattern, before) != 0) return false;
+    if (pattern[before] == 0) return name[before] == 0;
+    *block = (size_t)strtoull(name + before, &end, 10);
+    return end > name + before && strcmp(end, pattern + before + 1) == 0;
+}
+
+// The rows of a part, and where they begin.
+static inline void convert_part(size_t* first, size_t* rows, TensorPart part, const Config* c, const Tensor* t) {
+    size_t q = c->heads * config_head_size(c), k = c->kv_heads * config_head_size(c);
+    *first = part == PART_K ? q : part == PART_V ? q + k : part == PART_UP ? c->ffn : 0;
+    *rows = part == PART_WHOLE ? t->rows : part == PART_Q ? q : part == PART_K || part == PART_V ? k : c->ffn;
+}
+
+// Lists the tensors of a model's Hugging Face file, in the order of our table. The caller frees *list.
+static inline bool convert_list(ForeignTensor** list, size_t* count, const Config* c, const Parameters* p,
+                                Error* error) {
+    size_t capacity = 3 * p->count, block;  // the largest number of parts is that of q, k, v
+    *count = 0;
+    *list = (ForeignTensor*)memory_allocate(capacity * sizeof(ForeignTensor));
+    if (*list == NULL) return fail_with(error, "out of memory for a list of %zu tensors", capacity);
+    for (size_t i = 0; i < p->count; i++) {
+        for (size_t r = 0; r < TENSOR_NAME_COUNT; r++) {
+            const TensorNames* names = &TENSOR_NAMES[r];
+            const char* theirs = c->family == FAMILY_GPT2 ? names->gpt2 : names->llama;
+            if (theirs == NULL || !convert_matches(&block, p->tensors[i].name, names->ours)) continue;
+            ForeignTensor* f = &(*list)[(*count)++];
+            convert_name(f->name, sizeof f->name, theirs, block);
+            convert_part(&f->first, &f->rows, names->part, c, &p->tensors[i]);
+            f->row = r;
+            f->tensor = i;
+            f->cols = p->tensors[i].cols;
+            f->transposed = c->family == FAMILY_GPT2 && names->gpt2_transposed;
+        }
+    }
+    return true;
+}
+
+// Whether a file may hold a tensor of this name that is not a weight of the model: masks and RoPE frequencies that old
+// versions saved, and a tied head, which is a copy of the embedding.
+static inline bool convert_ignores(const char* name, const Config* c) {
+    static const char* const ends[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
+    size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        if (length >= strlen(ends[i]) && strcmp(name + length - strlen(ends[i]), ends[i]) == 0) return true;
+    return c->tied && strcmp(name, "lm_head.weight") == 0;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Configuration
+
+#define KEY_COUNT(key, member, missing) \
+    {key, key, KIND_COUNT, offsetof(Config, member), "N", 0, 0, NULL, missing}
+#define KEY_REAL(key, member, missing) \
+    {key, key, KIND_REAL, offsetof(Config, member), "X", 0, 0, NULL, missing}
+#define KEY_SWITCH(key, member, missing) \
+    {key, key, KIND_SWITCH, offsetof(Config, member), "on|off", 0, 0, NULL, missing}
+
+// Keys that are members of Config. The last column is transformers' own value for a file without the key; NULL: the key
+// is required. 0 is filled in by config_complete.
+static const Field GPT2_KEYS[] = {
+    KEY_COUNT("n_embd", channels, NULL),
+    KEY_COUNT("n_layer", layers, NULL),
+    KEY_COUNT("n_head", heads, NULL),
+    KEY_COUNT("n_inner", ffn, "0"),
+    KEY_COUNT("n_positions", context, NULL),
+    KEY_COUNT("vocab_size", vocab, NULL),
+    KEY_REAL("layer_norm_epsilon", norm_epsilon, "1e-5"),
+    KEY_SWITCH("tie_word_embeddings", tied, "on"),
+};
+static const Field LLAMA_KEYS[] = {
+    KEY_COUNT("hidden_size", channels, NULL),
+    KEY_COUNT("num_hidden_layers", layers, NULL),
+    KEY_COUNT("num_attention_heads", heads, NULL),
+    KEY_COUNT("num_key_value_heads", kv_heads, "0"),
+    KEY_COUNT("head_dim", head_size, "0"),
+    KEY_COUNT("intermediate_size", ffn, NULL),
+    KEY_COUNT("max_position_embeddings", context, NULL),
+    KEY_COUNT("vocab_size", vocab, NULL),
+    KEY_REAL("rms_norm_eps", norm_epsilon, "1e-6"),
+    KEY_REAL("rope_theta", rope_theta, "10000"),
+    KEY_SWITCH("tie_word_embeddings", tied, "off"),
+};
+// Members of "rope_scaling", or of "rope_parameters" since transformers 5, other than the kind.
+static const Field ROPE_KEYS[] = {
+    KEY_REAL("rope_theta", rope_theta, NULL),
+    KEY_REAL("factor", rope_factor, NULL),
+    KEY_REAL("low_freq_factor", rope_low_freq, NULL),
+    KEY_REAL("high_freq_factor", rope_high_freq, NULL),
+    KEY_COUNT("original_max_position_embeddings", rope_original, NULL),
+};
+enum {
+    GPT2_KEY_COUNT = sizeof GPT2_KEYS / sizeof GPT2_KEYS[0],
+    LLAMA_KEY_COUNT = sizeof LLAMA_KEYS / sizeof LLAMA_KEYS[0],
+    ROPE_KEY_COUNT = sizeof ROPE_KEYS / sizeof ROPE_KEYS[0]
+};
+#define ROPE_TYPES "default|linear|llama3"  // in the order of ROPE_SCALING_NONE, _LINEAR, _LLAMA3
+
+// Keys that are not one member of Config: none, or several.
+typedef enum {
+    RULE_UNREAD,   // changes no result of the model
+    RULE_VALUES,   // must have one of the values, since our model computes nothing else; `written` by an export
+    RULE_ROPE,     // an object with ROPE_KEYS, or null
+    RULE_WINDOW,   // null, or at least the context: then it hides nothing
+    RULE_LAYERS    // an array whose elements all have one of the values
+} RuleKind;
+
+typedef struct {
+    const char* types;        // the architectures, separated by |; "": all
+    const char* key;
+    RuleKind kind;
+    const char* values;       // of RULE_VALUES, RULE_LAYERS: as JSON writes them, without quotation marks
+    const char* written;      // JSON of what an export writes; NULL: nothing
+} ConfigRule;
+
+#define LLAMAS "llama|mistral|qwen2|qwen3"
+static const ConfigRule CONFIG_RULES[] = {
+    {"gpt2", "activation_function", RULE_VALUES, "gelu_new|gelu_pytorch_tanh", "\"gelu_new\""},
+    {"gpt2", "scale_attn_weights", RULE_VALUES, "true", "true"},
+    {"gpt2", "scale_attn_by_inverse_layer_idx", RULE_VALUES, "false", "false"},
+    {LLAMAS, "hidden_act", RULE_VALUES, "silu|swish", "\"silu\""},
+    {LLAMAS, "attention_bias", RULE_VALUES, "false", "false"},
+    {LLAMAS, "mlp_bias", RULE_VALUES, "false", NULL},
+    {LLAMAS, "partial_rotary_factor", RULE_VALUES, "1|1.0|null", NULL},
+    {LLAMAS, "rope_interleaved", RULE_VALUES, "false", NULL},
+    {LLAMAS, "use_mrope", RULE_VALUES, "false", NULL},
+    {LLAMAS, "rope_scaling", RULE_ROPE, NULL, NULL},
+    {LLAMAS, "rope_parameters", RULE_ROPE, NULL, NULL},
+    {"qwen2|qwen3", "use_sliding_window", RULE_VALUES, "false", "false"},
+    {"qwen2|qwen3", "sliding_window", RULE_UNREAD, NULL, NULL},
+    {"llama", "sliding_window", RULE_WINDOW, NULL, NULL},
+    {"mistral", "sliding_window", RULE_WINDOW, NULL, "null"},
+    {LLAMAS, "layer_types", RULE_LAYERS, "full_attention", NULL},
+    {"", "is_encoder_decoder", RULE_VALUES, "false", NULL},
+    {"", "add_cross_attention", RULE_VALUES, "false", NULL},
+    {"", "pruned_heads", RULE_LAYERS, "", NULL},
+    {"gpt2", "n_ctx", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "n_special", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "predict_special_tokens", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "attn_pdrop", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "embd_pdrop", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "resid_pdrop", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "reorder_and_upcast_attn", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "summary_activation", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "summary_first_dropout", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "summary_proj_to_labels", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "summary_type", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "summary_use_proj", RULE_UNREAD, NULL, NULL},
+    {LLAMAS, "attention_dropout", RULE_UNREAD, NULL, NULL},
+    {LLAMAS, "is_llama_config", RULE_UNREAD, NULL, NULL},
+    {LLAMAS, "max_window_layers", RULE_UNREAD, NULL, NULL},
+    {LLAMAS, "pretraining_tp", RULE_UNREAD, NULL, NULL},
+    {"", "_attn_implementation", RULE_UNREAD, NULL, NULL},
+    {"", "_attn_implementation_autoset", RULE_UNREAD, NULL, NULL},
+    {"", "_name_or_path", RULE_UNREAD, NULL, NULL},
+    {"", "architectures", RULE_UNREAD, NULL, NULL},
+    {"", "bos_token_id", RULE_UNREAD, NULL, NULL},
+    {"", "chunk_size_feed_forward", RULE_UNREAD, NULL, NULL},
+    {"", "dtype", RULE_UNREAD, NULL, NULL},
+    {"", "eos_token_id", RULE_UNREAD, NULL, NULL},
+    {"", "finetuning_task", RULE_UNREAD, NULL, NULL},
+    {"", "gradient_checkpointing", RULE_UNREAD, NULL, NULL},
+    {"", "id2label", RULE_UNREAD, NULL, NULL},
+    {"", "initializer_range", RULE_UNREAD, NULL, NULL},
+    {"", "is_decoder", RULE_UNREAD, NULL, NULL},
+    {"", "label2id", RULE_UNREAD, NULL, NULL},
+    {"", "model_type", RULE_UNREAD, NULL, NULL},
+    {"", "num_labels", RULE_UNREAD, NULL, NULL},
+    {"", "output_attentions", RULE_UNREAD, NULL, NULL},
+    {"", "output_hidden_states", RULE_UNREAD, NULL, NULL},
+    {"", "output_past", RULE_UNREAD, NULL, NULL},
+    {"", "pad_token_id", RULE_UNREAD, NULL, NULL},
+    {"", "return_dict", RULE_UNREAD, NULL, NULL},
+    {"", "task_specific_params", RULE_UNREAD, NULL, NULL},
+    {"", "tokenizer_class", RULE_UNREAD, NULL, NULL},
+    {"", "torch_dtype", RULE_UNREAD, NULL, NULL},
+    {"", "torchscript", RULE_UNREAD, NULL, NULL},
+    {"", "transformers.js_config", RULE_UNREAD, NULL, NULL},
+    {"", "transformers_version", RULE_UNREAD, NULL, NULL},
+    {"", "unk_token_id", RULE_UNREAD, NULL, NULL},
+    {"", "use_bfloat16", RULE_UNREAD, NULL, NULL},
+    {"", "use_cache", RULE_UNREAD, NULL, NULL},
+};
+enum { CONFIG_RULE_COUNT = sizeof CONFIG_RULES / sizeof CONFIG_RULES[0] };
+#define CONFIG_JSON_MAX ((size_t)1 << 24)  // bytes of a config.json
+
+// A scalar as JSON writes it, without quotation marks; for anything else, its type.
+static inline void json_scalar_text(char text[64], const Json* json, uint32_t node) {
+    static const char* const words[] = {"null", "false", "true", "", "", "a list", "an object"};
+    const JsonNode* n = &json->nodes[node];
+    if (n->type != JSON_NUMBER && n->type != JSON_STRING) snprintf(text, 64, "%s", words[n->type]);
+    else snprintf(text, 64, "%.*s", (int)min_size(n->bytes, 63), json->text + n->start);
+}
+
+// Fails for a key whose value our model does not compute.
+static inline bool hf_refuse(const char* path, const char* key, const char* value, const char* can, Error* error) {
+    return fail_with(error,
+                     "%.600s: \"%.80s\" is %.60s, which this program does not support%s%.100s; use another model", path,
+                     key, value, can[0] ? ": it supports " : "", can);
+}
+
+// Reads a key; null counts as missing.
+static inline bool hf_read_key(Config* c, const Field* field, const Json* json, uint32_t object, const char* path,
+                               Error* error) {
+    uint32_t node = json_get(json, object, field->name);
+    if (json_is(json, node, JSON_NULL)) node = JSON_NONE;
+    if (fields_read(c, field, 1, json, node == JSON_NONE ? JSON_NONE : object)) return true;
+    if (node == JSON_NONE) return fail_with(error, "%.600s lacks \"%s\"; use a complete copy of it", path, field->name);
+    char value[64];
+    json_scalar_text(value, json, node);
+    return fail_with(error, "%.600s: \"%s\" is %s, which is not a valid value; use another copy", path, field->name,
+                     value);
+}
+
+// Reads "rope_scaling" or "rope_parameters".
+static inline bool hf_read_rope(Config* c, const Json* json, uint32_t object, const char* path, Error* error) {
+    char kind[64] = "default", value[64];
+    if (!json_is(json, object, JSON_OBJECT))
+        return fail_with(error, "%.600s: \"%s\" is not an object; use another copy", path, json_key(json, object));
+    uint32_t type = json_get(json, object, "rope_type");
+    if (type == JSON_NONE) type = json_get(json, object, "type");  // its name before transformers 4.43
+    if (type != JSON_NONE) json_scalar_text(kind, json, type);
+    int scaling = choice_find(ROPE_TYPES, kind);
+    if (scaling < 0) return hf_refuse(path, "rope_type", kind, "default, linear and llama3", error);
+    memcpy(&c->rope_scaling, &scaling, sizeof scaling);
+    size_t needed = scaling == ROPE_SCALING_NONE ? 0 : scaling == ROPE_SCALING_LINEAR ? 2 : (size_t)ROPE_KEY_COUNT;
+    for (size_t i = 0; i < ROPE_KEY_COUNT; i++) {
+        bool there = json_get(json, object, ROPE_KEYS[i].name) != JSON_NONE;
+        if (i > 0 ? i < needed : there)
+            if (!hf_read_key(c, &ROPE_KEYS[i], json, object, path, error)) return false;
+    }
+    for (uint32_t i = json_first(json, object); i != JSON_NONE; i = json_next(json, i)) {
+        const char* key = json_key(json, i);
+        bool known = strcmp(key, "rope_type") == 0 || strcmp(key, "type") == 0;
+        for (size_t k = 0; k < ROPE_KEY_COUNT; k++) known |= strcmp(key, ROPE_KEYS[k].name) == 0;
+        json_scalar_text(value, json, i);
+        if (strcmp(key, "partial_rotary_factor") == 0) known = choice_find("1|1.0|null", value) >= 0;
+        if (!known) return hf_refuse(path, key, value, "", error);
+    }
+    return true;
+}
+
+// Checks a key against its rule.
+static inline bool hf_check_key(Config* c, const ConfigRule* rule, const Json* json, uint32_t node, const char* path,
+                                Error* error) {
+    char value[64];
+    double window = 0;
+    bool null = json_is(json, node, JSON_NULL), empty = json_is(json, node, JSON_OBJECT) && json_count(json, node) == 0;
+    json_scalar_text(value, json, node);
+    switch (rule->kind) {
+        case RULE_UNREAD: return true;
+        case RULE_VALUES:
+            return choice_find(rule->values, value) >= 0 || hf_refuse(path, rule->key, value, rule->values, error);
+        case RULE_ROPE:
+            // Where a file has both, transformers reads "rope_scaling" alone.
+            if (json_count(json, json_get(json, 0, "rope_scaling")) > 0 && strcmp(rule->key, "rope_scaling") != 0)
+                return true;
+            return null || empty || hf_read_rope(c, json, node, path, error);
+        case RULE_WINDOW:
+            if (null || (json_number(json, node, &window) && window >= (double)c->context)) return true;
+            return hf_refuse(path, rule->key, value, "no window, or one of at least max_position_embeddings", error);
+        case RULE_LAYERS:
+            if (null) return true;
+            for (uint32_t i = json_first(json, node); i != JSON_NONE; i = json_next(json, i)) {
+                json_scalar_text(value, json, i);
+                if (choice_find(rule->values, value) < 0)
+                    return hf_refuse(path, rule->key, value, rule->values, error);
+            }
+            return json_is(json, node, JSON_ARRAY) || json_count(json, node) == 0 ||
+                   hf_refuse(path, rule->key, value, rule->values, error);
+    }
+    return true;
+}
+
+static inline const Field* hf_keys(size_t* count, Family family) {
+    *count = family == FAMILY_GPT2 ? (size_t)GPT2_KEY_COUNT : (size_t)LLAMA_KEY_COUNT;
+    return family == FAMILY_GPT2 ? GPT2_KEYS : LLAMA_KEYS;
+}
+
+// The rule of a key for an architecture; NULL if there is none.
+static inline const ConfigRule* hf_rule(const Architecture* a, const char* key) {
+    for (size_t i = 0; i < CONFIG_RULE_COUNT; i++) {
+        const ConfigRule* rule = &CONFIG_RULES[i];
+        if (strcmp(rule->key, key) == 0 && (rule->types[0] == 0 || choice_find(rule->types, a->type) >= 0)) return rule;
+    }
+    return NULL;
+}
+
+// Reads a configuration from the text of a config.json, parsed.
+static inline bool hf_config_parse(Config* c, const Json* json, const char* path, Error* error) {
+    char type[64] = "none";
+    size_t count, which = 0;
+    memset(c, 0, sizeof *c);
+    if (!json_is(json, 0, JSON_OBJECT)) return fail_with(error, "%.600s is not an object; use another copy", path);
+    if (json_get(json, 0, "model_type") != JSON_NONE) json_scalar_text(type, json, json_get(json, 0, "model_type"));
+    while (which < ARCHITECTURE_COUNT && strcmp(ARCHITECTURES[which].type, type) != 0) which++;
+    if (which == ARCHITECTURE_COUNT)
+        return hf_refuse(path, "model_type", type, "gpt2, llama, mistral, qwen2 and qwen3", error);
+    const Architecture* a = &ARCHITECTURES[which];
+    c->family = a->family;
+    c->qkv_bias = a->qkv_bias;
+    c->qk_norm = a->qk_norm;
+    const Field* keys = hf_keys(&count, a->family);
+    for (size_t i = 0; i < count; i++) {
+        Field key = keys[i];
+        if (choice_find(a->needs, key.name) >= 0) key.missing = NULL;
+        if (!hf_read_key(c, &key, json, 0, path, error)) return false;
+    }
+    // A Mistral configuration that does not mention its window has one of 4096 tokens.
+    if (strcmp(a->type, "mistral") == 0 && json_get(json, 0, "sliding_window") == JSON_NONE && c->context > 4096)
+        return fail_with(error,
+                         "%.600s lacks \"sliding_window\", whose default is 4096 tokens, fewer than its context of "
+                         "%zu; use a model without a window",
+                         path, c->context);
+    for (uint32_t i = json_first(json, 0); i != JSON_NONE; i = json_next(json, i)) {
+        const char* name = json_key(json, i);
+        const ConfigRule* rule = hf_rule(a, name);
+        bool member = false;
+        for (size_t k = 0; k < count; k++) member |= strcmp(keys[k].name, name) == 0;
+        if (member) continue;
+        if (rule == NULL)
+            return fail_with(error,
+                             "%.600s has the key \"%.80s\", which this program does not know for %s; remove it if "
+                             "it does not change what the model computes",
+                             path, name, a->type);
+        if (!hf_check_key(c, rule, json, i, path, error)) return false;
+    }
+    return true;
+}
+
+// Completes and checks a configuration from a file; refuses a value outside the limits of its flag. config_complete
+// fills in zeros.
+static inline bool convert_complete(Config* c, const char* path, Error* error) {
+    Error why;
+    for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
+        const Field* field = &CONFIG_FIELDS[i];
+        Config copy = *c;
+        Flag flag = field_flag(field, &copy);
+        char text[64];
+        field_text(text, sizeof text, field, c);
+        bool zero = strcmp(text, "0") == 0 || (field->kind != KIND_COUNT && field->kind != KIND_REAL);
+        if (!zero && !flag_set(&flag, text, &why))
+            return fail_with(error, "%.500s: %.400s", path, why.text);
+    }
+    if (c->heads > 0 && c->head_size * c->heads == c->channels) c->head_size = 0;  // 0 means the same
+    return config_complete(c, &why) || fail_with(error, "%.500s: %.400s", path, why.text);
+}
+
+// Reads config.json at a path.
+static inline bool hf_config_read(Config* c, const char* path, Error* error) {
+    char* text;
+    size_t bytes;
+    Json json;
+    if (!file_read(path, CONFIG_JSON_MAX, &text, &bytes, error)) return false;
+    bool ok = json_parse(&json, text, bytes, path, error);
+    free(text);
+    if (!ok) return false;
+    ok = hf_config_parse(c, &json, path, error) && convert_complete(c, path, error);
+    json_free(&json);
+    return ok;
+}
+
+// Writes the members. A real number gets a decimal point, since transformers checks its type.
+static inline void hf_write_keys(JsonWriter* w, const Field* keys, size_t count, const Config* c) {
+    for (size_t i = 0; i < count; i++) {
+        double value = 0;
+        char text[48];
+        if (keys[i].kind == KIND_REAL) memcpy(&value, (const char*)c + keys[i].offset, sizeof value);
+        snprintf(text, sizeof text, "%.1f", value);
+        if (keys[i].kind != KIND_REAL || strtod(text, NULL) != value) {
+            fields_write(w, &keys[i], 1, c);
+            continue;
+        }
+        json_write_key(w, keys[i].name);
+        json_write_raw(w, text);
+    }
+}
+
+static inline void json_member_token(JsonWriter* w, const char* key, int32_t token) {
+    json_write_key(w, key);
+    if (token < 0) json_write_raw(w, "null");
+    else json_write_u64(w, (uint64_t)token);
+}
+
+// Writes config.json. begin_of_text, end_of_text: the tokens that begin and end a text; -1 if there is none.
+static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dtype, int32_t begin_of_text,
+                                   int32_t end_of_text, Error* error) {
+    const Architecture* a = architecture_of(config);
+    Config c = *config;
+    size_t count;
+    if (a == NULL)
+        return fail_with(error, "no Hugging Face architecture has this model's combination of --family, --qkv-bias, "
+                         "--qk-norm, --kv-heads and --head-size; export it as another format");
+    c.head_size = config_head_size(config);
+    const Field* keys = hf_keys(&count, a->family);
+    memset(w, 0, sizeof *w);
+    w->line_depth = 1;
+    json_write_begin(w, '{');
+    json_write_key(w, "architectures");
+    json_write_begin(w, '[');
+    json_write_string(w, a->class_name);
+    json_write_end(w, ']');
+    json_member_string(w, "model_type", a->type);
+    hf_write_keys(w, keys, count, &c);
+    for (size_t i = 0; i < CONFIG_RULE_COUNT; i++) {
+        const ConfigRule* rule = &CONFIG_RULES[i];
+        if (rule->written == NULL || hf_rule(a, rule->key) != rule) continue;
+        json_write_key(w, rule->key);
+        json_write_raw(w, rule->written);
+    }
+    if (c.rope_scaling != ROPE_SCALING_NONE && a->family == FAMILY_LLAMA) {
+        char kind[32];
+        choice_name(ROPE_TYPES, (int)c.rope_scaling, kind, sizeof kind);
+        json_write_key(w, "rope_scaling");
+        json_write_begin(w, '{');
+        json_member_string(w, "rope_type", kind);
+        hf_write_keys(w, ROPE_KEYS + 1, c.rope_scaling == ROPE_SCALING_LINEAR ? 1 : ROPE_KEY_COUNT - 1, &c);
+        json_write_end(w, '}');
+    }
+    json_member_token(w, "bos_token_id", begin_of_text);
+    json_member_token(w, "eos_token_id", end_of_text);
+    json_member_string(w, "torch_dtype", dtype == DTYPE_F32 ? "float32" : dtype == DTYPE_F16 ? "float16" : "bfloat16");
+    json_write_end(w, '}');
+    json_put(w, "\n", 1);
+    return json_write_done(w, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Elements
+
+// Whether files with weights of this type are read and written.
+static inline bool convert_knows(Dtype type) { return type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16; }
+
+// out (n) = in (n), exactly.
+static inline void convert_to_float(float* out, const void* in, Dtype type, size_t n) {
+    const uint16_t* half = (const uint16_t*)in;
+    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
+    #pragma omp parallel for simd if (n > 65536)
+    for (size_t i = 0; i < (type == DTYPE_BF16 ? n : 0); i++) out[i] = float_from_bf16(half[i]);
+    #pragma omp parallel for simd if (n > 65536)
+    for (size_t i = 0; i < (type == DTYPE_F16 ? n : 0); i++) out[i] = float_from_f16(half[i]);
+}
+
+// out (n) = in (n), rounded to the nearest.
+static inline void convert_from_float(void* out, const float* in, Dtype type, size_t n) {
+    uint16_t* half = (uint16_t*)out;
+    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
+    #pragma omp parallel for simd if (n > 65536)
+    for (size_t i = 0; i < (type == DTYPE_BF16 ? n : 0); i++) half[i] = bf16_from_float(in[i]);
+    #pragma omp parallel for simd if (n > 65536)
+    for (size_t i = 0; i < (type == DTYPE_F16 ? n : 0); i++) half[i] = f16_from_float(in[i]);
+}
+
+#endif  // LLMTRAIN_CONVERT_H

@@ -1,0 +1,621 @@
+// source.h: reads a model from a checkpoint of ours, a directory of Hugging Face, or a file of llm.c. The import of
+// other programs' models and the export to them (export.h) both read through this.
+//
+//   1. source         configuration, table of tensors, and where the pieces of each are: source_read
+//   2. checkpoint     of any number of ranks and any ZeRO stage
+//   3. Hugging Face   config.json, and model.safetensors or model.safetensors.index.json with its shards
+//   4. llm.c          files of magic 20240326, version 3 (fp32) and 5 (bf16)
+//   5. opening        source_open finds out which of them a path is; source_open_tokenizer; source_load fills a model
+//
+//   ModelSource source;
+//   if (source_open(&source, "models/x", &error)) ...                     source.config, source.parameters
+//   if (source_read(values, &source, i, elements, &error)) ...            tensor i of the table, as float
+//   source_close(&source);
+//
+// Weights may be F32, F16 or BF16. Only the headers are kept in memory: a tensor is read when it is asked for. A tensor
+// that is missing, superfluous, or of the wrong shape or type is refused by name, before any is read.
+
+#ifndef LLMTRAIN_SOURCE_H
+#define LLMTRAIN_SOURCE_H
+
+#include "convert.h"
+#include "../text/tokenizer.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Source
+
+typedef struct {
+    int file;                    // open descriptor
+    char path[FILE_PATH_MAX];
+} SourceFile;
+
+// A piece of one of our tensors, contiguous in a file.
+typedef struct {
+    size_t tensor;               // of the table
+    size_t first, count;         // elements [first, first + count) of it
+    size_t file, position;       // of its first byte
+    Dtype dtype;
+    bool transposed;             // a whole matrix that is stored as (cols, rows)
+    bool checked;                // it has a checksum, XXH64
+    uint64_t hash;
+} SourcePiece;
+
+typedef struct {
+    char path[FILE_PATH_MAX];    // of the model: a checkpoint, a directory, a file
+    char tokenizer[FILE_PATH_MAX];  // directory where the tokenizer is, if there is one
+    Config config;               // complete
+    Parameters parameters;       // its table
+    SourceFile* files;           // (file_count), owned
+    size_t file_count;
+    SourcePiece* pieces;         // (piece_count), owned; in the order of the table once the source is open
+    size_t piece_count, piece_capacity;
+    Dtype dtype;                 // of all weights; F32 where they differ
+    float *chunk, *widened;      // (CHECKPOINT_CHUNK) as in the file, and as float; owned
+} ModelSource;
+
+static inline void source_close(ModelSource* s) {
+    for (size_t i = 0; i < s->file_count; i++) close(s->files[i].file);
+    parameters_free(&s->parameters);
+    free(s->files);
+    free(s->pieces);
+    free(s->chunk);
+    free(s->widened);
+    memset(s, 0, sizeof *s);
+}
+
+// Begins a source whose configuration is known, with room for files and pieces.
+static inline bool source_begin(ModelSource* s, size_t files, size_t pieces, Error* error) {
+    Weights weights;
+    memset(&weights, 0, sizeof weights);
+    if (!convert_complete(&s->config, s->path, error)) return false;
+    bool ok = weights_create(&weights, &s->parameters, &s->config, NULL, error);
+    free(weights.blocks);
+    s->files = (SourceFile*)memory_allocate(files * sizeof(SourceFile));
+    s->pieces = (SourcePiece*)memory_allocate(pieces * sizeof(SourcePiece));
+    s->chunk = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    s->widened = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    s->piece_capacity = pieces;
+    return ok && ((s->files && s->pieces && s->chunk && s->widened) ||
+                  fail_memory(error, s->path, pieces * sizeof(SourcePiece)));
+}
+
+// Takes over the descriptor of a file; returns its number.
+static inline size_t source_add_file(ModelSource* s, int file, const char* path) {
+    SourceFile* f = &s->files[s->file_count];
+    f->file = file;
+    snprintf(f->path, sizeof f->path, "%.4095s", path);
+    return s->file_count++;
+}
+
+static inline SourcePiece* source_add_piece(ModelSource* s, size_t tensor, size_t first, size_t count, size_t file,
+                                            size_t position, Dtype dtype) {
+    assert(s->piece_count < s->piece_capacity);
+    SourcePiece* piece = &s->pieces[s->piece_count++];
+    piece->tensor = tensor;
+    piece->first = first;
+    piece->count = count;
+    piece->file = file;
+    piece->position = position;
+    piece->dtype = dtype;
+    return piece;
+}
+
+static inline int source_compare(const void* left, const void* right) {
+    const SourcePiece* a = (const SourcePiece*)left;
+    const SourcePiece* b = (const SourcePiece*)right;
+    if (a->tensor != b->tensor) return a->tensor < b->tensor ? -1 : 1;
+    return a->first < b->first ? -1 : a->first > b->first;
+}
+
+// Sorts the pieces, and checks that they cover the whole model exactly once.
+static inline bool source_finish(ModelSource* s, Error* error) {
+    qsort(s->pieces, s->piece_count, sizeof(SourcePiece), source_compare);
+    const SourcePiece* piece = s->pieces;
+    const SourcePiece* end = s->pieces + s->piece_count;
+    s->dtype = s->piece_count ? piece->dtype : DTYPE_F32;
+    for (size_t i = 0; i < s->parameters.count; i++) {
+        const Tensor* t = &s->parameters.tensors[i];
+        size_t reached = 0;
+        for (; piece < end && piece->tensor == i && piece->first == reached; piece++) {
+            reached += piece->count;
+            if (piece->dtype != s->dtype) s->dtype = DTYPE_F32;
+        }
+        if (reached != tensor_elements(t) || (piece < end && piece->tensor == i))
+            return fail_with(error, "%.600s has %zu of %zu elements of %s, or some twice; it is damaged, or a file is "
+                             "missing", s->path, reached, tensor_elements(t), t->name);
+    }
+    return true;
+}
+
+// Reads `count` elements of a piece, from `done` on, and adds their bytes to the hash.
+static inline bool source_read_chunk(ModelSource* s, const SourcePiece* piece, size_t done, size_t count, Hash* hash,
+                                     Error* error) {
+    const SourceFile* f = &s->files[piece->file];
+    size_t size = dtype_bytes(piece->dtype);
+    if (!file_read_at(f->file, s->chunk, count * size, piece->position + done * size, f->path, error)) return false;
+    disk_read_ahead(f->file, piece->position + (done + count) * size, 2 * FILE_CHUNK);
+    hash_add(hash, s->chunk, count * size);
+    return true;
+}
+
+// The first piece of a tensor.
+static inline size_t source_first_piece(const ModelSource* s, size_t tensor) {
+    size_t low = 0, high = s->piece_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (s->pieces[middle].tensor < tensor) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+// Reads the first `elements` elements of a tensor as floats: values (elements). A transposed one is read whole.
+static inline bool source_read(float* values, ModelSource* s, size_t tensor, size_t elements, Error* error) {
+    const Tensor* t = &s->parameters.tensors[tensor];
+    for (size_t p = source_first_piece(s, tensor); p < s->piece_count && s->pieces[p].tensor == tensor; p++) {
+        const SourcePiece* piece = &s->pieces[p];
+        if (piece->first >= elements) break;
+        size_t wanted = min_size(piece->count, elements - piece->first), n;
+        Hash hash = hash_begin(0);
+        for (size_t done = 0; done < wanted; done += n) {
+            n = min_size(CHECKPOINT_CHUNK, wanted - done);
+            if (!source_read_chunk(s, piece, done, n, &hash, error)) return false;
+            convert_to_float(piece->transposed ? s->widened : values + piece->first + done, s->chunk, piece->dtype, n);
+            for (size_t e = 0; e < (piece->transposed ? n : 0); e++)
+                values[(done + e) % t->rows * t->cols + (done + e) / t->rows] = s->widened[e];
+        }
+        if (piece->checked && wanted == piece->count && hash_end(&hash) != piece->hash)
+            return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged",
+                             s->files[piece->file].path, t->name);
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Checkpoint
+
+// Adds the pieces of the weights in one rank's file, an entry of the manifest.
+static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_t entry, Error* error) {
+    char path[FILE_PATH_MAX + 64], name[64] = "", sum[24] = "";
+    SafetensorsFile file;
+    CheckpointLoad load;
+    FlatVector flat;  // of no rank: only the table counts
+    memset(&load, 0, sizeof load);
+    memset(&flat, 0, sizeof flat);
+    flat.parameters = &s->parameters;
+    load.count = checkpoint_arrays(load.arrays, &flat);
+    if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
+        return fail_with(error, "the manifest of %.600s has an entry without a file name; it is damaged", s->path);
+    snprintf(path, sizeof path, "%s/%s", s->path, name);
+    if (!safetensors_open(&file, path, error)) return false;
+    size_t number = source_add_file(s, file.file, path);
+    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
+              fail_with(error, "%.600s: its header does not match its checksum; the file is damaged", path);
+    uint32_t sums = json_get(manifest, entry, "checksums");
+    for (size_t i = 0; ok && i < file.header.count; i++) {
+        const SafetensorsTensor* saved = &file.header.tensors[i];
+        size_t array, tensor;
+        unsigned long long hash = 0;
+        CommSlice part;
+        if (!checkpoint_piece(&array, &tensor, &part, &load, &flat, saved)) continue;
+        const Tensor* t = &s->parameters.tensors[tensor];
+        ok = convert_knows(saved->type) && part.first <= part.end && part.end <= tensor_elements(t) &&
+             saved->bytes == slice_length(part) * dtype_bytes(saved->type) &&
+             json_string(manifest, json_get(manifest, sums, saved->name), sum, sizeof sum) &&
+             sscanf(sum, "%llx", &hash) == 1 && s->piece_count < s->piece_capacity;
+        if (!ok) fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", path, saved->name);
+        if (!ok || part.first == part.end) continue;
+        SourcePiece* piece = source_add_piece(s, tensor, part.first, slice_length(part), number,
+                                              file.data_start + saved->offset, saved->type);
+        piece->checked = true;
+        piece->hash = hash;
+    }
+    file.file = -1;  // the source's
+    safetensors_close(&file);
+    return ok;
+}
+
+// Opens the checkpoint at s->path, a step_N directory.
+static inline bool source_open_checkpoint(ModelSource* s, Error* error) {
+    Json manifest;
+    RunRecord record;
+    if (!record_open(&manifest, &record, s->path, error)) return false;
+    snprintf(s->tokenizer, sizeof s->tokenizer, "%.4000s/../tokenizer", s->path);
+    s->config = record.config;
+    uint32_t files = json_get(&manifest, 0, "files");
+    size_t pieces = 0;
+    for (uint32_t e = json_first(&manifest, files); e != JSON_NONE; e = json_next(&manifest, e))
+        pieces += json_count(&manifest, json_get(&manifest, e, "checksums"));
+    bool ok = source_begin(s, json_count(&manifest, files), pieces, error);
+    for (uint32_t e = json_first(&manifest, files); ok && e != JSON_NONE; e = json_next(&manifest, e))
+        ok = source_add_rank(s, &manifest, e, error);
+    json_free(&manifest);
+    return ok && source_finish(s, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Hugging Face
+
+#define HF_FILES_MAX ((size_t)10000)
+
+// A tensor of the files.
+typedef struct {
+    const SafetensorsTensor* tensor;
+    size_t file;
+    bool used;
+} HfTensor;
+
+typedef struct {
+    SafetensorsFile* files;      // (file_count) one, or the shards
+    size_t file_count;
+    HfTensor* tensors;           // (tensor_count) sorted by name
+    size_t tensor_count;
+} HfFiles;
+
+static inline void hf_close(HfFiles* h) {
+    for (size_t i = 0; i < h->file_count; i++) safetensors_close(&h->files[i]);
+    free(h->files);
+    free(h->tensors);
+}
+
+static inline int hf_compare(const void* left, const void* right) {
+    return strcmp(((const HfTensor*)left)->tensor->name, ((const HfTensor*)right)->tensor->name);
+}
+
+// The tensor with a name; NULL if there is none.
+static inline HfTensor* hf_find(const HfFiles* h, const char* name) {
+    size_t low = 0, high = h->tensor_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        int order = strcmp(h->tensors[middle].tensor->name, name);
+        if (order == 0) return &h->tensors[middle];
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return NULL;
+}
+
+static inline bool hf_open_file(HfFiles* h, const char* directory, const char* name, Error* error) {
+    char path[FILE_PATH_MAX];
+    snprintf(path, sizeof path, "%.3800s/%.250s", directory, name);
+    if (!safetensors_open(&h->files[h->file_count], path, error)) return false;
+    h->file_count++;
+    return true;
+}
+
+// Opens the shards that the index names, each once.
+static inline bool hf_open_shards(HfFiles* h, const char* directory, const Json* index, const char* path,
+                                  Error* error) {
+    uint32_t map = json_get(index, 0, "weight_map");
+    char name[256], (*names)[256];
+    if (!json_is(index, map, JSON_OBJECT))
+        return fail_with(error, "%.600s has no object \"weight_map\"; use another copy", path);
+    size_t most = min_size(json_count(index, map), HF_FILES_MAX);
+    names = (char (*)[256])memory_allocate(most * sizeof *names);
+    h->files = (SafetensorsFile*)memory_allocate(most * sizeof(SafetensorsFile));
+    bool ok = (names && h->files) || fail_memory(error, path, most * sizeof(SafetensorsFile));
+    for (uint32_t i = json_first(index, map); ok && i != JSON_NONE; i = json_next(index, i)) {
+        size_t f = 0;
+        ok = (json_string(index, i, name, sizeof name) && name[0] && !strchr(name, '/')) ||
+             fail_with(error, "%.600s: \"%.80s\" is in no file of the directory; use another copy", path,
+                       json_key(index, i));
+        while (ok && f < h->file_count && strcmp(names[f], name) != 0) f++;
+        if (!ok || f < h->file_count) continue;
+        ok = f < HF_FILES_MAX ||
+             fail_with(error, "%.600s names more than %zu files; use another copy", path, HF_FILES_MAX);
+        if (ok) snprintf(names[f], sizeof names[f], "%s", name);
+        ok = ok && hf_open_file(h, directory, name, error);
+    }
+    free(names);
+    return ok;
+}
+
+// Checks that the index and its shards agree: each tensor is in the file that the index names.
+static inline bool hf_check_index(const HfFiles* h, const Json* index, const char* path, Error* error) {
+    uint32_t map = json_get(index, 0, "weight_map");
+    for (uint32_t i = json_first(index, map); i != JSON_NONE; i = json_next(index, i)) {
+        char name[256] = "";
+        const HfTensor* found = hf_find(h, json_key(index, i));
+        const char* in = found ? strrchr(h->files[found->file].path, '/') + 1 : "";
+        if (!json_string(index, i, name, sizeof name) || strcmp(in, name) != 0)
+            return fail_with(error, "%.600s: \"%.80s\" is not in %.80s; the files are of different models", path,
+                             json_key(index, i), name);
+    }
+    return json_count(index, map) == h->tensor_count ||
+           fail_with(error, "%.600s names %u tensors, but the files have %zu; they are of different models", path,
+                     (unsigned)json_count(index, map), h->tensor_count);
+}
+
+// Opens all files of weights in a directory, and sorts their tensors.
+static inline bool hf_open(HfFiles* h, const char* directory, Error* error) {
+    char path[FILE_PATH_MAX];
+    char* text = NULL;
+    size_t bytes;
+    Json index;
+    memset(h, 0, sizeof *h);
+    memset(&index, 0, sizeof index);
+    snprintf(path, sizeof path, "%.4000s/model.safetensors", directory);
+    bool one = access(path, F_OK) == 0, ok;
+    if (one) {
+        h->files = (SafetensorsFile*)memory_allocate(sizeof(SafetensorsFile));
+        ok = (h->files || fail_memory(error, path, sizeof(SafetensorsFile))) &&
+             hf_open_file(h, directory, "model.safetensors", error);
+    } else {
+        snprintf(path, sizeof path, "%.4000s/model.safetensors.index.json", directory);
+        if (access(path, F_OK) != 0)
+            return fail_with(error,
+                             "%.600s has neither model.safetensors nor model.safetensors.index.json; save the model "
+                             "as safetensors",
+                             directory);
+        ok = file_read(path, JSON_BYTES_MAX, &text, &bytes, error) && json_parse(&index, text, bytes, path, error);
+        free(text);
+        ok = ok && hf_open_shards(h, directory, &index, path, error);
+    }
+    size_t count = 0;
+    for (size_t f = 0; f < h->file_count; f++) count += h->files[f].header.count;
+    h->tensors = ok ? (HfTensor*)memory_allocate(count * sizeof(HfTensor)) : NULL;
+    if (ok && h->tensors == NULL) ok = fail_memory(error, path, count * sizeof(HfTensor));
+    for (size_t f = 0; ok && f < h->file_count; f++) {
+        for (size_t i = 0; i < h->files[f].header.count; i++) {
+            h->tensors[h->tensor_count].tensor = &h->files[f].header.tensors[i];
+            h->tensors[h->tensor_count++].file = f;
+        }
+    }
+    if (ok) qsort(h->tensors, h->tensor_count, sizeof(HfTensor), hf_compare);
+    for (size_t i = 1; ok && i < h->tensor_count; i++)
+        if (hf_compare(&h->tensors[i - 1], &h->tensors[i]) == 0)
+            ok = fail_with(error, "%.600s: two tensors are called %.100s; use another copy", path,
+                           h->tensors[i].tensor->name);
+    ok = ok && (one || hf_check_index(h, &index, path, error));
+    json_free(&index);
+    if (!ok) hf_close(h);
+    return ok;
+}
+
+// The weight with a name, NULL if there is none. In a file of a model without its head the names lack their prefix
+// ("transformer.", "model.").
+static inline HfTensor* hf_find_weight(const HfFiles* h, const char* name) {
+    const char* dot = strchr(name, '.');
+    HfTensor* found = hf_find(h, name);
+    return found == NULL && dot && strncmp(name, "lm_head", 7) != 0 ? hf_find(h, dot + 1) : found;
+}
+
+// Adds one of their tensors as a piece, if its shape and type are right.
+static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignTensor* f, Error* error) {
+    HfTensor* found = hf_find_weight(h, f->name);
+    if (found == NULL)
+        return fail_with(error, "%.600s has no tensor %s; it is of another model than its config.json says", s->path,
+                         f->name);
+    const SafetensorsTensor* saved = found->tensor;
+    size_t shape[2] = {f->transposed ? f->cols : f->rows, f->transposed ? f->rows : f->cols};
+    char expected[64];
+    int dims = f->cols ? 2 : 1;
+    snprintf(expected, sizeof expected, dims == 2 ? "%zu x %zu" : "%zu", shape[0], shape[1]);
+    if (saved->dims != dims || saved->shape[0] != shape[0] || (dims == 2 && saved->shape[1] != shape[1]))
+        return fail_with(error, "%.600s: %.100s is not %s, the shape that config.json asks for; they are of different "
+                         "models", h->files[found->file].path, saved->name, expected);
+    if (!convert_knows(saved->type))
+        return fail_with(error,
+                         "%.600s: %.100s is of type %s; weights must be F32, F16 or BF16: save the model in one of "
+                         "those types",
+                         h->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
+    size_t width = f->cols ? f->cols : 1;
+    SourcePiece* piece = source_add_piece(s, f->tensor, f->first * width, f->rows * width, found->file,
+                                          h->files[found->file].data_start + saved->offset, saved->type);
+    piece->transposed = f->transposed;
+    found->used = true;
+    return true;
+}
+
+// If a head was saved although config.json ties it to the embedding, checks that the two are equal: from version 5 on,
+// transformers treats a different one as a separate head.
+static inline bool source_check_head(ModelSource* s, const HfFiles* h, const char* embedding, Error* error) {
+    const HfTensor *head = hf_find(h, "lm_head.weight"), *wte = hf_find_weight(h, embedding);
+    if (!s->config.tied || head == NULL || wte == NULL) return true;
+    const HfTensor* both[2] = {head, wte};
+    void* parts[2] = {s->chunk, s->widened};
+    size_t bytes = wte->tensor->bytes, n;
+    bool same = head->tensor->type == wte->tensor->type && head->tensor->bytes == bytes;
+    for (size_t done = 0; same && done < bytes; done += n) {
+        n = min_size(CHECKPOINT_CHUNK * sizeof(float), bytes - done);
+        for (int i = 0; i < 2; i++)
+            if (!safetensors_read_range(&h->files[both[i]->file], both[i]->tensor, done, n, parts[i], error))
+                return false;
+        same = memcmp(parts[0], parts[1], n) == 0;
+    }
+    return same || fail_with(error, "%.600s has a lm_head.weight that is not %s, though config.json ties them; set "
+                             "\"tie_word_embeddings\" to false, or remove it", s->path, embedding);
+}
+
+// Opens the directory at s->path.
+static inline bool source_open_hf(ModelSource* s, Error* error) {
+    char path[FILE_PATH_MAX];
+    HfFiles h;
+    ForeignTensor* list = NULL;
+    size_t count = 0;
+    snprintf(path, sizeof path, "%.4000s/config.json", s->path);
+    snprintf(s->tokenizer, sizeof s->tokenizer, "%.4000s", s->path);
+    if (!hf_config_read(&s->config, path, error) || !hf_open(&h, s->path, error)) return false;
+    bool ok = source_begin(s, h.file_count, h.tensor_count, error) &&
+              convert_list(&list, &count, &s->config, &s->parameters, error);
+    for (size_t i = 0; ok && i < count; i++) ok = source_add_foreign(s, &h, &list[i], error);
+    for (size_t i = 0; ok && i < h.tensor_count; i++)
+        if (!h.tensors[i].used && !convert_ignores(h.tensors[i].tensor->name, &s->config))
+            ok = fail_with(error,
+                           "%.600s: %.100s belongs to no tensor of a model as config.json describes it; they are of "
+                           "different models",
+                           h.files[h.tensors[i].file].path, h.tensors[i].tensor->name);
+    ok = ok && source_check_head(s, &h, list[0].name, error);  // the first of the list is the embedding
+    for (size_t i = 0; ok && i < h.file_count; i++) {
+        source_add_file(s, h.files[i].file, h.files[i].path);
+        h.files[i].file = -1;
+    }
+    free(list);
+    hf_close(&h);
+    return ok && source_finish(s, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. llm.c
+//
+// A header of 256 int32: magic, version, context, V, L, H, C, Vp; then the tensors in the order of TENSOR_NAMES, each
+// for all blocks. The vocabulary is padded to Vp rows.
+
+enum { LLMC_HEADER = 256, LLMC_MAGIC = 20240326, LLMC_FP32 = 3, LLMC_BF16 = 5 };
+
+// tensors: the number in our table of each tensor of a file of llm.c, in the file's order. Returns how many there are.
+static inline size_t llmc_order(size_t* tensors, const Parameters* p) {
+    size_t count = 0, block;
+    for (size_t r = 0; r < TENSOR_NAME_COUNT; r++)
+        for (size_t i = 0; i < p->count && TENSOR_NAMES[r].gpt2; i++)
+            if (convert_matches(&block, p->tensors[i].name, TENSOR_NAMES[r].ours)) tensors[count++] = i;
+    return count;
+}
+
+// Reads the file at s->path, which is open already as `file`.
+static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Error* error) {
+    int32_t header[LLMC_HEADER];
+    if (bytes < sizeof header) return fail_with(error, "%.600s is not a model file: it is too short", s->path);
+    if (!file_read_at(file, header, sizeof header, 0, s->path, error)) return false;
+    if (header[0] != LLMC_MAGIC)
+        return fail_with(error,
+                         "%.600s is not an llm.c model file; give a run, a checkpoint, a Hugging Face directory, or "
+                         "an llm.c file",
+                         s->path);
+    if (header[1] != LLMC_FP32 && header[1] != LLMC_BF16)
+        return fail_with(error,
+                         "%.600s has version %d; versions 3 (fp32) and 5 (bf16) are supported: write it again with "
+                         "train_gpt2.py",
+                         s->path, header[1]);
+    for (int i = 2; i < 8; i++)
+        if (header[i] < 1)
+            return fail_with(error, "%.600s has a size of %d in its header; it is damaged", s->path, header[i]);
+    Config* c = &s->config;
+    c->family = FAMILY_GPT2;
+    c->context = (size_t)header[2];
+    c->vocab = (size_t)header[3];
+    c->layers = (size_t)header[4];
+    c->heads = (size_t)header[5];
+    c->channels = (size_t)header[6];
+    c->tied = true;
+    size_t padded = (size_t)header[7], position = sizeof header;
+    Dtype dtype = header[1] == LLMC_FP32 ? DTYPE_F32 : DTYPE_BF16;
+    if (padded < c->vocab || padded > ((size_t)1 << 25))
+        return fail_with(error, "%.600s has %zu rows for a vocabulary of %zu; it is damaged", s->path, padded,
+                         c->vocab);
+    if (!source_begin(s, 1, 16 * c->layers + 16, error)) return false;
+    size_t* order = (size_t*)memory_allocate(s->parameters.count * sizeof(size_t));
+    if (order == NULL) return fail_memory(error, s->path, s->parameters.count * sizeof(size_t));
+    size_t count = llmc_order(order, &s->parameters);
+    for (size_t i = 0; i < count; i++) {
+        const Tensor* t = &s->parameters.tensors[order[i]];
+        size_t n = tensor_elements(t), rows = i == 0 ? padded : t->rows;  // the first is the token embedding
+        source_add_piece(s, order[i], 0, n, 0, position, dtype);
+        position += n / t->rows * rows * dtype_bytes(dtype);
+    }
+    free(order);
+    if (position != bytes)
+        return fail_with(error,
+                         "%.600s has %zu bytes where its header asks for %zu; it is truncated, or another model's",
+                         s->path, bytes, position);
+    source_add_file(s, file, s->path);
+    return source_finish(s, error);
+}
+
+static inline bool source_open_llmc(ModelSource* s, Error* error) {
+    size_t bytes;
+    int file = file_open(&bytes, s->path, error);
+    if (file < 0) return false;
+    bool ok = source_read_llmc(s, file, bytes, error);
+    if (s->file_count == 0) close(file);  // otherwise it is the source's
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Opening
+
+// Whether a directory has a file of this name.
+static inline bool source_has(const char* directory, const char* name) {
+    char path[FILE_PATH_MAX];
+    snprintf(path, sizeof path, "%.3900s/%s", directory, name);
+    return access(path, F_OK) == 0;
+}
+
+// Whether a directory has the files of a tokenizer.
+static inline bool source_has_tokenizer(const char* directory) {
+    bool there = source_has(directory, TOKENIZER_FILES[FILE_JSON]);
+    for (int i = 0; i < 2 && !there; i++)
+        there = source_has(directory, GPT2_FILES[i][0]) && source_has(directory, GPT2_FILES[i][1]);
+    for (size_t i = 0; i < PATTERNS_COUNT && !there; i++) {
+        char name[32];
+        if (!PATTERNS[i].name) continue;
+        ranks_name(name, &PATTERNS[i]);
+        there = source_has(directory, name);
+    }
+    return there;
+}
+
+// Opens the tokenizer of a model of V tokens, if the directory has one. Without one it is the byte tokenizer if V is
+// 256; otherwise it is not known, and its vocabulary is 0. The caller closes it in any case.
+static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* directory, size_t V, Error* error) {
+    bool there = source_has_tokenizer(directory);
+    *tokenizer = tokenizer_of_bytes();
+    if (!there && V != (size_t)tokenizer->vocabulary) memset(tokenizer, 0, sizeof *tokenizer);
+    if (there && !tokenizer_open(tokenizer, directory, NULL, error)) return false;
+    if ((size_t)tokenizer->vocabulary <= V) return true;
+    fail_with(error, "the tokenizer in %.600s has %d tokens, but the model %zu; they do not belong together", directory,
+              tokenizer->vocabulary, V);
+    tokenizer_close(tokenizer);
+    return false;
+}
+
+// Opens the model at a path: a checkpoint (a step_N directory), a run (then its newest checkpoint), a directory of
+// Hugging Face, or a file of llm.c. After a failure there is nothing to close.
+static inline bool source_open(ModelSource* s, const char* path, Error* error) {
+    uint64_t step = UINT64_MAX;
+    bool found = false, ok;
+    memset(s, 0, sizeof *s);
+    if (!path_copy(s->path, path, error)) return false;
+    if (access(path, F_OK) != 0) return fail_file(error, "open", path);
+    if (!directory_exists(path)) {
+        ok = source_open_llmc(s, error);
+    } else if (source_has(path, "manifest.json")) {
+        ok = source_open_checkpoint(s, error);
+    } else if (source_has(path, "config.json")) {
+        ok = source_open_hf(s, error);
+    } else {
+        ok = checkpoint_find_before(&step, &found, path, step, error);
+        if (ok && !found)
+            ok = fail_with(error,
+                           "%.600s holds no model: neither checkpoints nor config.json; give a run, a checkpoint, a "
+                           "Hugging Face directory, or an llm.c file",
+                           path);
+        if (ok) checkpoint_path(s->path, path, step, "");
+        ok = ok && source_open_checkpoint(s, error);
+    }
+    if (!ok) source_close(s);
+    return ok;
+}
+
+// Fills in the weights of a model of the same configuration, except that its context may be shorter, and a llama's also
+// longer. flag: the one that named the source.
+static inline bool source_load(Model* model, ModelSource* s, const char* flag, Error* error) {
+    Config* there = &s->config;
+    if (model->config.family == FAMILY_LLAMA || model->config.context < there->context)
+        there->context = model->config.context;
+    if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error)) return false;
+    size_t most = 0;
+    for (size_t i = 0; i < model->parameters.count; i++)
+        most = max_size(most, tensor_elements(&model->parameters.tensors[i]));
+    float* values = (float*)memory_allocate(most * sizeof(float));
+    bool ok = values != NULL || fail_memory(error, s->path, most * sizeof(float));
+    for (size_t i = 0; ok && i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        ok = source_read(values, s, i, tensor_elements(t), error) &&
+             model_set_params(model, t->offset, values, tensor_elements(t), error);
+    }
+    free(values);
+    return ok;
+}
+
+#endif  // LLMTRAIN_SOURCE_H

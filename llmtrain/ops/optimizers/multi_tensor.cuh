@@ -1,0 +1,80 @@
+// multi_tensor.cuh: the table with which one launch updates many tensors, as PyTorch's multi_tensor_apply does.
+//
+//   MultiTensorList list;
+//   for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, &step, fours, chunk);)
+//       kernel<<<list.chunks, threads, 0, stream->compute>>>(list);
+//
+// 8 of the 12 tensors of a GPT-2 block are vectors of a few thousand elements, whose update takes less time than
+// passes between two launches. So slices are cut into chunks of equal length, numbered across all slices; the block
+// that owns a chunk finds its slice by bisection. The table is a kernel parameter: it needs no memory and no copy, and
+// is read through the constant cache.
+//
+// Needs: llmtrain/ops/types.h, llmtrain/ops/optimizers/optimizers.h.
+
+#ifndef LLMTRAIN_MULTI_TENSOR_CUH
+#define LLMTRAIN_MULTI_TENSOR_CUH
+
+#include "optimizers.h"
+#include "../types.h"
+
+enum {
+    MULTI_TENSOR_SLICES = 320,  // 27 KB of the 32,764 bytes that a kernel's parameters may take
+    MULTI_TENSOR_STATES = 4     // the most states that an element-wise optimizer has
+};
+
+// The part of an OptimizerSlice that a kernel needs.
+typedef struct {
+    floatX* params;
+    float* master_weights;
+    const float* grads;
+    void* states[MULTI_TENSOR_STATES];
+    size_t first, n;
+    float weight_decay;
+} MultiTensorSlice;
+
+typedef struct {
+    unsigned count, chunks;
+    unsigned begins[MULTI_TENSOR_SLICES];  // each slice's first chunk
+    MultiTensorSlice slices[MULTI_TENSOR_SLICES];
+} MultiTensorList;
+
+// The slice that a chunk is part of.
+static __device__ __forceinline__ unsigned multi_tensor_find(const MultiTensorList* list, unsigned chunk) {
+    unsigned low = 0, high = list->count;
+    while (high - low > 1) {
+        unsigned middle = (low + high) / 2;
+        if (list->begins[middle] <= chunk) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// Whether every array can be accessed four elements at a time, and those four share a call of random4.
+static inline bool multi_tensor_fours(const OptimizerSlice* s) {
+    return packs_fit(s->n, s->params, s->master_weights, s->states[0], s->states[1]) &&
+           packs_fit(s->n, s->grads, NULL, NULL, NULL) && s->first % 4 == 0;
+}
+
+// Fills the list with those slices (count), from index *next on, for which multi_tensor_fours returns `fours`, cut into
+// chunks of `chunk` elements; sets *next to the first slice not yet looked at. False if the list stays empty.
+static inline bool multi_tensor_next(MultiTensorList* list, size_t* next, const OptimizerSlice* slices, size_t count,
+                                     const OptimizerStep* o, bool fours, size_t chunk) {
+    list->count = list->chunks = 0;
+    for (; *next < count && list->count < MULTI_TENSOR_SLICES; ++*next) {
+        const OptimizerSlice* s = &slices[*next];
+        if (s->n == 0 || multi_tensor_fours(s) != fours) continue;
+        MultiTensorSlice* listed = &list->slices[list->count];
+        listed->params = s->params;
+        listed->master_weights = s->master_weights;
+        listed->grads = s->grads;
+        for (size_t i = 0; i < MULTI_TENSOR_STATES; i++) listed->states[i] = s->states[i];
+        listed->first = s->first;
+        listed->n = s->n;
+        listed->weight_decay = optimizer_step_of(s, o).weight_decay;
+        list->begins[list->count++] = list->chunks;
+        list->chunks += (unsigned)divide_up(s->n, chunk);
+    }
+    return list->count > 0;
+}
+
+#endif  // LLMTRAIN_MULTI_TENSOR_CUH

@@ -1,0 +1,115 @@
+// collectives.h: collectives on device memory, which here is host memory, through comm.h. nccl.cuh has the same
+// functions for GPUs; zero.h includes one of the two.
+//
+// Defines: Collectives; collective_open, collective_close; collective_all_reduce, collective_reduce_scatter,
+// collective_all_gather; collective_wait, collective_barrier; collective_check, collective_bytes_sent,
+// collective_waited_ms.
+//
+//   collective_open(&collectives, &comm, 2, stream, &error)          two slots: two collectives in flight at a time
+//   collective_reduce_scatter(&collectives, 0, grads, cuts, DTYPE_F32, stream)
+//   ... compute ...
+//   collective_wait(&collectives, 0, stream)
+//
+// Collectives work in place and in the order of the stream: a collective sees what was enqueued before it, and what is
+// enqueued after collective_wait sees the result. A slot identifies the collective in flight. Rank r's slice of a
+// vector is [cuts[r], cuts[r + 1]), in elements; its length is cuts[world]. Collectives return nothing:
+// after a failure their results are undefined, and collective_check, or the next call to the Comm, reports it.
+
+#ifndef LLMTRAIN_COLLECTIVES_H
+#define LLMTRAIN_COLLECTIVES_H
+
+#include "comm.h"
+
+typedef struct {
+    Comm* comm;              // NULL: one rank, and every call returns at once
+    CommRequest* requests;   // (slots)
+} Collectives;
+
+// If comm is NULL or has one rank, all other calls return at once. A CUDA build without NCCL supports nothing else.
+static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Stream stream, Error* error) {
+    (void)stream;
+    memset(c, 0, sizeof *c);
+    if (comm == NULL || comm->world == 1) return true;
+#ifdef LLMTRAIN_CUDA
+    (void)slots;
+    return fail_with(error,
+                     "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev and "
+                     "run make again, or use one rank",
+                     comm->world);
+#else
+    c->comm = comm;
+    c->requests = (CommRequest*)memory_allocate(slots * sizeof(CommRequest));
+    return c->requests != NULL || fail_with(error, "out of memory for %zu collectives", slots);
+#endif
+}
+
+static inline void collective_close(Collectives* c) {
+    free(c->requests);
+    memset(c, 0, sizeof *c);
+}
+
+static inline CommSlice collective_slice(size_t rank, const void* context) {
+    const size_t* cuts = (const size_t*)context;
+    CommSlice slice = {cuts[rank], cuts[rank + 1]};
+    return slice;
+}
+
+static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data,
+                                    const size_t* cuts, Dtype type) {
+    if (c->comm == NULL) return;
+    Comm* comm = c->comm;
+    Error ignored;  // collective_check reports it
+    char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? cuts[comm->rank] * dtype_bytes(type) : 0);
+    c->requests[slot] = comm_start(comm, operation, type, out, data, cuts[comm->world], 0, collective_slice, cuts);
+    if (fault_point("start")) comm_wait(comm, c->requests[slot], &ignored);
+}
+
+// data (cuts[world]) = the sum over all ranks.
+static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
+                                         Stream stream) {
+    (void)stream;
+    collective_start(c, slot, COMM_ALL_REDUCE, data, cuts, type);
+}
+
+// This rank's slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
+static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
+                                             Stream stream) {
+    (void)stream;
+    collective_start(c, slot, COMM_REDUCE_SCATTER, data, cuts, type);
+}
+
+// data (cuts[world]): every rank contributes its slice, and receives all others.
+static inline void collective_all_gather(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
+                                         Stream stream) {
+    (void)stream;
+    collective_start(c, slot, COMM_ALL_GATHER, data, cuts, type);
+}
+
+static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
+    (void)stream;
+    Error ignored;  // collective_check reports it
+    if (c->comm) comm_wait(c->comm, c->requests[slot], &ignored);
+}
+
+// On GPUs the hosts run ahead of the collectives, and wait for each other once per micro-batch. Here each collective
+// does that already.
+static inline void collective_barrier(Collectives* c) { (void)c; }
+
+// False, with the error, if a failure is known; does not wait.
+static inline bool collective_check(Collectives* c, Error* error) {
+    return c->comm == NULL || !comm_failed(c->comm, error);
+}
+
+// Payload that this rank has sent so far, in bytes.
+static inline uint64_t collective_bytes_sent(const Collectives* c) {
+    return c->comm ? comm_statistics(c->comm).bytes_sent : 0;
+}
+
+// Milliseconds that the stream has waited for collectives since the last call. Here it never waits: the Comm measures
+// how long the host waits.
+static inline double collective_waited_ms(Collectives* c) {
+    (void)c;
+    return 0;
+}
+
+#endif  // LLMTRAIN_COLLECTIVES_H

@@ -1,0 +1,682 @@
+// comm.h: collectives between the processes of a run on CPUs: barrier, all_reduce, reduce_scatter, all_gather,
+// broadcast. launch.h says which rank a process is; control.h connects the ranks and watches them.
+//
+//   1. slices       which part of a vector belongs to which rank
+//   2. collectives  what identifies one; the queue
+//   3. transfers    every rank sends to every rank
+//   4. sums         in the order of the ranks
+//   5. algorithms   each collective as transfers and sums
+//   6. progress     the thread that runs them in the background, and watches the other ranks between them
+//   7. functions    comm_start, comm_wait; comm_failed, comm_on_failure, comm_abort; comm_open, comm_close;
+//                   comm_gather_texts, comm_agree_all
+//
+// In short:
+//
+//   Launch launch;  Comm comm;  Error error;
+//   launch_find(&launch, &error)                    or launch_fork(&launch, 4, &error), before any thread is started
+//   comm_open(&comm, &launch, 60e3, &error)
+//   CommRequest sum = comm_start(&comm, COMM_ALL_REDUCE, DTYPE_F32, x, x, n, 0, NULL, NULL);
+//   ... compute ...
+//   comm_wait(&comm, sum, &error)
+//   comm_close(&comm);
+//   exit_code = launch_reap(&launch, "program", exit_code, 10e3, &error);
+//
+// All ranks call the same collectives in the same order, each from one thread at a time. An element of a sum is the sum
+// over ranks 0, 1, ... in this order, in float for the 16-bit types, rounded once at the end: the same bits on every
+// rank, in every run, through every transport; and all_reduce is reduce_scatter followed by all_gather, to the bit.
+//
+// A rank that dies, stops, aborts (comm_abort) or calls something else makes every other rank's call return false with
+// an error that names it, after the timeout at the latest; the Comm can then only be closed. That holds between
+// collectives too: comm_failed and on_failure report it without waiting. A rank may compute for as long as it likes
+// while no other waits for it; a collective fails when the timeout has passed without a byte from a rank that it needs.
+// With MPI there are no connections to watch: mpirun handles a rank that dies, and only a rank that waits for a stopped
+// one detects it.
+
+#ifndef LLMTRAIN_COMM_H
+#define LLMTRAIN_COMM_H
+
+#include "control.h"
+#include "../ops/dtypes.h"
+#include "../base/fault.h"
+
+#define COMM_IN_FLIGHT ((uint64_t)256)  // requests started and not finished; a further start waits
+#define COMM_CHUNK ((size_t)256 << 10)  // bytes that one rank sends to another for a sum at a time: staging memory
+
+// ------------------------------------------------------------------------------------------------
+// 1. Slices
+//
+// A vector of n elements is cut into one slice per rank, in the order of the ranks; slices may be of any length, and
+// there may be gaps between them.
+
+typedef struct {
+    size_t first, end;
+} CommSlice;
+
+// Returns the slice of a rank. NULL in place of a function: comm_even_slice.
+typedef CommSlice (*CommSlices)(size_t rank, const void* context);
+
+// Slices whose lengths differ by one element at most.
+static inline CommSlice comm_even_slice(size_t rank, size_t world, size_t n) {
+    size_t part = n / world, more = n % world;
+    CommSlice slice = {part * rank + min_size(rank, more), part * (rank + 1) + min_size(rank + 1, more)};
+    return slice;
+}
+
+// Rank's slice of a bucket of n elements in the flat vector, counted from the bucket's beginning. Slices begin on
+// multiples of SHARD_UNIT elements, which 16-byte accesses to every array need, and are as even as that allows: of
+// equal length for 2, 4 and 8 ranks, since a bucket is a multiple of 64 elements.
+enum { SHARD_UNIT = 8 };
+
+static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
+    CommSlice units = comm_even_slice(rank, world, n / SHARD_UNIT);
+    CommSlice slice = {units.first * SHARD_UNIT, units.end * SHARD_UNIT};
+    return slice;
+}
+
+static inline size_t slice_length(CommSlice s) { return s.end - s.first; }
+
+// ------------------------------------------------------------------------------------------------
+// 2. Collectives
+
+typedef enum {
+    COMM_BARRIER,         // no rank returns before all have called it
+    COMM_ALL_REDUCE,      // out = in (n): on every rank the sum over all ranks
+    COMM_REDUCE_SCATTER,  // out (own slice): the sum over all ranks of that slice of in (n); in place or not
+    COMM_ALL_GATHER,      // out = in (n): every rank contributes its slice, and receives all others
+    COMM_BROADCAST,       // out = in (n): the root's, on every rank; for small vectors, since the root sends it to each
+    COMM_OPERATIONS
+} CommOperation;
+
+// Precedes the data of every collective, from each rank to each, and must be equal on all ranks.
+typedef struct {
+    uint64_t number;      // of the collective; 0: the one in comm_open
+    uint64_t n, slices;   // elements; hash of the slices
+    uint32_t operation, type, root, unused;
+} CommHeader;
+
+typedef struct {
+    CommHeader header;
+    char* out;           // the result, or the vector itself for operations in place
+    const char* in;
+    CommSlice* slices;   // (world) in bytes
+} CommCall;
+
+typedef uint64_t CommRequest;  // number of the collective
+
+typedef struct {
+    double waited_ms;    // spent in comm_wait
+    uint64_t bytes_sent; // by finished collectives; headers and messages are not counted
+} CommStatistics;
+
+struct CommQueue {
+    CommCall* calls;             // (COMM_IN_FLIGHT) a ring
+    CommSlice* slices;           // (COMM_IN_FLIGHT, world)
+    uint64_t started, finished;  // collectives so far
+    bool running, closing;       // the progress thread; it ends when all is finished
+    pthread_t thread;
+    CommStatistics statistics;
+
+    // Of the collective in progress
+    CommHeader* headers;         // (world)
+    const char** sources;        // (world) of the sum
+    char* staging;               // (world, COMM_CHUNK)
+    uint64_t sent;               // payload, in bytes
+};
+
+// "all_reduce of 1000 fp32 (operation 17)"
+static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
+    static const char* const operations[COMM_OPERATIONS] = {"barrier", "all_reduce", "reduce_scatter", "all_gather",
+                                                            "broadcast"};
+    unsigned long long number = h->number, n = h->n;
+    char root[40] = "";
+    if (h->operation == COMM_BROADCAST) snprintf(root, sizeof root, " from rank %u", (unsigned)h->root);
+    if (h->operation >= COMM_OPERATIONS || h->type >= DTYPE_COUNT) snprintf(text, size, "something unknown");
+    else if (number == 0) snprintf(text, size, "the first exchange");
+    else if (h->operation == COMM_BARRIER) snprintf(text, size, "barrier (operation %llu)", number);
+    else
+        snprintf(text, size, "%s of %llu %s%s (operation %llu)", operations[h->operation], n,
+                 DTYPES[h->type].name, root, number);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Transfers
+//
+// The links say what is sent to each rank and received from it; a transfer does all of it at once. Each pair of ranks
+// agrees on the bytes between the two, so that no part is longer or shorter than expected: in the first transfer of a
+// collective headers precede the parts, and nothing is accepted from a rank whose header differs.
+
+static inline void comm_set_part(CommPart* part, const void* at, size_t bytes) {
+    part->at = (char*)at;
+    part->bytes = bytes;
+}
+
+// What the next transfer sends to rank p, and what it receives from there.
+static inline void comm_exchange(Comm* comm, size_t p, const char* out, size_t out_bytes, char* in, size_t in_bytes) {
+    comm_set_part(&comm->links[p].parts[COMM_OUT], out, out_bytes);
+    comm_set_part(&comm->links[p].parts[COMM_IN], in, in_bytes);
+    comm->queue->sent += out_bytes;
+}
+
+// The next transfer begins with this header.
+static inline void comm_exchange_headers(Comm* comm, const CommHeader* header) {
+    CommHeader* headers = comm->queue->headers;
+    headers[comm->rank] = *header;
+    comm->queue->sent = 0;
+    for (size_t p = 0; p < comm->world; p++) {
+        if (p == comm->rank) continue;
+        comm_set_part(&comm->links[p].heads[COMM_OUT], &headers[comm->rank], sizeof *headers);
+        comm_set_part(&comm->links[p].heads[COMM_IN], &headers[p], sizeof *headers);
+    }
+}
+
+// Whether rank p has called the same collective as this one.
+static inline bool comm_check_header(const Comm* comm, size_t p, Error* error) {
+    const CommHeader *own = &comm->queue->headers[comm->rank], *other = &comm->queue->headers[p];
+    char ours[160], theirs[160];
+    if (memcmp(own, other, sizeof *own) == 0) return true;
+    comm_describe(ours, sizeof ours, own);
+    comm_describe(theirs, sizeof theirs, other);
+    if (other->number != own->number)
+        return fail_with(error,
+                         "rank %zu sent rank %zu data that is not part of %s; the network or a program is faulty", p,
+                         comm->rank, ours);
+    return fail_with(error,
+                     "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same program, "
+                     "flags and data",
+                     p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
+}
+
+// Sends to and receives from rank p what is possible without waiting: the header, then the data that follows it.
+static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
+    CommLink* link = &comm->links[p];
+    for (int d = 0; d < 2; d++) {
+        bool head = true;
+        while (head) {
+            head = link->heads[d].bytes > 0;
+            CommPart* part = head ? &link->heads[d] : &link->parts[d];
+            if (part->bytes == 0) break;
+            int more = head && link->parts[d].bytes > 0 ? SOCKET_MORE : 0;  // a header shares its packet with data
+            ssize_t n = comm->mpi ? comm_mpi_move(part, p, d == COMM_OUT) :
+                        d == COMM_OUT ? send(link->data, part->at, part->bytes, SOCKET_QUIET | more) :
+                        recv(link->data, part->at, part->bytes, 0);
+            if (n == 0 || (n < 0 && !socket_would_block())) return comm_fail_closed(comm, p, error);
+            if (n < 0) break;
+            part->at += n;
+            part->bytes -= (size_t)n;
+            *moved = true;
+            if (d == COMM_IN && !comm->mpi) link->seen_ms = now_ms();
+            if (part->bytes > 0) break;
+            if (d == COMM_IN && head && !comm_check_header(comm, p, error)) return false;
+        }
+    }
+    return true;
+}
+
+static inline bool comm_transfer(Comm* comm, Error* error) {
+    double moved_ms = comm_clock(comm);
+    for (;;) {
+        bool moving = false, moved = false;
+        fault_point("transfer");
+        for (size_t p = 0; p < comm->world; p++) {
+            if (!comm_move(comm, p, &moved, error)) return false;
+            moving |= comm_events(&comm->links[p]) != 0;
+        }
+        if (!moving) return true;
+        comm_send_heartbeat(comm);
+        double now = comm_clock(comm);
+        if (moved) moved_ms = now;
+        double deadline = fmax(moved_ms, comm->resumed_ms) + comm->timeout_ms;
+        bool over = now >= deadline, extended = __atomic_load_n(&comm->extended_timeout, __ATOMIC_RELAXED);
+        if (over && !extended) return comm_fail_late(comm, error);
+        if (over && !comm_check_heartbeats(comm, comm->timeout_ms, error)) return false;
+        if (!moved && !comm_await_events(comm, fmax(deadline, now + COMM_RETRY_MS), error)) return false;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Sums
+//
+// Over the sources, one vector per rank, in the order of the ranks, in blocks that stay in the L1 cache.
+
+#define COMM_BLOCK ((size_t)1024)
+
+static inline bool comm_sums(Dtype type) {
+    return type == DTYPE_F32 || type == DTYPE_BF16 || type == DTYPE_F16 || type == DTYPE_I64;
+}
+
+// out (n) may be one of the sources. Integer sums that overflow wrap around.
+static inline void comm_sum(char* out, const char* const* sources, size_t world, Dtype type, size_t n) {
+    float sums[COMM_BLOCK], values[COMM_BLOCK];
+    uint64_t integers[COMM_BLOCK];
+    for (size_t first = 0, size = dtype_bytes(type); first < n; first += COMM_BLOCK) {
+        size_t count = min_size(COMM_BLOCK, n - first), bytes = count * size;
+        for (size_t p = 0; p < world; p++) {
+            const char* x = sources[p] + first * size;
+            const uint64_t* wide = (const uint64_t*)x;
+            const uint16_t* halves = (const uint16_t*)x;
+            if (type == DTYPE_F32) memcpy(values, x, bytes);
+            if (type == DTYPE_BF16) for (size_t i = 0; i < count; i++) values[i] = float_from_bf16(halves[i]);
+            if (type == DTYPE_F16) for (size_t i = 0; i < count; i++) values[i] = float_from_f16(halves[i]);
+            if (type == DTYPE_I64)
+                for (size_t i = 0; i < count; i++) integers[i] = wide[i] + (p > 0 ? integers[i] : 0);
+            else if (p == 0) memcpy(sums, values, count * sizeof *sums);
+            else for (size_t i = 0; i < count; i++) sums[i] += values[i];
+        }
+        char* to = out + first * size;
+        uint16_t* halves = (uint16_t*)to;
+        if (type == DTYPE_F32) memcpy(to, sums, bytes);
+        if (type == DTYPE_BF16) for (size_t i = 0; i < count; i++) halves[i] = bf16_from_float(sums[i]);
+        if (type == DTYPE_F16) for (size_t i = 0; i < count; i++) halves[i] = f16_from_float(sums[i]);
+        if (type == DTYPE_I64) memcpy(to, integers, bytes);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Algorithms
+//
+// Each rank owns its slice of the vector: all others send it their values of it (reduce_scatter), and it sends all
+// others the sum (all_gather). So a rank sends (world - 1)/world of the vector in each of the two, the minimum.
+
+static inline bool comm_reduces(const CommCall* call) {
+    return call->header.operation == COMM_ALL_REDUCE || call->header.operation == COMM_REDUCE_SCATTER;
+}
+
+// Sums this rank's slice into `out`, chunk by chunk.
+static inline bool comm_run_reduce_scatter(Comm* comm, const CommCall* call, char* out, Error* error) {
+    CommQueue* queue = comm->queue;
+    Dtype type = (Dtype)call->header.type;
+    size_t own = slice_length(call->slices[comm->rank]), longest = 0;
+    for (size_t p = 0; p < comm->world; p++) longest = max_size(longest, slice_length(call->slices[p]));
+    for (size_t start = 0; start == 0 || start < longest; start += COMM_CHUNK) {
+        size_t count = start < own ? min_size(COMM_CHUNK, own - start) : 0;
+        for (size_t p = 0; p < comm->world; p++) {
+            const char* mine = call->in + call->slices[p].first + start;
+            char* theirs = queue->staging + p * COMM_CHUNK;
+            size_t left = slice_length(call->slices[p]) - min_size(slice_length(call->slices[p]), start);
+            queue->sources[p] = p == comm->rank ? mine : theirs;
+            if (p != comm->rank) comm_exchange(comm, p, mine, min_size(COMM_CHUNK, left), theirs, count);
+        }
+        if (!comm_transfer(comm, error)) return false;
+        comm_sum(out + start, queue->sources, comm->world, type, count / dtype_bytes(type));
+    }
+    return true;
+}
+
+// Every rank sends its slice of call->out to all. A broadcast has only one slice, the root's.
+static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* error) {
+    CommSlice own = call->slices[comm->rank];
+    for (size_t p = 0; p < comm->world; p++) {
+        char *mine = call->out + own.first, *theirs = call->out + call->slices[p].first;
+        if (p != comm->rank) comm_exchange(comm, p, mine, slice_length(own), theirs, slice_length(call->slices[p]));
+    }
+    return comm_transfer(comm, error);
+}
+
+// Checks what a caller can get wrong by itself, whatever the other ranks call.
+static inline bool comm_check_call(const Comm* comm, const CommCall* call, const char* what, Error* error) {
+    size_t size = dtype_bytes((Dtype)call->header.type), bytes = (size_t)call->header.n * size;
+    if (comm_reduces(call) && !comm_sums((Dtype)call->header.type))
+        return fail_with(error, "rank %zu called %s; that type cannot be summed", comm->rank, what);
+    if (call->header.root >= comm->world)
+        return fail_with(error, "rank %zu called %s; there is no such rank", comm->rank, what);
+    for (size_t p = 0, end = 0; p < comm->world; end = call->slices[p++].end) {
+        CommSlice s = call->slices[p];
+        if (s.first < end || s.end < s.first || s.end > bytes)
+            return fail_with(error, "rank %zu called %s with the slice [%zu, %zu) for rank %zu; slices must lie in the "
+                             "vector and follow each other", comm->rank, what, s.first / size, s.end / size, p);
+    }
+    return true;
+}
+
+static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
+    char what[160];
+    bool all = call->header.operation == COMM_ALL_REDUCE;
+    comm_describe(what, sizeof what, &call->header);
+    snprintf(comm->doing, sizeof comm->doing, "in %s", what);
+    if (!comm_check_call(comm, call, what, error)) return false;
+    if (call->header.type != DTYPE_U8) fault_point("collective");  // bytes are statistics and texts
+    comm_exchange_headers(comm, &call->header);
+    char* sum = call->out + (all ? call->slices[comm->rank].first : 0);
+    if (comm_reduces(call) && !comm_run_reduce_scatter(comm, call, sum, error)) return false;
+    return call->header.operation == COMM_REDUCE_SCATTER || comm_run_all_gather(comm, call, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Progress
+//
+// One thread per Comm takes the requests in the order in which they were started, and monitors the other ranks between
+// them. After a failure it notifies the others and ends; all requests that are not finished have failed.
+
+static inline bool comm_idle(Comm* comm, Error* error) {
+    snprintf(comm->doing, sizeof comm->doing, "between two collectives");
+    if (!comm_monitor(comm, INFINITY, error)) return false;
+    comm_clock(comm);
+    return comm_check_heartbeats(comm, comm->timeout_ms, error);
+}
+
+// Makes the failure known on this rank; the mutex is held on entry and on return, not while on_failure is called.
+static inline void comm_record_failure(Comm* comm, const Error* error) {
+    void (*on_failure)(void*) = comm->on_failure;
+    comm->failed = true;
+    comm->error = *error;
+    comm->calling = on_failure != NULL;
+    pthread_cond_broadcast(&comm->changed);
+    if (on_failure == NULL) return;
+    pthread_mutex_unlock(&comm->mutex);
+    on_failure(comm->on_failure_context);
+    pthread_mutex_lock(&comm->mutex);
+    comm->calling = false;
+    pthread_cond_broadcast(&comm->changed);
+}
+
+// Runs the oldest request; the mutex is held on entry and on return.
+static inline void comm_step(Comm* comm) {
+    CommQueue* queue = comm->queue;
+    Error error;
+    bool work = queue->finished < queue->started;
+    const CommCall* call = &queue->calls[queue->finished % COMM_IN_FLIGHT];
+    pthread_mutex_unlock(&comm->mutex);
+    bool good = work ? comm_run(comm, call, &error) : comm_idle(comm, &error);
+    if (!good) comm_notify(comm, COMM_FAILED, error.text);
+    pthread_mutex_lock(&comm->mutex);
+    if (!good) {
+        comm_record_failure(comm, &error);
+    } else if (work) {
+        queue->finished++;
+        queue->statistics.bytes_sent += queue->sent;
+        pthread_cond_broadcast(&comm->changed);
+    }
+}
+
+static inline void* comm_progress(void* argument) {
+    Comm* comm = (Comm*)argument;
+    CommQueue* queue = comm->queue;
+    pthread_mutex_lock(&comm->mutex);
+    while (!comm->failed && !(queue->closing && queue->finished == queue->started)) comm_step(comm);
+    pthread_mutex_unlock(&comm->mutex);
+    return NULL;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Functions
+
+// Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must stay as it is
+// until comm_wait has returned. `slices` is called here, not later.
+static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype type,
+                                     void* out, const void* in, size_t n, size_t root, CommSlices slices,
+                                     const void* context) {
+    CommQueue* queue = comm->queue;
+    size_t size = dtype_bytes(type);
+    pthread_mutex_lock(&comm->mutex);
+    double began = now_ms();
+    while (!comm->failed && queue->started - queue->finished == COMM_IN_FLIGHT)
+        pthread_cond_wait(&comm->changed, &comm->mutex);
+    queue->statistics.waited_ms += now_ms() - began;
+    uint64_t number = queue->started;
+    CommCall* call = &queue->calls[number % COMM_IN_FLIGHT];
+    if (!comm->failed) {
+        CommHeader header = {number, n, 0, (uint32_t)operation, (uint32_t)type, (uint32_t)root, 0};
+        call->slices = queue->slices + number % COMM_IN_FLIGHT * comm->world;
+        for (size_t p = 0; p < comm->world; p++) {
+            CommSlice slice = {p > root ? n : 0, p >= root ? n : 0};  // of a broadcast: the root has all
+            if (operation != COMM_BROADCAST) slice = slices ? slices(p, context) : comm_even_slice(p, comm->world, n);
+            call->slices[p].first = slice.first * size;
+            call->slices[p].end = slice.end * size;
+        }
+        header.slices = hash_bytes(call->slices, comm->world * sizeof(CommSlice));
+        call->header = header;
+        call->out = (char*)out;
+        call->in = (const char*)in;
+        queue->started++;
+        if (!queue->running) comm_step(comm);  // one rank has no thread
+    }
+    pthread_mutex_unlock(&comm->mutex);
+    if (queue->running) pipe_wake(comm->waker);
+    return number;
+}
+
+// Waits until a collective is finished; false if it failed.
+static inline bool comm_wait(Comm* comm, CommRequest request, Error* error) {
+    double began = now_ms();
+    pthread_mutex_lock(&comm->mutex);
+    while (!comm->failed && comm->queue->finished <= request) pthread_cond_wait(&comm->changed, &comm->mutex);
+    bool good = comm->queue->finished > request;
+    if (!good) *error = comm->error;
+    comm->queue->statistics.waited_ms += now_ms() - began;
+    pthread_mutex_unlock(&comm->mutex);
+    return good;
+}
+
+// Blocking versions of some collectives.
+static inline bool comm_barrier(Comm* comm, Error* error) {
+    return comm_wait(comm, comm_start(comm, COMM_BARRIER, DTYPE_U8, NULL, NULL, 0, 0, NULL, NULL), error);
+}
+static inline bool comm_broadcast(Comm* comm, void* data, size_t n, Dtype type, size_t root, Error* error) {
+    return comm_wait(comm, comm_start(comm, COMM_BROADCAST, type, data, data, n, root, NULL, NULL), error);
+}
+static inline bool comm_all_gather(Comm* comm, void* data, size_t n, Dtype type, CommSlices slices,
+                                   const void* context, Error* error) {
+    return comm_wait(comm, comm_start(comm, COMM_ALL_GATHER, type, data, data, n, 0, slices, context), error);
+}
+
+// all (world, count): every rank has filled in its own row, and receives all others.
+static inline bool comm_gather_doubles(Comm* comm, double* all, size_t count, Error* error) {
+    return comm_all_gather(comm, all, comm->world * count * sizeof(double), DTYPE_U8, NULL, NULL, error);
+}
+
+static inline CommStatistics comm_statistics(Comm* comm) {
+    pthread_mutex_lock(&comm->mutex);
+    CommStatistics statistics = comm->queue->statistics;
+    pthread_mutex_unlock(&comm->mutex);
+    return statistics;
+}
+
+// While some ranks do long work alone (save, load), those that wait for them in a collective wait as long as heartbeats
+// arrive. MPI has no heartbeats, and mpirun ends all ranks when one dies.
+static inline void comm_extend_timeout(Comm* comm, bool extended) {
+    __atomic_store_n(&comm->extended_timeout, extended, __ATOMIC_RELAXED);
+}
+
+// True, with the error, if a failure is known; does not wait.
+static inline bool comm_failed(Comm* comm, Error* error) {
+    pthread_mutex_lock(&comm->mutex);
+    bool failed = comm->failed;
+    if (failed) *error = comm->error;
+    pthread_mutex_unlock(&comm->mutex);
+    return failed;
+}
+
+// Registers a function to be called once, when the Comm fails: by the progress thread, as soon as the failure is known
+// here, or by this call itself if it is known already. NULL unregisters it: when this returns, the function is not
+// running and will not be called. The function must not call this one.
+static inline void comm_on_failure(Comm* comm, void (*on_failure)(void* context), void* context) {
+    pthread_mutex_lock(&comm->mutex);
+    while (comm->calling) pthread_cond_wait(&comm->changed, &comm->mutex);
+    comm->on_failure = on_failure;
+    comm->on_failure_context = context;
+    bool late = comm->failed && on_failure;
+    pthread_mutex_unlock(&comm->mutex);
+    if (late) on_failure(context);
+}
+
+// Fails this rank for a reason of its own: calls on all ranks fail with "rank 2 gave up: " and the reason. May be
+// called from any thread, whatever is in flight; afterwards only comm_close may be called.
+static inline void comm_abort(Comm* comm, const char* reason) {
+    Error error;
+    bool running = comm->queue->running;
+    fail_with(&error, "rank %zu gave up: %.900s", comm->rank, reason);
+    pthread_mutex_lock(&comm->mutex);
+    if (!comm->failed && !running) comm_record_failure(comm, &error);
+    if (!comm->failed && !comm->aborting) {
+        comm->aborting = true;
+        comm->error = error;
+        pipe_wake(comm->waker);
+    }
+    while (!comm->failed) pthread_cond_wait(&comm->changed, &comm->mutex);
+    pthread_mutex_unlock(&comm->mutex);
+}
+
+// The bytes that comm_open allocates, approximately.
+static inline size_t comm_bytes(size_t world) {
+    return world > 1 ? world * (COMM_CHUNK + sizeof(CommLink)) +
+                       COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(CommSlice)) : 0;
+}
+
+// Ends everything: finishes the requests in flight, notifies the others, closes connections and frees memory.
+static inline void comm_close(Comm* comm) {
+    CommQueue* queue = comm->queue;
+    Error unused;
+    if (queue && queue->running) {
+        pthread_mutex_lock(&comm->mutex);
+        queue->closing = true;
+        pthread_mutex_unlock(&comm->mutex);
+        pipe_wake(comm->waker);
+        pthread_join(queue->thread, NULL);
+    }
+    if (comm->links && !comm->failed) comm_notify(comm, COMM_LEFT, "");
+    for (size_t p = 0; comm->links && p < comm->world; p++) {
+        comm_receive(comm, p, &unused);  // closing with unread data would lose what was sent last
+        socket_close(&comm->links[p].control);
+        socket_close(&comm->links[p].data);
+    }
+    comm_mpi_close(comm);
+    socket_close(&comm->wake);
+    socket_close(&comm->waker);
+    free(comm->links);
+    free(comm->polls);
+    if (queue) {
+        free(queue->calls);
+        free(queue->slices);
+        free(queue->headers);
+        free(queue->sources);
+        free(queue->staging);
+        free(queue);
+    }
+    pthread_mutex_destroy(&comm->mutex);
+    pthread_cond_destroy(&comm->changed);
+    memset(comm, 0, sizeof *comm);
+    comm->wake = comm->waker = -1;
+}
+
+static inline bool comm_allocate(Comm* comm, Error* error) {
+    size_t N = comm->world;
+    CommQueue* queue = comm->queue = (CommQueue*)memory_allocate(sizeof(CommQueue));
+    comm->links = (CommLink*)memory_allocate(N * sizeof(CommLink));
+    comm->polls = (struct pollfd*)memory_allocate((2 * N + 2) * sizeof(struct pollfd));
+    for (size_t p = 0; comm->links && p < N; p++) comm->links[p].data = comm->links[p].control = -1;
+    if (queue) {
+        queue->calls = (CommCall*)memory_allocate(COMM_IN_FLIGHT * sizeof(CommCall));
+        queue->slices = (CommSlice*)memory_allocate(COMM_IN_FLIGHT * N * sizeof(CommSlice));
+        queue->headers = (CommHeader*)memory_allocate(N * sizeof(CommHeader));
+        queue->sources = (const char**)memory_allocate(N * sizeof(const char*));
+        queue->staging = (char*)memory_allocate(N > 1 ? N * COMM_CHUNK : 0);
+    }
+    return (comm->links && comm->polls && queue && queue->calls && queue->slices && queue->headers && queue->sources &&
+            queue->staging) ||
+           fail_with(error, "not enough memory for the connections of %zu ranks", N);
+}
+
+// Ranks with the same number are on one machine.
+static inline uint64_t comm_machine(void) {
+    char name[256];
+    machine_identity(name);
+    return hash_bytes(name, sizeof name);
+}
+
+// The first collective: each rank reports its machine. Counts the ranks on this machine if the launcher has not.
+static inline bool comm_find_local(Comm* comm, Error* error) {
+    uint64_t here = comm_machine(), *machines = (uint64_t*)comm->queue->staging;  // (world) no sum needs it yet
+    size_t before = 0, same = 0;
+    machines[comm->rank] = here;
+    if (!comm_all_gather(comm, machines, comm->world, DTYPE_I64, NULL, NULL, error)) return false;
+    for (size_t p = 0; p < comm->world; p++) {
+        same += machines[p] == here;
+        before += machines[p] == here && p < comm->rank;
+    }
+    if (comm->local_rank == LAUNCH_UNKNOWN) comm->local_rank = before;
+    if (comm->local_world == LAUNCH_UNKNOWN) comm->local_world = same;
+    return true;
+}
+
+// Connects to the other ranks; returns when all are connected. After a failure there is nothing to close.
+static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms, Error* error) {
+    memset(comm, 0, sizeof *comm);
+    bool several = launch->world > 1;
+    comm->wake = comm->waker = comm->listener = -1;
+    comm->rank = launch->rank;
+    comm->world = launch->world;
+    comm->local_rank = launch->local_rank;
+    comm->local_world = launch->local_world;
+    comm->timeout_ms = timeout_ms;
+    comm->mpi = launch->mpi && several;
+    memcpy(comm->run, launch->run, sizeof comm->run);
+    pthread_mutex_init(&comm->mutex, NULL);
+    pthread_cond_init(&comm->changed, NULL);
+    bool good = comm_allocate(comm, error);
+    if (good && several) good = comm->mpi ? comm_mpi_open(comm, error) : comm_rendezvous(comm, launch, error);
+    if (good && several) {
+        CommQueue* queue = comm->queue;
+        int ends[2];
+        bool woken = pipe_open(ends);
+        comm->wake = ends[0];
+        comm->waker = ends[1];
+        queue->running = woken && pthread_create(&queue->thread, NULL, comm_progress, comm) == 0;
+        good =
+            queue->running || fail_with(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)",
+                                        comm->rank, strerror(errno));
+    }
+    if (good && comm_find_local(comm, error)) return true;
+    if (comm->queue == NULL || !comm->queue->running) comm->failed = true;
+    comm_close(comm);
+    return false;
+}
+
+// A slice from a table (world + 1) of where each rank's text begins, and where the last one ends.
+static inline CommSlice comm_slice_of_table(size_t rank, const void* context) {
+    const size_t* begins = (const size_t*)context;
+    CommSlice slice = {begins[rank], begins[rank + 1]};
+    return slice;
+}
+
+// The texts of all ranks, one after the other; rank p's is *texts + begins[p]. begins: (world + 1). The caller frees
+// both, also after a failure. A rank without memory for them aborts, since the others would wait for it.
+static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, const char* text, Error* error) {
+    size_t N = comm->world, length = strlen(text) + 1, *offsets = (size_t*)memory_allocate((N + 1) * sizeof(size_t));
+    bool memory = offsets != NULL, good = memory;
+    *texts = NULL;
+    *begins = offsets;
+    if (good) offsets[comm->rank + 1] = length;
+    good = good && comm_all_gather(comm, offsets + 1, N, DTYPE_I64, NULL, NULL, error);
+    for (size_t p = 0; good && p < N; p++) offsets[p + 1] += offsets[p];
+    if (good) memory = good = (*texts = (char*)memory_allocate(offsets[N])) != NULL;
+    if (!memory) {
+        fail_with(error, "not enough memory for the texts of %zu ranks", N);
+        comm_abort(comm, error->text);
+    }
+    if (good) memcpy(*texts + offsets[comm->rank], text, length);
+    // Where all texts are empty there is nothing to send.
+    return good && (offsets[N] == N ||
+                    comm_all_gather(comm, *texts, offsets[N], DTYPE_U8, comm_slice_of_table, offsets, error));
+}
+
+// Every rank reports whether its part of something succeeded, and if not, why, in error->text. True on all ranks if all
+// parts did; otherwise false on all, with the error of the lowest rank that failed: "rank 2: cannot read ...", without
+// the rank if all failed with the same text; error->on_all_ranks then says that no rank has to be notified. The Comm
+// stays usable.
+static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
+    size_t N = comm->world, same = 0, first = LAUNCH_UNKNOWN, *begins;
+    char* texts;
+    const char* own = good ? "" : error->text[0] ? error->text : "failed without a message";
+    good = comm_gather_texts(comm, &texts, &begins, own, error);
+    for (size_t p = N; good && p-- > 0;)
+        if (texts[begins[p]] != 0) first = p;
+    for (size_t p = 0; first < N && p < N; p++) same += strcmp(texts + begins[p], texts + begins[first]) == 0;
+    if (same == N) good = fail_with(error, "%s", texts + begins[first]);
+    else if (first < N) good = fail_with(error, "rank %zu: %s", first, texts + begins[first]);
+    if (first < N) error->on_all_ranks = true;
+    free(begins);
+    free(texts);
+    return good;
+}
+
+#endif  // LLMTRAIN_COMM_H

@@ -1,0 +1,419 @@
+// nccl.cuh: the functions of collectives.h on GPU memory, by NCCL, for builds with -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL.
+// zero.h includes one of the two files.
+//
+//   1. Collectives  what it holds
+//   2. failures     what NCCL reports, and how its kernels are ended when a rank is gone
+//   3. opening      collective_open, collective_close
+//   4. collectives  on a stream of their own, after what was enqueued on `compute` before
+//   5. waiting      collective_wait, collective_barrier, and for how long `compute` has waited
+//
+// With one rank nothing is created, and every call returns at once. Rank r's slice of a vector of n elements is
+// [cuts[r], cuts[r + 1]).
+//
+// An NCCL kernel waits for the other ranks without a time limit. The Comm monitors the ranks. When it finds a failure,
+// its thread calls collective_on_failure, and ncclCommAbort makes the kernels return; so the streams finish, and the
+// host, wherever it waits, continues and gets the Comm's error. For this no NCCL call may block, or the abort would
+// have to wait for it: the communicator is non-blocking, and collective_complete polls until NCCL has done what a call
+// began. NCCL allows one thread at a time, so every call, including the abort, is made under the mutex.
+
+#ifndef LLMTRAIN_NCCL_CUH
+#define LLMTRAIN_NCCL_CUH
+
+#include "comm.h"
+#include "../base/device.cuh"
+
+#include <nccl.h>
+#include <sched.h>
+
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 19, 0)
+#error "NCCL 2.19 or newer is needed: an older one cannot be aborted from another thread while it makes a connection"
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 1. Collectives
+
+#define COLLECTIVE_WAITS ((size_t)4)      // waits in one slot whose times are not read yet
+#define COLLECTIVE_SPINS ((size_t)10000)  // polls before the host sleeps between them: a launch takes microseconds
+#define COLLECTIVE_POLL_MS 0.5            // between polls after that: a connection takes seconds
+#define COLLECTIVE_WATCHDOG_MS 50.0       // between checks for errors of NCCL's own threads
+
+// For one collective at a time.
+typedef struct {
+    cudaEvent_t ready;               // recorded on `compute` before the collective: its data is there
+    cudaEvent_t done;                // recorded on the collectives' stream after it
+    cudaEvent_t before[COLLECTIVE_WAITS];  // recorded on `compute` around each wait for `done`, in turn
+    cudaEvent_t after[COLLECTIVE_WAITS];
+    uint64_t waits, read;            // waits so far, and those already added to waited_ms
+    uint64_t begun;                  // collectives so far; the watchdog reads it
+    uint64_t seen;                   // the collective that the watchdog looks at,
+    double since_ms;                 // and when it first saw that the data is ready; 0: not yet
+} CollectiveSlot;
+
+typedef struct {
+    Comm* comm;              // NULL: one rank, and nothing else here means anything
+    cudaStream_t stream;     // of the collectives
+    CollectiveSlot* slots;   // (slot_count)
+    size_t slot_count;
+    uint64_t bytes_sent;
+    double waited_ms;        // of waits that have been read, since the last collective_waited_ms
+    int device;
+
+    pthread_mutex_t mutex;   // guards what follows; the Comm's mutex may be taken under it, not the other way round
+    ncclComm_t nccl;         // NULL before it is made and after it was aborted
+    bool watching, closing;  // the watchdog runs; it has been asked to end
+    pthread_t watchdog;
+} Collectives;
+
+// ------------------------------------------------------------------------------------------------
+// 2. Failures
+
+static inline bool collective_fail(Error* error, ncclResult_t status, const char* what, ncclComm_t nccl) {
+    const char* more = ncclGetLastError(nccl);
+    bool known = more && more[0];
+    return fail_with(error, "NCCL failed in %s: %s%s%.300s%s; set NCCL_DEBUG=WARN to see more", what,
+                     ncclGetErrorString(status), known ? " (" : "", known ? more : "", known ? ")" : "");
+}
+
+// Called by cuda_check, which then ends the program.
+static inline void collective_on_cuda_error(void* comm, const char* sentence) { comm_abort((Comm*)comm, sentence); }
+
+// Called by the Comm, from its thread, when it has failed.
+static inline void collective_on_failure(void* context) {
+    Collectives* c = (Collectives*)context;
+    pthread_mutex_lock(&c->mutex);
+    if (c->nccl) ncclCommAbort(c->nccl);
+    c->nccl = NULL;
+    pthread_mutex_unlock(&c->mutex);
+}
+
+// Waits until NCCL has done what a call began: made connections, launched a kernel. The mutex is held on entry and on
+// return, not in between. False if NCCL or the Comm failed, or after twice the Comm's timeout, so that the Comm is the
+// first to find a rank that does not answer.
+static inline bool collective_complete(Collectives* c, ncclResult_t status, const char* what, Error* error) {
+    double limit_ms = 2 * c->comm->timeout_ms, deadline = now_ms() + limit_ms;
+    for (size_t looks = 0; status == ncclInProgress; looks++) {
+        pthread_mutex_unlock(&c->mutex);
+        if (looks < COLLECTIVE_SPINS) sched_yield();
+        else sleep_ms(COLLECTIVE_POLL_MS);
+        pthread_mutex_lock(&c->mutex);
+        if (comm_failed(c->comm, error)) return false;  // and c->nccl may be gone
+        ncclResult_t asked = ncclCommGetAsyncError(c->nccl, &status);
+        if (asked != ncclSuccess) status = asked;
+        if (status == ncclInProgress && now_ms() > deadline)
+            return fail_with(error,
+                             "NCCL has not finished %s within %.1f s; set NCCL_DEBUG=INFO to see what it tries, and "
+                             "NCCL_SOCKET_IFNAME if it uses the wrong network interface",
+                             what, limit_ms / 1e3);
+    }
+    return status == ncclSuccess || collective_fail(error, status, what, c->nccl);
+}
+
+// Handles a failure that NCCL found. Often a rank is gone, and the Comm knows which, or will in a moment; otherwise
+// the failure is this rank's, which notifies the others. The mutex is not held.
+static inline void collective_abort(Collectives* c, Error* error) {
+    Error known;
+    double deadline = now_ms() + COMM_GRACE_MS;
+    bool failed = comm_failed(c->comm, &known);
+    while (!failed && now_ms() < deadline) {
+        sleep_ms(1);
+        failed = comm_failed(c->comm, &known);
+    }
+    if (failed) *error = known;
+    else comm_abort(c->comm, error->text);
+}
+
+// False, with an error, if the Comm or NCCL has found a failure; otherwise returns at once. A failure that NCCL found
+// is passed on to the Comm.
+static inline bool collective_check(Collectives* c, Error* error) {
+    if (c->comm == NULL) return true;
+    ncclResult_t status = ncclSuccess;
+    pthread_mutex_lock(&c->mutex);
+    bool failed = comm_failed(c->comm, error);
+    ncclResult_t asked = !failed && c->nccl ? ncclCommGetAsyncError(c->nccl, &status) : ncclSuccess;
+    if (asked != ncclSuccess) status = asked;
+    bool found = status != ncclSuccess && status != ncclInProgress;
+    if (found) collective_fail(error, status, "the background", c->nccl);
+    pthread_mutex_unlock(&c->mutex);
+    if (found) collective_abort(c, error);
+    return !failed && !found;
+}
+
+// Whether a collective's data has been ready for so long that a GPU, or the link between GPUs, must be stuck. (A rank
+// whose program is stuck is found earlier by the Comm, in collective_barrier.) Called without the mutex: CUDA may block
+// this thread, and that must not block the abort.
+static inline bool collective_is_stuck(Collectives* c, Error* error) {
+    double now = now_ms(), limit_ms = 2 * c->comm->timeout_ms;
+    bool stuck = false;
+    for (size_t i = 0; i < c->slot_count; i++) {
+        CollectiveSlot* s = &c->slots[i];
+        uint64_t begun = __atomic_load_n(&s->begun, __ATOMIC_ACQUIRE);
+        if (begun != s->seen) s->since_ms = 0;
+        s->seen = begun;
+        if (begun == 0 || cudaEventQuery(s->done) == cudaSuccess || cudaEventQuery(s->ready) != cudaSuccess) continue;
+        if (s->since_ms == 0) s->since_ms = now;
+        stuck |= now - s->since_ms > limit_ms;
+    }
+    if (stuck)
+        fail_with(error,
+                  "a collective between GPUs has not finished for %.1f s although the processes of all ranks are "
+                  "running: a GPU, or the link between GPUs, is stuck; see nvidia-smi and dmesg on every machine",
+                  limit_ms / 1e3);
+    return stuck;
+}
+
+// The watchdog's thread: the program's main thread may be waiting for a kernel that will not return.
+static inline void* collective_watch(void* context) {
+    Collectives* c = (Collectives*)context;
+    Error error;
+    bool closing = false;
+    CUDA_CHECK(cudaSetDevice(c->device));
+    while (!closing && collective_check(c, &error)) {
+        if (collective_is_stuck(c, &error)) {
+            comm_abort(c->comm, error.text);
+            break;
+        }
+        sleep_ms(COLLECTIVE_WATCHDOG_MS);
+        pthread_mutex_lock(&c->mutex);
+        closing = c->closing;
+        pthread_mutex_unlock(&c->mutex);
+    }
+    return NULL;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Opening
+
+// Called by all ranks together, before the Comm and the stream are closed.
+static inline void collective_close(Collectives* c) {
+    Error ignored;  // the Comm reports it
+    if (c->comm == NULL) return;
+    CUDA_CHECK(cudaStreamSynchronize(c->stream));
+    pthread_mutex_lock(&c->mutex);
+    c->closing = true;
+    pthread_mutex_unlock(&c->mutex);
+    if (c->watching) pthread_join(c->watchdog, NULL);
+    pthread_mutex_lock(&c->mutex);
+    bool ended = c->nccl && collective_complete(c, ncclCommFinalize(c->nccl), "ncclCommFinalize", &ignored);
+    if (c->nccl && ended) ncclCommDestroy(c->nccl);
+    else if (c->nccl) ncclCommAbort(c->nccl);
+    c->nccl = NULL;
+    pthread_mutex_unlock(&c->mutex);
+    comm_on_failure(c->comm, NULL, NULL);
+    device_failure_hook.call = NULL;
+    for (size_t i = 0; i < c->slot_count; i++) {
+        CollectiveSlot* s = &c->slots[i];
+        CUDA_CHECK(cudaEventDestroy(s->ready));
+        CUDA_CHECK(cudaEventDestroy(s->done));
+        for (size_t w = 0; w < COLLECTIVE_WAITS; w++) {
+            CUDA_CHECK(cudaEventDestroy(s->before[w]));
+            CUDA_CHECK(cudaEventDestroy(s->after[w]));
+        }
+    }
+    CUDA_CHECK(cudaStreamDestroy(c->stream));
+    pthread_mutex_destroy(&c->mutex);
+    free(c->slots);
+    memset(c, 0, sizeof *c);
+}
+
+// Makes the communicator, with the unique id of rank 0, and starts the watchdog.
+static inline bool collective_init_nccl(Collectives* c, Error* error) {
+    Comm* comm = c->comm;
+    ncclUniqueId id;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    memset(&id, 0, sizeof id);
+    if (c->slots == NULL) return fail_with(error, "out of memory for the events of collectives");
+    ncclResult_t status = comm->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
+    if (status != ncclSuccess) return collective_fail(error, status, "ncclGetUniqueId", NULL);
+    if (!comm_broadcast(comm, &id, sizeof id, DTYPE_U8, 0, error)) return false;
+    pthread_mutex_lock(&c->mutex);
+    status = ncclCommInitRankConfig(&c->nccl, (int)comm->world, id, (int)comm->rank, &config);
+    bool good = collective_complete(c, status, "connecting the ranks", error);
+    pthread_mutex_unlock(&c->mutex);
+    if (!good) return false;
+    c->watching = pthread_create(&c->watchdog, NULL, collective_watch, c) == 0;
+    return c->watching ||
+           fail_with(error, "cannot start the watchdog of NCCL: %s; raise the limits (ulimit -u)", strerror(errno));
+}
+
+// Called by all ranks together, each with its own GPU as the current device; `slots` collectives may be in flight at a
+// time. If comm is NULL or has one rank, all other calls return at once. After a failure there is nothing to close.
+static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Stream stream, Error* error) {
+    (void)stream;
+    memset(c, 0, sizeof *c);
+    if (comm) fault_step(comm->rank, 0);
+    if (comm == NULL || (comm->world == 1 && !fault_point("nccl"))) return true;  // for tests one rank uses NCCL too
+    c->comm = comm;
+    c->slots = (CollectiveSlot*)memory_allocate(slots * sizeof(CollectiveSlot));
+    c->slot_count = c->slots ? slots : 0;
+    pthread_mutex_init(&c->mutex, NULL);
+    CUDA_CHECK(cudaGetDevice(&c->device));
+    int lowest = 0, highest = 0;  // so that a collective does not queue behind a matmul's blocks
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, highest));
+    for (size_t i = 0; i < c->slot_count; i++) {
+        CollectiveSlot* s = &c->slots[i];
+        CUDA_CHECK(cudaEventCreateWithFlags(&s->ready, cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming));
+        for (size_t w = 0; w < COLLECTIVE_WAITS; w++) {
+            CUDA_CHECK(cudaEventCreate(&s->before[w]));
+            CUDA_CHECK(cudaEventCreate(&s->after[w]));
+        }
+    }
+    comm_on_failure(comm, collective_on_failure, c);
+    device_failure_hook.call = collective_on_cuda_error;
+    device_failure_hook.context = comm;
+    if (collective_init_nccl(c, error)) return true;
+    collective_abort(c, error);
+    collective_close(c);
+    return false;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Collectives
+//
+// In place. The bytes that a rank sends are counted as for a ring, which is the minimum: for a vector of b bytes,
+// b (N-1)/N in reduce_scatter and in all_gather, twice that in all_reduce. NCCL may choose other algorithms.
+
+static inline ncclDataType_t collective_type(Dtype type) {
+    if (type == DTYPE_I64) return ncclInt64;
+    return type == DTYPE_BF16 ? ncclBfloat16 : type == DTYPE_F16 ? ncclFloat16 : ncclFloat32;
+}
+
+// Makes the collectives' stream wait for `compute`. True, with the mutex held, if there is a communicator to launch on:
+// then collective_end follows.
+static inline bool collective_begin(Collectives* c, size_t slot, Stream stream) {
+    if (c->comm == NULL) return false;
+    CUDA_CHECK(cudaEventRecord(c->slots[slot].ready, stream->compute));
+    CUDA_CHECK(cudaStreamWaitEvent(c->stream, c->slots[slot].ready, 0));
+    pthread_mutex_lock(&c->mutex);
+    if (c->nccl) return true;
+    pthread_mutex_unlock(&c->mutex);
+    return false;
+}
+
+// The event `done` may be recorded only once the kernel is in the stream.
+static inline void collective_end(Collectives* c, size_t slot, ncclResult_t status, const char* what) {
+    Error error;
+    CollectiveSlot* s = &c->slots[slot];
+    bool good = collective_complete(c, status, what, &error);
+    pthread_mutex_unlock(&c->mutex);
+    if (!good) {
+        collective_abort(c, &error);
+        return;
+    }
+    CUDA_CHECK(cudaEventRecord(s->done, c->stream));
+    __atomic_add_fetch(&s->begun, 1, __ATOMIC_RELEASE);
+}
+
+static inline void collective_count(Collectives* c, size_t n, Dtype type, uint64_t times) {
+    if (c->comm) c->bytes_sent += times * n * dtype_bytes(type) * (c->comm->world - 1) / c->comm->world;
+}
+
+// For slices of different lengths, which ncclReduceScatter and ncclAllGather do not take: one operation per rank, all
+// of them in one launch.
+static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, const size_t* cuts,
+                                            Dtype type) {
+    ncclResult_t status = ncclGroupStart();
+    for (size_t r = 0; r < c->comm->world && (status == ncclSuccess || status == ncclInProgress); r++) {
+        size_t length = cuts[r + 1] - cuts[r];
+        char* part = (char*)data + cuts[r] * dtype_bytes(type);
+        if (length == 0) continue;
+        status = reduces ? ncclReduce(part, part, length, collective_type(type), ncclSum, (int)r, c->nccl, c->stream)
+                         : ncclBroadcast(part, part, length, collective_type(type), (int)r, c->nccl, c->stream);
+    }
+    ncclResult_t launched = ncclGroupEnd();
+    return status == ncclSuccess || status == ncclInProgress ? launched : status;
+}
+
+// Whether all slices have the same length.
+static inline bool collective_is_even(const size_t* cuts, size_t world) {
+    for (size_t r = 0; r < world; r++)
+        if (cuts[r + 1] - cuts[r] != cuts[1]) return false;
+    return true;
+}
+
+// data (cuts[world]) = the sum over all ranks.
+static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
+                                         Stream stream) {
+    if (c->comm == NULL) return;
+    size_t n = cuts[c->comm->world];
+    collective_count(c, n, type, 2);
+    if (!collective_begin(c, slot, stream)) return;
+    ncclResult_t status = ncclAllReduce(data, data, n, collective_type(type), ncclSum, c->nccl, c->stream);
+    collective_end(c, slot, status, "all_reduce");
+}
+
+// This rank's slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
+static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
+                                             Stream stream) {
+    if (c->comm == NULL) return;
+    size_t world = c->comm->world;
+    collective_count(c, cuts[world], type, 1);
+    if (!collective_begin(c, slot, stream)) return;
+    char* own = (char*)data + cuts[c->comm->rank] * dtype_bytes(type);
+    ncclResult_t status =
+        collective_is_even(cuts, world)
+            ? ncclReduceScatter(data, own, cuts[1], collective_type(type), ncclSum, c->nccl, c->stream)
+            : collective_group(c, true, data, cuts, type);
+    collective_end(c, slot, status, "reduce_scatter");
+}
+
+// data (cuts[world]): every rank contributes its slice, and receives all others.
+static inline void collective_all_gather(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
+                                         Stream stream) {
+    if (c->comm == NULL) return;
+    size_t world = c->comm->world;
+    collective_count(c, cuts[world], type, 1);
+    if (!collective_begin(c, slot, stream)) return;
+    const char* own = (const char*)data + cuts[c->comm->rank] * dtype_bytes(type);
+    ncclResult_t status = collective_is_even(cuts, world)
+                              ? ncclAllGather(own, data, cuts[1], collective_type(type), c->nccl, c->stream)
+                              : collective_group(c, false, data, cuts, type);
+    collective_end(c, slot, status, "all_gather");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Waiting
+
+// Adds the time of a slot's oldest unread wait to waited_ms.
+static inline void collective_read_wait(Collectives* c, CollectiveSlot* s) {
+    size_t oldest = s->read++ % COLLECTIVE_WAITS;
+    float ms = 0;
+    CUDA_CHECK(cudaEventSynchronize(s->after[oldest]));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, s->before[oldest], s->after[oldest]));
+    c->waited_ms += (double)ms;
+}
+
+// Makes `compute` wait for the slot's collective: what is enqueued from now on sees its result.
+static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
+    if (c->comm == NULL) return;
+    CollectiveSlot* s = &c->slots[slot];
+    if (s->waits - s->read == COLLECTIVE_WAITS) collective_read_wait(c, s);
+    size_t next = s->waits++ % COLLECTIVE_WAITS;
+    CUDA_CHECK(cudaEventRecord(s->before[next], stream->compute));
+    CUDA_CHECK(cudaStreamWaitEvent(stream->compute, s->done, 0));
+    CUDA_CHECK(cudaEventRecord(s->after[next], stream->compute));
+}
+
+// Waits until the hosts of all ranks have got here and enqueued their work so far. Called once per micro-batch, before
+// a host may have to wait for a GPU that waits for another rank, so that the Comm finds a rank whose program is stuck.
+static inline void collective_barrier(Collectives* c) {
+    Error ignored;  // the Comm reports it
+    if (c->comm) comm_barrier(c->comm, &ignored);
+}
+
+// Payload that this rank has sent so far, in bytes.
+static inline uint64_t collective_bytes_sent(const Collectives* c) { return c->bytes_sent; }
+
+// Milliseconds that the stream has waited for collectives since the last call. Call it after the host has waited for
+// the stream.
+static inline double collective_waited_ms(Collectives* c) {
+    for (size_t i = 0; i < c->slot_count; i++)
+        while (c->slots[i].read < c->slots[i].waits) collective_read_wait(c, &c->slots[i]);
+    double waited = c->waited_ms;
+    c->waited_ms = 0;
+    return waited;
+}
+
+#endif  // LLMTRAIN_NCCL_CUH

@@ -1,0 +1,813 @@
+// zero.h: the flat vector over the ranks of a run.
+//
+//   1. flat vector   what a rank holds of parameters, gradients, master weights and optimizer state
+//   2. gradients     reduced bucket by bucket, overlapped with the backward
+//   3. parameters    updated by their owners, gathered during the next forward
+//   4. agreement     statistics gathered once a step; whether ranks hold the same parameters
+//
+// The stages are those of "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". With N ranks:
+//
+//   stage   gradients   master weights, optimizer state   a rank sends in a step, per element
+//     0     whole       whole                             2 (N-1)/N gradients: all-reduce
+//     1     whole       1/N                               (N-1)/N gradients and parameters: reduce-scatter, all-gather
+//     2     1/N         1/N                               the same, gradients in every micro-batch
+//
+// A gradient element is sent as 8 bytes if it is reduced exactly, 4 as float, otherwise as a floatX; a parameter as a
+// floatX. --plan prints the sum.
+//
+// Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one
+// for the embeddings (with a tied head they accumulate gradients from the start of the backward to its end, and with
+// two buffers they would have to be reduced twice), two for the blocks in turn (one, and two of the copies that are
+// reduced, unless gradients are reduced as they are, in float). See flat_layout_staging for the other stages.
+//
+// Sums over micro-batches and ranks are made in one of three ways:
+//   float     in float: first over micro-batches and then over ranks, in stage 2 the other way round
+//   storage   the same, but gradients are reduced in floatX
+//   exact     in fixed point, 64 bits: no order and no grouping changes a bit, so that the weights depend neither on
+//             the stage nor on how NCCL adds
+// With one rank the code is the same, and the collectives do nothing.
+
+#ifndef LLMTRAIN_ZERO_H
+#define LLMTRAIN_ZERO_H
+
+#include "comm.h"
+#include "../base/fault.h"
+#include "../model/offload_states.h"
+#include "../model/tensors.h"
+#if defined(LLMTRAIN_CUDA) && defined(LLMTRAIN_NCCL)
+#include "nccl.cuh"
+#else
+#include "collectives.h"
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 1. The flat vector
+
+typedef enum { REDUCE_FLOAT, REDUCE_STORAGE, REDUCE_EXACT } ReduceKind;
+
+typedef struct {
+    Comm* comm;         // NULL: one rank, or only a plan is wanted
+    size_t rank, world; // 0 of 0 means 0 of 1
+    size_t local_rank;  // among those of this machine: chooses the device
+    size_t stage;       // of ZeRO: 0 to 2
+    ReduceKind reduce;
+} RankOptions;
+
+// What the vector holds besides parameters.
+typedef struct {
+    bool training;           // gradients and optimizer state
+    OptimizerKind optimizer; // whose state
+    size_t optimizer_rank;   // of low-rank optimizers
+    bool master_weights;     // a float copy of 16-bit parameters, which the optimizer updates
+    bool offload;            // master weights and optimizer state are not in memory but in FlatVector.offloaded,
+    const char* offload_dir; // in a file in this directory; NULL: in host memory
+} FlatOptions;
+
+static inline bool flat_has_masters(const FlatOptions* holds) {
+    return holds->training && holds->master_weights && !FLOATX_IS_FLOAT;
+}
+
+typedef struct {
+    size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
+    size_t frozen_end;        // what does not train is [end, frozen_end)
+    size_t* cuts;             // (world + 1) where the ranks' slices begin, counted from `first`
+    CommSlice own;            // this rank's
+    CommSlice sums;           // whose gradients are added up here: all of it in stages 0 and 1, own in stage 2; once
+                              // reduced over the ranks in stage 1 only own is valid
+    CommSlice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
+    size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
+    size_t staging;           // the index of its staging buffer
+    bool reducing, gathering; // a collective is in flight
+} Bucket;
+
+typedef struct {
+    float* grads;             // the backward of a bucket adds here; NULL: to FlatVector.grads
+    void* comm_buffer;        // what the collective reduces, which may be `grads`; NULL: the sums themselves
+    Bucket* pending;          // whose gradients are in comm_buffer; NULL: none
+} Staging;
+
+// The part of an optimizer state of a tensor that a rank holds, in elements of the state.
+typedef struct {
+    size_t first, count;      // which, of those for the whole tensor
+    size_t offset;            // where they begin in FlatVector.states
+} StatePart;
+
+enum { STAGING_EMBEDDING, STAGING_EVEN, STAGING_ODD, STAGINGS };
+
+typedef struct {
+    RankOptions options;
+    FlatOptions holds;
+    const Parameters* parameters;
+    Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
+    size_t count;
+    size_t* cuts;             // (count, world + 1) of the buckets
+    size_t sums_size;         // elements of summed gradients that are here,
+    size_t master_size;       // of master weights,
+    size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
+    StatePart (*state_parts)[OPTIMIZER_STATES];  // (tensors)
+    OptimizerSlice* slices;   // (tensors) what the next call of optimizer_update_list updates
+    floatX* params;           // (flat_size)
+    float* master_weights;    // (master_size); NULL where params are float themselves, or not wanted, or offloaded
+    void* states[OPTIMIZER_STATES];   // (state_sizes) of the optimizer, in the types of its row of OPTIMIZERS
+    float* optimizer_scratch; // (scratch_floats): what the update of any tensor here takes
+    size_t scratch_floats;
+    float* grads;             // (sums_size); NULL with REDUCE_EXACT
+    int64_t* exact;           // (sums_size) in fixed point; NULL without it
+    Staging staging[STAGINGS];
+    OffloadStates offloaded;  // master weights and states where they are not in memory
+    double* scalars;          // (SUM_SQUARES + count) on the device: what the host reads once per step
+    uint64_t* checksums;      // (count) on the device
+    double* scalars_host;     // (SUM_SQUARES + count): the same after flat_finish_step
+    double* stats;            // (world, STATS_MAX) on the host: the statistics gathered last
+    double* sorted;           // (world) on the host: one of them, sorted
+    double step_began_ms, waited_ms;  // at the last reading: the time, and how long the host had waited so far
+    uint64_t* compared;       // (world, count) on the host: checksums of all ranks
+    Collectives collectives;
+    double loss_scale;        // of the step in progress
+    size_t micro_batches, micro;  // of this rank in the step: in all, and begun so far
+    bool discards;            // gradients are squared and thrown away, neither summed nor reduced (trace.h)
+    Stream stream;
+} FlatVector;
+
+// Indices of FlatVector.scalars: the sum of the micro-batches' mean losses; 1 if a gradient did not fit fixed point;
+// and from SUM_SQUARES on, for every bucket, the sum of squares of the gradients of this rank's slice.
+enum { SUM_LOSS, SUM_BAD, SUM_SQUARES };
+
+// Fixed point: elements are multiples of 2^-50 after the loss scale is taken off, about 1e-15, and sums stay below
+// 2^12, so that 63 bits hold them. A step with a larger one, or with a NaN, has the norm NaN and is skipped.
+#define EXACT_SCALE 0x1p50
+#define EXACT_LIMIT 0x1p12
+
+static inline Dtype reduce_type(ReduceKind reduce) {
+    return reduce == REDUCE_EXACT ? DTYPE_I64 : reduce == REDUCE_STORAGE ? FLOATX_DTYPE : DTYPE_F32;
+}
+
+// The part of a tensor in a slice of the flat vector, in elements from the tensor's first; empty: first == end.
+static inline CommSlice tensor_part(const Tensor* t, CommSlice slice) {
+    size_t first = max_size(t->offset, slice.first), end = min_size(t->offset + t->size, slice.end);
+    CommSlice part = {first - t->offset, end - t->offset};
+    if (first >= end) part.first = part.end = 0;
+    return part;
+}
+
+// The part of state s of a tensor that belongs to a slice of the flat vector: *first is its first element, of those for
+// the whole tensor; returns their number.
+static inline size_t flat_state_part(size_t* first, const FlatVector* flat, size_t s, const Tensor* t,
+                                     CommSlice slice) {
+    CommSlice part = tensor_part(t, slice);
+    const FlatOptions* holds = &flat->holds;
+    *first = 0;
+    if (!holds->training || !t->trains) return 0;
+    return optimizer_state_part(first, OPTIMIZERS[holds->optimizer].states[s].shape, &t->shape, holds->optimizer_rank,
+                                part.first, part.end);
+}
+
+// Places the states of tensor i. Each begins at a multiple of 64 elements, as tensors do.
+static inline void flat_place_states(FlatVector* flat, size_t i) {
+    const Tensor* t = &flat->parameters->tensors[i];
+    CommSlice slice = flat->buckets[t->bucket].state;
+    OptimizerKind kind = flat->holds.optimizer;
+    for (size_t s = 0; s < optimizer_states(kind); s++) {
+        StatePart* part = &flat->state_parts[i][s];
+        part->count = flat_state_part(&part->first, flat, s, t, slice);
+        part->offset = flat->state_sizes[s];
+        flat->state_sizes[s] += round_up(part->count, 64);
+    }
+    CommSlice held = tensor_part(t, slice);
+    if (flat->holds.training && t->trains && held.first < held.end)
+        flat->scratch_floats =
+            max_size(flat->scratch_floats, optimizer_scratch_floats(kind, &t->shape, flat->holds.optimizer_rank));
+}
+
+// The tensor of bucket b that holds an element of the flat vector, or lies before it.
+static inline const Tensor* flat_tensor(const FlatVector* flat, size_t b, size_t at) {
+    const Parameters* p = flat->parameters;
+    const Tensor* found = NULL;
+    for (size_t i = 0; i < p->count; i++)
+        if (p->tensors[i].bucket == b && p->tensors[i].trains && (found == NULL || p->tensors[i].offset <= at))
+            found = &p->tensors[i];
+    return found;
+}
+
+// Assigns whole tensors to the ranks, in order: each goes to the rank with the least work so far among those that may
+// still get one, from the last owner on. Over many buckets all ranks get about the same work.
+static inline void flat_shard_tensors(FlatVector* flat, size_t b, double* loads) {
+    const Parameters* p = flat->parameters;
+    Bucket* k = &flat->buckets[b];
+    size_t world = flat->options.world, owner = 0, left = 0;
+    for (size_t i = 0; i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        left += t->bucket == b && t->trains && t->cols > 0;
+    }
+    for (size_t r = 0; r <= world; r++) k->cuts[r] = r == 0 ? 0 : k->end - k->first;
+    for (size_t i = 0; i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        if (t->bucket != b || !t->trains) continue;
+        if (t->cols > 0) {
+            // Ranks that must stay free for the matrices after this one, as long as there are enough.
+            size_t after = min_size(--left, world - 1), last = max_size(owner, world - 1 - after);
+            size_t best = owner;
+            for (size_t r = owner + 1; r <= last; r++)
+                if (loads[r] < loads[best]) best = r;
+            for (size_t r = owner + 1; r <= best; r++) k->cuts[r] = t->offset - k->first;
+            owner = best;
+        }
+        loads[owner] += optimizer_work(flat->holds.optimizer, &t->shape);
+    }
+}
+
+// Sets where the ranks' slices of a bucket begin, as evenly as the optimizer allows. loads (world): the work of each
+// rank from the previous buckets, to which that from this one is added.
+static inline void flat_shard(FlatVector* flat, size_t b, double* loads) {
+    Bucket* k = &flat->buckets[b];
+    size_t world = flat->options.world, n = k->end - k->first;
+    Cut cut = flat->holds.training ? OPTIMIZERS[flat->holds.optimizer].cut : SHARD_ANYWHERE;
+    bool whole = cut == SHARD_TENSORS;
+    for (size_t i = 0; i < flat->parameters->count; i++) {
+        const Tensor* t = &flat->parameters->tensors[i];
+        whole |= cut == SHARD_MATRICES && t->bucket == b && t->trains && t->shape.hidden;
+    }
+    if (whole) {
+        flat_shard_tensors(flat, b, loads);
+        return;
+    }
+    for (size_t r = 0; r <= world; r++) {
+        k->cuts[r] = r < world ? shard_slice(n, r, world).first : n;
+        if (cut != SHARD_BLOCKS || r == 0 || r == world || n == 0) continue;
+        const Tensor* t = flat_tensor(flat, b, k->first + k->cuts[r]);
+        size_t into = min_size(k->first + k->cuts[r] - t->offset, t->size);
+        k->cuts[r] = t->offset + into / OPTIMIZER_BLOCK * OPTIMIZER_BLOCK - k->first;
+    }
+}
+
+// Whether master weights and states are in flat->offloaded.
+static inline bool flat_offloads(const FlatVector* flat) { return flat->holds.training && flat->holds.offload; }
+
+// Makes the table of what is offloaded.
+static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
+    const Parameters* p = flat->parameters;
+    const FlatOptions* holds = &flat->holds;
+    CommSlice* held = (CommSlice*)memory_allocate(p->count * sizeof(CommSlice));
+    if (held == NULL) return fail_with(error, "out of memory for the table of what is offloaded");
+    for (size_t i = 0; i < p->count; i++)
+        held[i] = tensor_part(&p->tensors[i], flat->buckets[p->tensors[i].bucket].state);
+    bool ok = offload_states_plan(&flat->offloaded, p, held, holds->optimizer, holds->optimizer_rank,
+                                  flat_has_masters(holds), error);
+    free(held);
+    return ok;
+}
+
+// Makes the table of buckets; allocates nothing on the device. `p` must outlive it.
+static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
+                               const FlatOptions* holds, Error* error) {
+    size_t count = p->tensors[p->count - 1].bucket + 1;
+    memset(flat, 0, sizeof *flat);
+    flat->parameters = p;
+    flat->holds = *holds;
+    flat->options = *options;
+    flat->options.world = max_size(options->world, 1);
+    flat->count = count;
+    flat->buckets = (Bucket*)memory_allocate(count * sizeof(Bucket));
+    flat->state_parts = (StatePart(*)[OPTIMIZER_STATES])memory_allocate(p->count * sizeof *flat->state_parts);
+    flat->slices = (OptimizerSlice*)memory_allocate(p->count * sizeof *flat->slices);
+    flat->cuts = (size_t*)memory_allocate(count * (flat->options.world + 1) * sizeof(size_t));
+    double* loads = (double*)memory_allocate(flat->options.world * sizeof(double));
+    if (flat->buckets == NULL || flat->state_parts == NULL || flat->slices == NULL || flat->cuts == NULL ||
+        loads == NULL) {
+        free(loads);
+        return fail_with(error, "out of memory for the table of buckets");
+    }
+    for (size_t b = 0; b < count; b++) flat->buckets[b].first = SIZE_MAX;
+    for (size_t i = 0; i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        Bucket* k = &flat->buckets[t->bucket];
+        k->first = min_size(k->first, t->offset);
+        if (t->trains) k->end = max_size(k->end, round_up(t->offset + t->size, 64));
+    }
+    for (size_t b = 0; b < count; b++) {
+        Bucket* k = &flat->buckets[b];
+        k->frozen_end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
+        k->end = max_size(k->end, k->first);
+        CommSlice whole = {k->first, k->end};
+        k->cuts = flat->cuts + b * (flat->options.world + 1);
+        flat_shard(flat, b, loads);
+        k->own.first = k->first + k->cuts[options->rank];
+        k->own.end = k->first + k->cuts[options->rank + 1];
+        k->sums = options->stage < 2 ? whole : k->own;
+        k->state = options->stage < 1 ? whole : k->own;
+        k->sums_offset = flat->sums_size;
+        k->master_offset = flat->master_size;
+        flat->sums_size += slice_length(k->sums);
+        flat->master_size += slice_length(k->state);
+        bool end = b == 0 || (b + 1 == count && !p->tied);
+        k->staging = end ? STAGING_EMBEDDING : b % 2 == 0 ? STAGING_EVEN : STAGING_ODD;
+    }
+    free(loads);
+    for (size_t i = 0; i < p->count; i++) flat_place_states(flat, i);
+    return !flat_offloads(flat) || flat_plan_offload(flat, error);
+}
+
+static inline void flat_free(FlatVector* flat) {
+    collective_close(&flat->collectives);
+    offload_states_free(&flat->offloaded);
+    free(flat->buckets);
+    free(flat->state_parts);
+    free(flat->slices);
+    free(flat->cuts);
+    free(flat->scalars_host);
+    free(flat->stats);
+    free(flat->sorted);
+    free(flat->compared);
+    memset(flat, 0, sizeof *flat);
+}
+
+// Whether the backward writes gradients to staging buffers, from which they are added to the sums.
+static inline bool flat_stages(const FlatVector* flat) {
+    return flat->options.stage == 2 || flat->options.reduce == REDUCE_EXACT;
+}
+
+// Staging buffers, by stage and kind of sum:
+//
+//   stage 0, 1   float     none: the backward adds to flat->grads, which are reduced in place
+//                storage   comm_buffer, in floatX
+//                exact     grads; the sums in fixed point are reduced in place
+//   stage 2      float     grads, reduced in place
+//                storage   grads and comm_buffer
+//                exact     grads and comm_buffer
+static inline void flat_layout_staging(FlatVector* flat, Arena* plan) {
+    const RankOptions* o = &flat->options;
+    const char* name = "staging of gradients";
+    bool has_grads = flat_stages(flat), in_place = o->stage == 2 && o->reduce == REDUCE_FLOAT;
+    bool has_comm_buffer = o->stage == 2 || o->reduce == REDUCE_STORAGE;
+    size_t longest[STAGINGS] = {0, 0, 0};
+    for (size_t b = 0; b < flat->count; b++) {
+        const Bucket* k = &flat->buckets[b];
+        longest[k->staging] = max_size(longest[k->staging], k->end - k->first);
+    }
+    longest[STAGING_EVEN] = longest[STAGING_ODD] = max_size(longest[STAGING_EVEN], longest[STAGING_ODD]);
+    for (int s = 0; s < STAGINGS; s++) {
+        Staging* staging = &flat->staging[s];
+        // Gradients that are copied before they are reduced are free at the end of their bucket: the blocks need one
+        // buffer.
+        if (has_grads && s == STAGING_ODD && !in_place) staging->grads = flat->staging[STAGING_EVEN].grads;
+        else if (has_grads) staging->grads = (float*)arena_take(plan, name, longest[s] * sizeof(float));
+        if (in_place) staging->comm_buffer = staging->grads;
+        else if (has_comm_buffer)
+            staging->comm_buffer = arena_take(plan, name, longest[s] * dtype_bytes(reduce_type(o->reduce)));
+    }
+}
+
+static inline size_t flat_state_bytes(const FlatVector* flat, size_t s) {
+    return flat->state_sizes[s] * dtype_bytes(OPTIMIZERS[flat->holds.optimizer].states[s].dtype);
+}
+
+// Takes the rank's arrays from the plan.
+static inline void flat_layout(FlatVector* flat, Arena* plan) {
+    const FlatOptions* holds = &flat->holds;
+    size_t sums = flat->sums_size, state = flat->master_size;
+    bool exact = flat->options.reduce == REDUCE_EXACT;
+    flat->params =
+        (floatX*)arena_take(plan, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
+    flat->scalars = (double*)arena_take(plan, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
+    if (!holds->training) return;
+    if (flat_offloads(flat))
+        flat->offloaded.store.slots = (char*)arena_take(plan, "buffers of the offloaded state",
+                                                        offload_memory(&flat->offloaded.store));
+    if (flat_has_masters(holds) && !holds->offload)
+        flat->master_weights = (float*)arena_take(plan, "master weights (fp32)", state * sizeof(float));
+    for (size_t s = 0; s < optimizer_states(holds->optimizer) && !holds->offload; s++)
+        flat->states[s] = arena_take(plan, "optimizer state", flat_state_bytes(flat, s));
+    if (flat->scratch_floats > 0)
+        flat->optimizer_scratch =
+            (float*)arena_take(plan, "scratch of the optimizer", flat->scratch_floats * sizeof(float));
+    if (exact) flat->exact = (int64_t*)arena_take(plan, "gradients (64-bit fixed point)", sums * sizeof(int64_t));
+    else flat->grads = (float*)arena_take(plan, "gradients (fp32)", sums * sizeof(float));
+    flat->checksums = (uint64_t*)arena_take(plan, "sums", flat->count * sizeof(uint64_t));
+    flat_layout_staging(flat, plan);
+}
+
+enum { STATS_MAX = 7 };  // statistics of a rank that are gathered at a time
+
+// Called after flat_layout has been called over memory.
+static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
+    flat->stream = stream;
+    flat->scalars_host = (double*)memory_allocate((SUM_SQUARES + flat->count) * sizeof(double));
+    flat->stats = (double*)memory_allocate(flat->options.world * STATS_MAX * sizeof(double));
+    flat->sorted = (double*)memory_allocate(flat->options.world * sizeof(double));
+    flat->compared = (uint64_t*)memory_allocate(flat->options.world * flat->count * sizeof(uint64_t));
+    if (flat->scalars_host == NULL || flat->stats == NULL || flat->sorted == NULL || flat->compared == NULL)
+        return fail_with(error, "out of memory for the numbers of %zu ranks", flat->options.world);
+    return !flat_offloads(flat) || offload_open(&flat->offloaded.store, flat->holds.offload_dir, flat->options.rank,
+                                                flat->options.local_rank, stream, error);
+}
+
+// Sets the optimizer state to zero. False if the offloaded state cannot be accessed.
+static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
+    if (flat_offloads(flat)) return offload_reset(&flat->offloaded, flat->stream, error);
+    for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++)
+        fill_zero(flat->states[s], flat_state_bytes(flat, s), flat->stream);
+    return true;
+}
+
+// Called by all ranks together.
+static inline bool flat_connect(FlatVector* flat, Error* error) {
+    return collective_open(&flat->collectives, flat->options.comm, 2 * flat->count, flat->stream, error);
+}
+
+// The collective slot of a bucket's reduction; the slots of the all-gathers follow.
+static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) {
+    return (size_t)(bucket - flat->buckets);
+}
+
+// The bucket that holds an element.
+static inline Bucket* flat_bucket(const FlatVector* flat, size_t offset) {
+    size_t low = 0, high = flat->count;
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if (flat->buckets[middle].first <= offset) low = middle;
+        else high = middle;
+    }
+    return &flat->buckets[low];
+}
+
+// The part of [first, end), a piece of one bucket, whose master weights and optimizer state are here, and its index in
+// master_weights.
+static inline CommSlice flat_master_part(size_t* index, const FlatVector* flat, size_t first, size_t end) {
+    const Bucket* k = flat_bucket(flat, first);
+    CommSlice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
+    if (part.first >= part.end) part.first = part.end = k->state.first;  // nothing
+    *index = k->master_offset + (part.first - k->state.first);
+    return part;
+}
+
+// Sets the master weights of n elements from `first` on, all of one tensor, as far as this rank holds them, from values
+// on the host.
+static inline bool flat_set_masters(FlatVector* flat, size_t first, const float* values, size_t n, Error* error) {
+    size_t index, i = 0;
+    CommSlice part = flat_master_part(&index, flat, first, first + n);
+    if (flat->master_weights && slice_length(part) > 0)
+        device_upload(flat->master_weights + index, values + (part.first - first), slice_length(part) * sizeof(float),
+                      flat->stream);
+    if (!flat_offloads(flat)) return true;
+    const Tensor* t = flat->parameters->tensors;  // with --train not in the order of their offsets
+    while (first < t[i].offset || first >= t[i].offset + t[i].size) i++;
+    return offload_put(&flat->offloaded, values, OFFLOAD_MASTERS, i, first - t[i].offset, first - t[i].offset + n,
+                       flat->stream, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Gradients
+//
+// flat_begin_step; then for each micro-batch and each bucket, in an order that is the same on all ranks,
+// flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A
+// bucket is reduced while the backward of the buckets before it runs.
+
+// Milliseconds that this rank has waited for others since the last call. Call it after the host has waited for the
+// stream.
+static inline double flat_waited_ms(FlatVector* flat) {
+    double before = flat->waited_ms;
+    if (flat->options.comm) flat->waited_ms = comm_statistics(flat->options.comm).waited_ms;
+    return flat->waited_ms - before + collective_waited_ms(&flat->collectives);
+}
+
+// Starts a step's clock: set-up, validation and saves are not part of a step.
+static inline void flat_start_clock(FlatVector* flat) {
+    flat_waited_ms(flat);
+    flat->step_began_ms = now_ms();
+}
+
+// Zeroes the gradients of a bucket that the backward only adds to, and what lies between tensors.
+static inline void flat_clear(FlatVector* flat, size_t bucket, float* grads) {
+    const Bucket* k = &flat->buckets[bucket];
+    size_t first = k->first, end = k->first;  // neighbors are cleared together
+    for (size_t i = 0; i < flat->parameters->count; i++) {
+        const Tensor* t = &flat->parameters->tensors[i];
+        if (t->bucket != bucket || !t->trains) continue;
+        size_t begins = t->offset + (t->overwritten ? t->size : 0);
+        if (begins != end) {
+            if (end > first) fill_zero(grads + (first - k->first), (end - first) * sizeof(float), flat->stream);
+            first = begins;
+        }
+        end = round_up(t->offset + t->size, 64);
+    }
+    if (end > first) fill_zero(grads + (first - k->first), (end - first) * sizeof(float), flat->stream);
+}
+
+static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t micro_batches) {
+    if (flat->step_began_ms == 0) flat_start_clock(flat);
+    flat->loss_scale = loss_scale;
+    flat->micro_batches = micro_batches;
+    flat->micro = 0;
+    if (flat->exact) fill_zero(flat->exact, flat->sums_size * sizeof(int64_t), flat->stream);
+    else if (flat_stages(flat)) fill_zero(flat->grads, flat->sums_size * sizeof(float), flat->stream);
+    else for (size_t b = 0; b < flat->count; b++) flat_clear(flat, b, flat->grads + flat->buckets[b].sums_offset);
+    fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
+}
+
+// Whether the gradient of an overwritten tensor at `offset` already holds a part of this step's sum.
+static inline bool flat_adds(const FlatVector* flat, size_t offset) {
+    return flat->staging[flat_bucket(flat, offset)->staging].grads == NULL && flat->micro > 1;
+}
+
+// Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and
+// flat_end_bucket; NULL if it does not train.
+static inline float* flat_gradient(const FlatVector* flat, size_t offset) {
+    const Bucket* k = flat_bucket(flat, offset);
+    float* staged = flat->staging[k->staging].grads;
+    if (offset >= k->end) return NULL;
+    return (staged ? staged : flat->grads + k->sums_offset) + (offset - k->first);
+}
+
+// Waits for the reduction of a bucket, and takes what it left in comm_buffer into the rank's sums.
+static inline void flat_collect(FlatVector* flat, Bucket* k) {
+    Staging* staging = &flat->staging[k->staging];
+    const RankOptions* o = &flat->options;
+    if (!k->reducing) return;
+    collective_wait(&flat->collectives, flat_slot(flat, k), flat->stream);
+    k->reducing = false;
+    if (staging->comm_buffer == NULL) return;
+    staging->pending = NULL;
+    CommSlice reduced = o->stage == 0 ? k->sums : k->own;
+    size_t at = k->sums_offset + (reduced.first - k->sums.first), from = reduced.first - k->first;
+    size_t n = slice_length(reduced);
+    if (o->reduce == REDUCE_EXACT)
+        exact_merge(flat->exact + at, (const int64_t*)staging->comm_buffer + from, n, flat->stream);
+    else if (o->reduce == REDUCE_FLOAT)
+        vector_add(flat->grads + at, (const float*)staging->comm_buffer + from, n, flat->stream);
+    else if (o->stage == 2)
+        vector_add_stored(flat->grads + at, (const floatX*)staging->comm_buffer + from, n, flat->stream);
+    else cast_to_float(flat->grads + at, (const floatX*)staging->comm_buffer + from, n, flat->stream);
+}
+
+// The summed gradients of a part of the rank's sums of a bucket, as floats, times the loss scale.
+static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSlice part) {
+    size_t at = k->sums_offset + (part.first - k->sums.first);
+    if (!flat->exact) return flat->grads + at;
+    float* floats = flat->staging[k->staging].grads;
+    exact_read(floats, flat->exact + at, flat->loss_scale / EXACT_SCALE, slice_length(part), flat->stream);
+    return floats;
+}
+
+// After the last micro-batch: waits for the reduction of a bucket, and sums the squares of its own slice's gradients.
+static inline void flat_square(FlatVector* flat, Bucket* k) {
+    if (k->first == k->end) return;
+    flat_collect(flat, k);
+    sum_of_squares(flat->scalars + SUM_SQUARES + flat_slot(flat, k),
+                   flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
+}
+
+static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
+    Bucket* k = &flat->buckets[bucket];
+    Staging* staging = &flat->staging[k->staging];
+    if (staging->grads == NULL || k->first == k->end) return;
+    if (staging->grads == staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
+    flat_clear(flat, bucket, staging->grads);
+}
+
+// Called when the backward of the bucket is done: adds its gradients to the rank's sums, and starts a due reduction.
+static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
+    Bucket* k = &flat->buckets[bucket];
+    Staging* staging = &flat->staging[k->staging];
+    const RankOptions* o = &flat->options;
+    size_t n = k->end - k->first;
+    if (n == 0) return;
+    if (flat->discards) {
+        sum_of_squares(flat->scalars + SUM_SQUARES + bucket, flat_gradient(flat, k->first), n, flat->stream);
+        return;
+    }
+    bool reduces = o->stage == 2 || flat->micro == flat->micro_batches;
+    if (reduces && staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
+    if (o->reduce == REDUCE_EXACT) {
+        int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
+        double limit = EXACT_LIMIT * flat->loss_scale / (double)(flat->micro_batches * o->world);
+        if (staging->comm_buffer) fill_zero(fixed, n * sizeof(int64_t), flat->stream);
+        exact_add(fixed, flat->scalars + SUM_BAD, staging->grads, EXACT_SCALE / flat->loss_scale, limit, n,
+                  flat->stream);
+    } else if (reduces && o->reduce == REDUCE_STORAGE) {
+        cast_from_float((floatX*)staging->comm_buffer, staging->grads ? staging->grads : flat->grads + k->sums_offset,
+                        n, flat->stream);
+    }
+    if (!reduces) return;
+    void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
+    void* data = staging->comm_buffer ? staging->comm_buffer : summed;
+    Dtype type = reduce_type(o->reduce);
+    if (o->stage == 0) collective_all_reduce(&flat->collectives, flat_slot(flat, k), data, k->cuts, type, flat->stream);
+    else collective_reduce_scatter(&flat->collectives, flat_slot(flat, k), data, k->cuts, type, flat->stream);
+    k->reducing = true;
+    if (staging->comm_buffer) staging->pending = k;
+    fault_point("reduce");
+    // One rank does not wait for others: it squares while caches still hold a part of what the backward wrote.
+    if (o->world == 1 && flat->micro == flat->micro_batches) flat_square(flat, k);
+}
+
+// After the last micro-batch: squares the gradients of the buckets, in the order in which their reductions started,
+// where that is not done yet, and reads flat->scalars. Only here does the host wait for the device in a step;
+// device_upload_batch keeps it at most two micro-batches ahead.
+static inline void flat_finish_step(FlatVector* flat) {
+    for (size_t b = flat->count; b-- > 0 && flat->options.world > 1;) flat_square(flat, &flat->buckets[b]);
+    device_download(flat->scalars_host, flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Parameters
+
+// A part of tensor i to be updated, which may be empty: n is 0 then. grads: of the bucket's state slice. It has no
+// master weights and states where these are offloaded.
+static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, CommSlice part,
+                                                  const float* grads) {
+    const Tensor* t = &flat->parameters->tensors[i];
+    CommSlice state = flat->buckets[t->bucket].state;
+    OptimizerSlice slice;
+    memset(&slice, 0, sizeof slice);
+    // The padding of the vocabulary stays 0. Its states are in no checkpoint, and must not affect the scale of a block.
+    part.end = min_size(part.end, tensor_elements(t));
+    if (!t->trains || part.first >= part.end) return slice;
+    size_t index;
+    slice.first = t->offset + part.first;
+    slice.n = slice_length(part);  // all of it where optimizer_whole says so
+    slice.shape = t->shape;
+    slice.no_decay = !t->decays;
+    slice.params = flat->params + slice.first;
+    flat_master_part(&index, flat, slice.first, t->offset + part.end);
+    if (flat->master_weights) slice.master_weights = flat->master_weights + index;
+    slice.grads = grads + (slice.first - state.first);
+    slice.scratch = flat->optimizer_scratch;
+    for (size_t s = 0; s < optimizer_states(flat->holds.optimizer); s++) {
+        const StatePart* held = &flat->state_parts[i][s];
+        size_t size = dtype_bytes(OPTIMIZERS[flat->holds.optimizer].states[s].dtype);
+        if (held->count > 0 && flat->states[s]) slice.states[s] = (char*)flat->states[s] + held->offset * size;
+    }
+    return slice;
+}
+
+// Updates what this rank holds of tensor i, part by part, as its offloaded states are read.
+static inline void flat_update_offloaded(FlatVector* flat, size_t i, const float* grads, const OptimizerStep* step) {
+    OffloadStates* away = &flat->offloaded;
+    for (size_t k = away->first[i]; k < away->first[i + 1]; k++) {
+        OptimizerSlice slice = flat_optimizer_slice(flat, i, away->parts[k].elements, grads);
+        if (!offload_update(away, &away->parts[k], &slice)) return;
+        if (slice.n > 0) optimizer_update(&slice, step, flat->stream);
+    }
+}
+
+// One optimizer step over the slices whose state this rank holds. The other ranks' slices are gathered meanwhile:
+// flat_await waits for them. If the offloaded state cannot be accessed, the step is incomplete; flat_check reports it.
+//
+// All tensors are updated together where nothing has to happen in between: a bucket that is to be gathered is updated
+// before the next one, and so is one whose summed gradients lie in a staging buffer.
+static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
+    const Parameters* p = flat->parameters;
+    bool together = flat->options.stage == 0 && !flat->exact;
+    size_t i = 0, count = 0;
+    for (size_t b = 0; b < flat->count; b++) {
+        Bucket* k = &flat->buckets[b];
+        const float* grads = k->first < k->end ? flat_summed(flat, k, k->state) : NULL;
+        for (; i < p->count && p->tensors[i].bucket == b; i++) {
+            if (flat_offloads(flat)) {
+                flat_update_offloaded(flat, i, grads, step);
+                continue;
+            }
+            OptimizerSlice slice = flat_optimizer_slice(flat, i, tensor_part(&p->tensors[i], k->state), grads);
+            if (slice.n > 0) flat->slices[count++] = slice;
+        }
+        if (together && b + 1 < flat->count) continue;
+        optimizer_update_list(flat->slices, count, step, flat->stream);
+        count = 0;
+        if (flat->options.stage == 0 || k->first == k->end) continue;
+        collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first,
+                              k->cuts, FLOATX_DTYPE, flat->stream);
+        k->gathering = true;
+        fault_point("gather");
+    }
+    if (!flat_offloads(flat)) return;
+    offload_release(&flat->offloaded);
+    offload_ahead(&flat->offloaded.store, 0, OFFLOAD_AHEAD);  // of the next step
+}
+
+// Makes the stream wait for the all-gather of a bucket's parameters, before they are used.
+static inline void flat_await(FlatVector* flat, size_t bucket) {
+    Bucket* k = &flat->buckets[bucket];
+    if (!k->gathering) return;
+    collective_wait(&flat->collectives, flat->count + bucket, flat->stream);
+    k->gathering = false;
+}
+
+// Whether the updates so far are complete: what is offloaded could be read and written.
+static inline bool flat_check(FlatVector* flat, Error* error) {
+    return !flat_offloads(flat) || offload_check(&flat->offloaded.store, error);
+}
+
+// Waits for all parameters; false if a fault has kept some from arriving.
+static inline bool flat_await_all(FlatVector* flat, Error* error) {
+    for (size_t b = 0; b < flat->count; b++) flat_await(flat, b);
+    device_wait(flat->stream);
+    return collective_check(&flat->collectives, error) && flat_check(flat, error);
+}
+
+// Bytes that this rank sends: to reduce all gradients once; to gather all parameters; in a step of `micro_batches`.
+static inline size_t flat_bytes_reduced(const FlatVector* flat) {
+    size_t bytes = 0, size = dtype_bytes(reduce_type(flat->options.reduce)), world = flat->options.world;
+    for (size_t b = 0; b < flat->count; b++) {
+        const Bucket* k = &flat->buckets[b];
+        size_t n = k->end - k->first, own = slice_length(k->own);
+        bytes += size * (n - own + (flat->options.stage == 0 ? own * (world - 1) : 0));
+    }
+    return bytes;
+}
+
+static inline size_t flat_bytes_gathered(const FlatVector* flat) {
+    size_t elements = 0;
+    for (size_t b = 0; b < flat->count; b++) elements += slice_length(flat->buckets[b].own) * (flat->options.world - 1);
+    return flat->options.stage == 0 ? 0 : elements * sizeof(floatX);
+}
+
+static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batches) {
+    return flat_bytes_reduced(flat) * (flat->options.stage == 2 ? micro_batches : 1) +
+        flat_bytes_gathered(flat);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Agreement
+
+// Gathers `count` statistics of every rank, at most STATS_MAX, into flat->stats (world, count). False if a rank is
+// lost.
+static inline bool flat_gather_stats(FlatVector* flat, const double* own, size_t count, Error* error) {
+    memcpy(flat->stats + flat->options.rank * count, own, count * sizeof(double));
+    if (flat->options.comm == NULL) return true;
+    return comm_gather_doubles(flat->options.comm, flat->stats, count, error);
+}
+
+// Statistic `column` of a rank, of `count` that were gathered.
+static inline double flat_stat(const FlatVector* flat, size_t rank, size_t column, size_t count) {
+    return flat->stats[rank * count + column];
+}
+
+// Minimum, median (of an even number the lower of the two) and maximum over the ranks of statistic `column`, of
+// `count`; returns the rank of the maximum.
+static inline size_t flat_min_median_max(double* min, double* median, double* max, const FlatVector* flat,
+                                         size_t column, size_t count) {
+    size_t world = flat->options.world, rank = 0;
+    for (size_t r = 0; r < world; r++) {
+        flat->sorted[r] = flat_stat(flat, r, column, count);
+        if (compare_doubles(&flat->sorted[r], &flat->sorted[rank]) > 0) rank = r;
+    }
+    *max = flat->sorted[rank];
+    qsort(flat->sorted, world, sizeof(double), compare_doubles);
+    *min = flat->sorted[0];
+    *median = flat->sorted[(world - 1) / 2];
+    return rank;
+}
+
+// Whether all ranks have the same `count` checksums, at most one for each bucket; those of this rank are in
+// flat->compared + rank * count. Otherwise the error reports the rank that differs from most ranks in the first
+// checksum that is not the same everywhere; `describe` says what that is a checksum of.
+static inline bool flat_same(FlatVector* flat, size_t count,
+                             void (*describe)(char* text, size_t size, const FlatVector* flat, size_t number),
+                             Error* error) {
+    size_t world = flat->options.world;
+    uint64_t* compared = flat->compared;
+    if (!comm_all_gather(flat->options.comm, compared, world * count, DTYPE_I64, NULL, NULL, error)) return false;
+    for (size_t i = 0; i < count; i++) {
+        size_t usual = 0, most = 0;
+        for (size_t r = 0; r < world; r++) {
+            size_t same = 0;
+            for (size_t q = 0; q < world; q++) same += compared[r * count + i] == compared[q * count + i];
+            if (same > most) usual = r;
+            most = max_size(most, same);
+        }
+        for (size_t r = 0; r < world && most < world; r++) {
+            char what[80];
+            if (compared[r * count + i] == compared[usual * count + i]) continue;
+            describe(what, sizeof what, flat, i);
+            fail_with(error,
+                      "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
+                      "checkpoint before it, without that machine",
+                      r, world == 2 ? "the other rank" : "most ranks", what,
+                      2 * most > world ? "" : ", and it is unknown whose, since no more than half of the ranks agree");
+            return fail_on_all_ranks(error);
+        }
+    }
+    return true;
+}
+
+static inline void flat_describe_bucket(char* text, size_t size, const FlatVector* flat, size_t bucket) {
+    char name[40] = "the embeddings";
+    if (bucket > 0) snprintf(name, sizeof name, "block %zu", bucket - 1);
+    if (bucket + 1 == flat->count) snprintf(name, sizeof name, "the final norm and head");
+    snprintf(text, size, "the parameters of %s (bucket %zu)", name, bucket);
+}
+
+// Whether all ranks have the same parameters: their checksums, bucket by bucket.
+static inline bool flat_compare(FlatVector* flat, Error* error) {
+    if (flat->options.world == 1) return true;
+    if (!flat_await_all(flat, error)) return false;
+    for (size_t b = 0; b < flat->count; b++) {
+        const Bucket* k = &flat->buckets[b];
+        vector_checksum(flat->checksums + b, flat->params + k->first, k->first, k->frozen_end - k->first, flat->stream);
+    }
+    device_download(flat->compared + flat->options.rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t),
+                    flat->stream);
+    return flat_same(flat, flat->count, flat_describe_bucket, error);
+}
+
+#endif  // LLMTRAIN_ZERO_H

@@ -1,0 +1,311 @@
+// log.h: what a run tells its user.
+//
+//   1. step      the outcome of a logged step: a line on the console (step_print)
+//   2. metrics   the same with more numbers as a line of JSON in metrics.jsonl: log_write
+//   3. events    what happens to a run, a line each in events.jsonl: event_write
+//
+//   Log log;
+//   if (!log_open(&log, "runs/x", &error) || !log_cut_back(&log, state.step, &error)) ...
+//   log_write(&log, &step, &error);
+//   log_close(&log);
+//
+// After log_cut_back the log holds the lines of steps 1 to `step`, each whole, and training appends the rest: a run
+// that was killed and resumed leaves the log of a run that was not.
+
+#ifndef LLMTRAIN_LOG_H
+#define LLMTRAIN_LOG_H
+
+#include "../base/files.h"
+#include "../checkpoint/state.h"
+
+#include <sys/file.h>
+
+// ------------------------------------------------------------------------------------------------
+// 1. Step
+
+// The sequences with the largest loss and the largest gradient in a step that was traced: the number of the shard among
+// those of --data, in the order of their names, and the position of the first token in it.
+typedef struct {
+    double loss, loss_shard, loss_at;
+    double norm, norm_shard, norm_at;
+} StepWorst;
+
+typedef struct {
+    uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
+    StepResult result;                     // loss and norm, and how the ranks differ
+    double val_loss;                       // NAN in steps that do not validate
+    double entropy_floor;                  // of the validation text; 0: unknown
+    double lr;
+    double ms, tokens_per_second;
+    double mfu;                            // model FLOPs utilization, of the peak that was given; NAN without one
+    double minutes_left;
+    uint64_t memory;                       // bytes allocated on the device
+    uint64_t sent;                         // bytes that this rank sent in the step
+    size_t ranks;
+    double trace_ms;                       // time that the trace took, not included in `ms`
+    bool traced;                           // down to its sequences; the worst:
+    StepWorst worst;
+} StepLog;
+
+static inline void step_print(FILE* out, const StepLog* s) {
+    char val[64] = "", mfu[32] = "n/a", waits[32] = "", skipped[32] = "";
+    if (s->skipped > 0) snprintf(skipped, sizeof skipped, " | skipped %llu", (unsigned long long)s->skipped);
+    if (!isnan(s->val_loss)) snprintf(val, sizeof val, " | val %.4f", s->val_loss);
+    if (!isnan(s->val_loss) && s->entropy_floor > 0)
+        snprintf(val, sizeof val, " | val %.4f (floor %.4f %+.1f%%)", s->val_loss, s->entropy_floor,
+                 100 * (s->val_loss / s->entropy_floor - 1));
+    if (!isnan(s->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * s->mfu);
+    if (s->ranks > 1) snprintf(waits, sizeof waits, " | waits %.0f%%", 100 * s->result.wait_share);
+    fprintf(out,
+            "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min left\n",
+            (unsigned long long)s->step, (unsigned long long)s->steps, s->result.loss, val, s->result.grad_norm, s->lr,
+            s->ms, s->tokens_per_second, mfu, waits, skipped, s->minutes_left);
+    fflush(out);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Metrics
+
+#define METRIC_COUNT_OF(name, member) {name, NULL, KIND_COUNT, offsetof(StepLog, member), "N", 0, 0, NULL, NULL}
+#define METRIC(name, member) {name, NULL, KIND_REAL, offsetof(StepLog, member), "X", 0, 0, NULL, NULL}
+// The keys of a line. What was not measured is null.
+static const Field METRICS[] = {
+    METRIC_COUNT_OF("step", step),
+    METRIC("loss", result.loss),
+    METRIC("val_loss", val_loss),
+    METRIC("grad_norm", result.grad_norm),
+    METRIC("lr", lr),
+    METRIC_COUNT_OF("tokens", tokens),
+    METRIC_COUNT_OF("skipped", skipped),
+    METRIC("loss_ranks_min", result.loss_min),
+    METRIC("loss_ranks_median", result.loss_median),
+    METRIC("loss_ranks_max", result.loss_max),
+    METRIC("ms", ms),
+    METRIC("ms_ranks_min", result.busy_min),
+    METRIC("ms_ranks_median", result.busy_median),
+    METRIC("ms_ranks_max", result.busy_max),
+    METRIC_COUNT_OF("slowest_rank", result.slowest),
+    METRIC("wait_share", result.wait_share),
+    METRIC_COUNT_OF("comm_bytes", sent),
+    METRIC("tok_per_s", tokens_per_second),
+    METRIC("mfu", mfu),
+    METRIC_COUNT_OF("mem_bytes", memory),
+};
+
+// Further keys of a step that was traced.
+static const Field TRACED_METRICS[] = {
+    METRIC("worst_loss", worst.loss),
+    METRIC("worst_loss_shard", worst.loss_shard),
+    METRIC("worst_loss_at", worst.loss_at),
+    METRIC("worst_grad_norm", worst.norm),
+    METRIC("worst_grad_shard", worst.norm_shard),
+    METRIC("worst_grad_at", worst.norm_at),
+};
+
+typedef struct {
+    FILE* file;
+    char path[FILE_PATH_MAX];
+    JsonWriter waiting;      // lines that a full disk has refused so far
+    bool refused;            // and the user has been told
+} Log;
+
+enum { LOG_WAITING_MAX = 1 << 24 };  // bytes; further lines are lost
+
+static inline void log_path(char* path, size_t size, const char* directory) {
+    snprintf(path, size, "%.4000s/metrics.jsonl", directory);
+}
+
+// The step of a line; false if it is not a whole line of JSON with one, as may be after a power cut.
+static inline bool log_line_step(uint64_t* step, const char* line, size_t bytes) {
+    Json json;
+    Error ignored;
+    if (!json_parse(&json, line, bytes, "log", &ignored)) return false;
+    bool ok = json_u64(&json, json_get(&json, 0, "step"), step);
+    json_free(&json);
+    return ok;
+}
+
+// Keeps the whole lines of a log whose step is `step` or below, in place; returns the bytes that are left. *damaged:
+// the lines lost among them, which are not whole, or of a step that the lines after them have not reached.
+static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, size_t* damaged) {
+    size_t kept = 0, position = 0, later = 0;  // later: lines of seemingly later steps, since the last that was kept
+    *damaged = 0;
+    while (position < bytes) {
+        char* end = (char*)memchr(text + position, '\n', bytes - position);
+        uint64_t line_step = 0;
+        if (end == NULL) break;  // a line without its end
+        size_t length = (size_t)(end - text) + 1 - position;
+        bool whole = log_line_step(&line_step, text + position, length - 1);
+        if (whole && line_step <= step) {
+            memmove(text + kept, text + position, length);
+            kept += length;
+            *damaged += later;
+            later = 0;
+        } else if (whole || later > 0) {
+            later++;
+        } else {
+            ++*damaged;
+        }
+        position += length;
+    }
+    return kept;
+}
+
+// Locks the log, so that only one process trains in its directory. Some file systems cannot (Lustre, unless mounted
+// with -o flock).
+static inline bool log_lock(Log* log, Error* error) {
+    int directory_bytes = (int)(strrchr(log->path, '/') - log->path);
+    if (flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0) return true;
+    if (errno == EWOULDBLOCK)
+        return fail_with(error, "another process is training in %.*s; wait for it, or give another --out",
+                         directory_bytes, log->path);
+    if (errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK) return fail_file(error, "lock", log->path);
+    fprintf(stderr, "train: the file system of %.*s does not support locks (%s); make sure that no other process "
+            "trains there\n", directory_bytes, log->path, strerror(errno));
+    return true;
+}
+
+// Reopens the path, which is another file now.
+static inline bool log_open_again(Log* log, const char* action, Error* error) {
+    FILE* again = fopen(log->path, "ab");
+    if (again == NULL) return fail_file(error, action, log->path);
+    fclose(log->file);
+    log->file = again;
+    return log_lock(log, error);
+}
+
+// Cuts the log back to the lines up to `step`: those that a run wrote after the checkpoint it resumes from are written
+// again. Lines that a power cut has damaged go too, and the user is told of the gap.
+static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
+    char* text = NULL;
+    size_t bytes = 0, damaged;
+    log->waiting.bytes = 0;  // of later steps: a save flushes the log first
+    if (!file_read(log->path, (size_t)1 << 34, &text, &bytes, error)) return false;
+    size_t kept = log_keep_until(text, bytes, step, &damaged);
+    bool ok = kept == bytes;
+    if (damaged > 0) {
+        fprintf(stderr,
+                "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are affected\n",
+                log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
+        ok = file_write_atomic(log->path, text, kept, error) && log_open_again(log, "open", error);
+    } else if (!ok) {
+        ok = ftruncate(fileno(log->file), (off_t)kept) == 0 || fail_file(error, "truncate", log->path);
+    }
+    free(text);
+    return ok;
+}
+
+// Opens directory/metrics.jsonl to append.
+static inline bool log_open(Log* log, const char* directory, Error* error) {
+    struct stat status;
+    memset(log, 0, sizeof *log);
+    log_path(log->path, sizeof log->path, directory);
+    bool found = stat(log->path, &status) == 0;
+    if (found && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))  // a pipe would wait for a reader
+        return fail_with(error, "%s is not a file; move it away, or give another --out", log->path);
+    log->file = fopen(log->path, "ab");
+    return log->file ? log_lock(log, error) : fail_file(error, "open", log->path);
+}
+
+// Replaces a log that someone has deleted, so that the rest of the run is not lost too.
+static inline bool log_replace_deleted(Log* log, Error* error) {
+    struct stat status;
+    char directory[FILE_PATH_MAX];
+    bool found = fstat(fileno(log->file), &status) == 0;
+    if (found ? status.st_nlink > 0 : errno != ESTALE) return true;  // ESTALE: on NFS another machine has deleted it
+    fprintf(stderr, "train: %s was deleted while the run was writing to it; starting a new one\n", log->path);
+    snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(log->path, '/') - log->path), log->path);
+    return directory_make(directory, error) && log_open_again(log, "create", error);
+}
+
+// Writes the pending lines.
+static inline bool log_flush(Log* log, Error* error) {
+    JsonWriter* w = &log->waiting;
+    if (!log_replace_deleted(log, error)) return false;
+    while (w->bytes > 0) {
+        errno = 0;
+        ssize_t n = write(fileno(log->file), w->text, w->bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return fail_file(error, "write", log->path);
+        w->bytes -= (size_t)n;
+        memmove(w->text, w->text + n, w->bytes);
+    }
+    log->refused = false;
+    return true;
+}
+
+// Appends one line. A full disk does not end the run: the line waits.
+static inline bool log_write(Log* log, const StepLog* step, Error* error) {
+    JsonWriter w;
+    memset(&w, 0, sizeof w);
+    json_write_begin(&w, '{');
+    fields_write(&w, METRICS, sizeof METRICS / sizeof METRICS[0], step);
+    if (step->traced) fields_write(&w, TRACED_METRICS, sizeof TRACED_METRICS / sizeof TRACED_METRICS[0], step);
+    json_write_end(&w, '}');
+    json_put(&w, "\n", 1);
+    bool ok = json_write_done(&w, error);
+    if (ok && log->waiting.bytes < LOG_WAITING_MAX) json_put(&log->waiting, w.text, w.bytes);
+    json_writer_free(&w);
+    Error why;
+    if (!ok || log_flush(log, &why)) return ok;
+    if (!log->refused) fprintf(stderr, "train: %s. Training continues; log lines wait in memory\n", why.text);
+    log->refused = true;
+    return true;
+}
+
+static inline void log_close(Log* log) {
+    if (log->file) fclose(log->file);
+    json_writer_free(&log->waiting);
+    log->file = NULL;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Events
+
+// The date and time, UTC.
+static inline void time_utc(char text[64]) {
+    struct timespec now;
+    struct tm utc;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    size_t bytes = strftime(text, 32, "%Y-%m-%dT%H:%M:%S", &utc);
+    snprintf(text + bytes, 64 - bytes, ".%03dZ", (int)(now.tv_nsec / 1000000));
+}
+
+// Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk
+// has truncated is ended first. key: the name of a further member, whose value is JSON; or NULL.
+static inline bool event_write_with(const char* directory, const char* event, uint64_t step, const char* detail,
+                                    const char* key, const char* value, Error* error) {
+    char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';
+    JsonWriter w;
+    snprintf(path, sizeof path, "%.*s/events.jsonl", (int)FILE_PATH_MAX, directory);
+    int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (file < 0) return fail_file(error, "open", path);
+    off_t end = lseek(file, 0, SEEK_END);
+    bool cut = end > 0 && pread(file, &last, 1, end - 1) == 1 && last != '\n';
+    time_utc(time_text);
+    memset(&w, 0, sizeof w);
+    if (cut) json_put(&w, "\n", 1);
+    json_write_begin(&w, '{');
+    json_member_string(&w, "time", time_text);
+    json_member_string(&w, "event", event);
+    json_member_u64(&w, "step", step);
+    json_member_string(&w, "detail", detail);
+    if (key) json_write_key(&w, key);
+    if (key) json_write_raw(&w, value);
+    json_write_end(&w, '}');
+    json_put(&w, "\n", 1);
+    bool good = json_write_done(&w, error);
+    errno = ENOSPC;  // the reason if less is written without an error
+    if (good && write(file, w.text, w.bytes) != (ssize_t)w.bytes) good = fail_file(error, "write", path);
+    json_writer_free(&w);
+    close(file);
+    return good;
+}
+
+static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
+                               Error* error) {
+    return event_write_with(directory, event, step, detail, NULL, NULL, error);
+}
+
+#endif  // LLMTRAIN_LOG_H

@@ -1,0 +1,349 @@
+// predict.h: how long a training step will take, before it runs: the costs of its operations at a machine's rates.
+//
+//   Rates rates;
+//   bool ok = rates_measure(&rates, &shape, &error);       on a CPU, three seconds; or rates_parse, of a text
+//   double ms = step_ms(&model, &rates, micro_batches);    after model_plan
+//
+//   1. rates   given, or measured with operations of the model's own sizes
+//   2. step    what train.cu does in a step, operation by operation
+//
+// Rates are what the operations achieve, not the machine's peaks. They are measured in CPU time: time that other
+// programs take is not counted, and steps are slower by that while they run. Loading data, validating, saving and
+// waiting for a slower rank are not counted.
+
+#ifndef LLMTRAIN_PREDICT_H
+#define LLMTRAIN_PREDICT_H
+
+#include "../../llmtrain.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Rates
+
+// The rate of attention and nonlinearities relative to matmuls, where only that of matmuls is known: about what CPUs
+// achieve, see dev/bench/RESULTS.md.
+#define RATE_OF_OTHERS 0.3
+
+// Rates of one rank as text, "300,25" to "300,25,1,2": GFLOP/s of matmuls; GB/s of memory, between ranks, of what is
+// offloaded. The last two are 1 if they are not given.
+static inline bool rates_parse(Rates* r, const char* text, Error* error) {
+    double values[4] = {0, 0, 1, 1};
+    memset(r, 0, sizeof *r);
+    size_t count = 0;
+    bool good = true;
+    for (const char* next = text; good && count < 4; next++) {
+        char* end;
+        values[count] = strtod(next, &end);
+        good = end > next && values[count] > 0 && values[count] < 1e9;
+        count++;
+        next = end;
+        if (*next == 0) break;
+        good = good && *next == ',' && count < 4;
+    }
+    if (!good || count < 2)
+        return fail_with(
+            error,
+            "--rate is '%s'; give GFLOP/s of matmuls and GB/s of memory, then optionally GB/s between ranks "
+            "and of offloading, as in 300,25 or 300,25,1,2",
+            text);
+    r->matmul = 1e9 * values[0];
+    r->other = RATE_OF_OTHERS * r->matmul;
+    r->memory = 1e9 * values[1];
+    r->comm = 1e9 * values[2];
+    r->offload = 1e9 * values[3];
+    return true;
+}
+
+typedef enum { RATED_MATMUL, RATED_OTHER, RATED_MEMORY, RATED_UPDATE } Rated;
+
+typedef struct {
+    size_t M, N, K, B, T, H, D, n;
+    floatX *in, *weight, *out;              // (M, K), (N, K), (M, N)
+    floatX *qkv, *attended, *dqkv;          // (B, T, 3 H D), (B, T, H D), (B, T, 3 H D)
+    float *dweight, *lse, *delta, *stream;  // (N, K), (B, H, T), (B, H, T), (n)
+    OptimizerSlice slice;                   // of arrays in `stream`
+    OptimizerStep step;
+} RatesArrays;
+
+// CPU time of this process, over all its threads.
+static inline double processor_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+static inline void rated_run(const RatesArrays* a, Rated what) {
+    Stream none = NULL;
+    switch (what) {
+    case RATED_MATMUL:
+        matmul_forward(a->out, a->in, a->weight, NULL, a->M, a->N, a->K, none);
+        matmul_backward_input(a->in, a->out, a->weight, a->M, a->N, a->K, none);
+        matmul_backward_weight(a->dweight, NULL, a->out, a->in, false, a->M, a->N, a->K, none);
+        break;
+    case RATED_OTHER:
+        attention_forward(a->attended, a->lse, a->qkv, a->B, a->T, a->H, a->H, a->D, none);
+        attention_backward(a->dqkv, a->delta, a->attended, a->attended, a->lse, a->qkv, a->B, a->T, a->H, a->H, a->D,
+                           none);
+        break;
+    case RATED_MEMORY: vector_add(a->stream, a->stream + a->n / 2, a->n / 2, none); break;
+    case RATED_UPDATE: optimizer_update(&a->slice, &a->step, none); break;
+    }
+}
+
+// How often it runs per second: the better of two windows, since other programs may use the caches meanwhile. A window
+// has enough runs for the clock's error not to matter: the time of threads on other processors is counted in steps of
+// a few milliseconds.
+static inline double rated_per_second(const RatesArrays* a, Rated what, double window_ms) {
+    double best = 0;
+    rated_run(a, what);  // warms up
+    for (int window = 0; window < 2; window++) {
+        double began = now_ms(), processor = processor_ms(), runs = 0;
+        for (; now_ms() - began < window_ms; runs++) rated_run(a, what);
+        best = fmax(best, 1e3 * runs * (double)threads_count() / (processor_ms() - processor));
+    }
+    return best;
+}
+
+// Elements that an optimizer that does not need whole matrices updates per second, in arrays larger than the caches.
+static inline double rates_update(RatesArrays* a, OptimizerKind kind, bool master_weights) {
+    size_t n = a->n / 8;
+    OptimizerSlice* slice = &a->slice;
+    memset(slice, 0, sizeof *slice);
+    memset(&a->step, 0, sizeof a->step);
+    a->step.kind = kind;
+    a->step.lr = 1e-4f;
+    a->step.beta1 = 0.9f;
+    a->step.beta2 = 0.95f;
+    a->step.epsilon = 1e-8f;
+    a->step.grad_scale = 1.0f;
+    a->step.step = 1;
+    slice->n = n;
+    slice->shape.rows = 512;
+    slice->shape.cols = n / 512;
+    slice->params = (floatX*)a->stream;
+    slice->grads = a->stream + n;
+    if (master_weights) slice->master_weights = a->stream + 2 * n;
+    for (size_t i = 0; i < optimizer_states(kind); i++) slice->states[i] = a->stream + (3 + i) * n;
+    return (double)n * rated_per_second(a, RATED_UPDATE, 40);
+}
+
+// Measures the rates that operations of this size achieve on a CPU with all threads.
+static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
+    RatesArrays a;
+    memset(&a, 0, sizeof a);
+    a.M = min_size(s->B * s->T, 1024);
+    a.N = min_size(s->F, 4096);
+    a.K = min_size(s->C, 1024);
+    a.T = min_size(s->T, 1024);
+    a.B = min_size(s->B, divide_up(1024, a.T));
+    a.H = min_size(s->H, 8);
+    a.D = s->D;
+    a.n = (size_t)1 << 25;
+    size_t rows = a.B * a.T, stored = a.M * a.K + a.N * a.K + a.M * a.N + 7 * rows * a.H * a.D;
+    size_t floats = a.N * a.K + 2 * rows * a.H + a.n;
+    floatX* x = (floatX*)memory_allocate(stored * sizeof(floatX));
+    float* f = (float*)memory_allocate(floats * sizeof(float));
+    if (x == NULL || f == NULL) {
+        free(x);
+        free(f);
+        return fail_with(error, "out of memory for measuring the machine; give its rates with --rate");
+    }
+    for (size_t i = 0; i < stored; i++) x[i] = floatX_of(0.01f * (float)(i % 7));
+    a.in = x;
+    a.weight = a.in + a.M * a.K;
+    a.out = a.weight + a.N * a.K;
+    a.qkv = a.out + a.M * a.N;
+    a.attended = a.qkv + 3 * rows * a.H * a.D;
+    a.dqkv = a.attended + rows * a.H * a.D;
+    a.stream = f;
+    a.dweight = a.stream + a.n;
+    a.lse = a.dweight + a.N * a.K;
+    a.delta = a.lse + rows * a.H;
+    memset(a.stream, 0, a.n * sizeof(float));
+    Cost matmul = cost_matmul(a.M, a.N, a.K), forward = cost_attention_forward(a.B, a.T, a.H, a.H, a.D);
+    Cost backward = cost_attention_backward(a.B, a.T, a.H, a.H, a.D);
+    memset(r, 0, sizeof *r);
+    r->matmul = 3 * matmul.flops * rated_per_second(&a, RATED_MATMUL, 200);
+    r->other = (forward.flops + backward.flops) * rated_per_second(&a, RATED_OTHER, 200);
+    r->memory = 12.0 * (double)(a.n / 2) * rated_per_second(&a, RATED_MEMORY, 200);
+    for (int o = 0; o < OPTIMIZER_COUNT; o++)
+        for (int masters = 0; masters < (FLOATX_IS_FLOAT ? 1 : 2); masters++)
+            if (OPTIMIZERS[o].cut == SHARD_ANYWHERE || OPTIMIZERS[o].cut == SHARD_BLOCKS)
+                r->update[o][masters] = rates_update(&a, (OptimizerKind)o, masters > 0);
+    r->comm = 0.05 * r->memory;
+    r->offload = 1e9;
+    free(x);
+    free(f);
+    return true;
+}
+
+// Turns a machine's rates into those of each of the ranks that share it.
+static inline void rates_divide(Rates* r, size_t ranks) {
+    double share = 1.0 / (double)ranks;
+    r->matmul *= share;
+    r->other *= share;
+    r->memory *= share;
+    r->comm *= share;
+    for (int o = 0; o < OPTIMIZER_COUNT; o++)
+        for (int masters = 0; masters < 2; masters++) r->update[o][masters] *= share;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Step
+
+static inline double costs_ms(const Cost* costs, size_t count, const Rates* r) {
+    double ms = 0;
+    for (size_t i = 0; i < count; i++) ms += cost_ms(&costs[i], r);
+    return ms;
+}
+
+static inline double block_forward_ms(const BlockShape* s, const Rates* r) {
+    double ms = 0;
+    for (int o = 0; o < BLOCK_OPERATIONS; o++)  // the norm of attention's output is part of BLOCK_ATTENTION_OUT
+        if (o != BLOCK_NORM1 && o != BLOCK_NORM2) ms += operation_ms((BlockOperation)o, s, r);
+    const Cost others[] = {cost_norm_forward(s->B * s->T, s->C, !s->llama, true), cost_matmul(s->B * s->T, s->C, s->F)};
+    return ms + costs_ms(others, 2, r);
+}
+
+// For a block that recomputes nothing, without the gradients of its matmuls' weights.
+static inline double block_backward_ms(const BlockShape* s, const Rates* r) {
+    size_t N = s->B * s->T, C = s->C, heads = s->H + s->K;
+    double act = (double)N * (double)s->F;
+    const Cost costs[] = {
+        cost_matmul(N, C, s->F), s->llama ? cost_swiglu_backward(act) : cost_gelu_backward(act),  // ffn_out
+        cost_matmul(N, s->llama ? 2 * s->F : s->F, C), cost_norm_backward(N, C, !s->llama),       // ffn_in
+        cost_matmul(N, C, s->H * s->D),                                                           // attention_out
+        cost_attention_backward(s->B, s->T, s->H, s->K, s->D),
+        cost_matmul(N, (heads + s->K) * s->D, C), cost_norm_backward(N, C, !s->llama),            // qkv
+    };
+    double ms = costs_ms(costs, sizeof costs / sizeof costs[0], r);
+    Cost rope = cost_rope(s->B, s->T, heads, s->D), qk_norm = cost_qk_norm_backward(N, heads, s->D);
+    return ms + (s->llama ? cost_ms(&rope, r) : 0) + (s->qk_norm ? cost_ms(&qk_norm, r) : 0);
+}
+
+// The gradients of the weights of matmuls, as far as they train.
+static inline double weights_ms(const Model* model, const Rates* r) {
+    double ms = 0;
+    for (size_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        bool head = t->offset == model->weights.head_weight;
+        if (!t->trains || !(t->shape.hidden || head)) continue;
+        Cost cost = cost_matmul_weight(model->options.B * model->options.T, t->size / t->cols, t->cols);
+        ms += cost_ms(&cost, r);
+    }
+    return ms;
+}
+
+// What recomputation adds to a micro-batch.
+static inline double model_recompute_ms(const Model* model, const Rates* r) {
+    BlockShape s = model_block_shape(model);
+    double ms = 0;
+    for (size_t l = model_backward_ends(model); l < model->config.layers; l++)
+        ms += recompute_ms(model->activations.blocks[l].recomputed, &s, r);
+    return ms;
+}
+
+// Forward, head and backward of one micro-batch.
+static inline double micro_batch_ms(const Model* model, const Rates* r) {
+    const Config* c = &model->config;
+    const FlatVector* flat = &model->flat;
+    BlockShape s = model_block_shape(model);
+    size_t N = s.B * s.T, C = s.C, V = c->vocab, Vp = config_padded_vocab(c), parts = divide_up(N, model->logits_rows);
+    size_t L = c->layers, back = L - model_backward_ends(model);
+    bool positions = c->family == FAMILY_GPT2;
+    const Cost outside[] = {
+        cost_embedding_forward(s.B, s.T, C, positions), cost_norm_forward(N, C, !s.llama, true),
+        cost_norm_backward(N, C, !s.llama), cost_matmul(N, Vp, C), cost_classifier(N, V, Vp, true),
+        cost_matmul(N, Vp, C),
+        cost_of(0, 8.0 * (double)(parts - 1) * (double)Vp * (double)C),  // the head's gradient, once for every part
+    };
+    Cost embedding = cost_embedding_backward(s.B, s.T, C, positions);
+    // Staged gradients are written and added to the sums.
+    Cost sums = cost_of(0, flat_stages(flat) ? 20.0 * (double)flat->parameters->flat_size : 0);
+    return costs_ms(outside, sizeof outside / sizeof outside[0], r) + cost_ms(&sums, r) +
+        (model->first_trained > 0 ? 0 : cost_ms(&embedding, r)) + (double)L * block_forward_ms(&s, r) +
+        (double)back * block_backward_ms(&s, r) + weights_ms(model, r) + model_recompute_ms(model, r);
+}
+
+// The matmuls of Muon's updates, see matrix.h; ranks that shard the state divide them.
+static inline Cost muon_cost(const FlatVector* flat) {
+    Cost c = {true, 0, 0};
+    for (size_t i = 0; i < flat->parameters->count && flat->holds.optimizer == OPTIMIZER_MUON; i++) {
+        const TensorShape* t = &flat->parameters->tensors[i].shape;
+        double d = (double)min_size(t->rows, t->cols), n = (double)shape_elements(t);
+        if (t->hidden) c.flops += 5 * (4 * d * n + 2 * d * d * d);
+    }
+    if (flat->options.stage > 0) c.flops /= (double)flat->options.world;
+    return c;
+}
+
+// Clearing the sums of staged gradients, taking the norm, updating what this rank owns.
+static inline double update_ms(const Model* model, const Rates* r) {
+    const FlatVector* flat = &model->flat;
+    bool masters = flat_has_masters(&flat->holds);
+    double x = sizeof(floatX), owned = 0, sum = flat->options.reduce == REDUCE_EXACT ? 8 : 4;
+    double rate = r->update[flat->holds.optimizer][masters];
+    for (size_t b = 0; b < flat->count; b++) owned += (double)slice_length(flat->buckets[b].state);
+    double bytes = owned * (sum + x + (masters ? 8 : x));
+    for (size_t i = 0; i < optimizer_states(flat->holds.optimizer); i++)
+        bytes += 2.0 * (double)flat_state_bytes(flat, i);
+    Cost sums = cost_of(0, (flat_stages(flat) ? sum * (double)flat->sums_size : 0) + sum * owned);
+    Cost update = cost_of(18 * owned, bytes), muon = muon_cost(flat);
+    double elements = rate > 0 ? 1e3 * owned / rate : 0, moved = cost_ms(&update, r);
+    return cost_ms(&sums, r) + (elements > moved ? elements : moved) + cost_ms(&muon, r);
+}
+
+// A block's offloaded activations are written under the forward of the next block, and read under the backward of the
+// block after it: the milliseconds that these two take.
+static inline void offload_covers_ms(double* forward, double* backward, const Model* model, const Rates* r) {
+    BlockShape s = model_block_shape(model);
+    *forward = block_forward_ms(&s, r);
+    *backward = block_backward_ms(&s, r) + recompute_ms(model->offloaded.blocks[0].recomputed, &s, r);
+}
+
+// Milliseconds that a micro-batch waits for offloaded activations.
+static inline double offload_wait_ms(const Model* model, const Rates* r) {
+    const OffloadBlocks* o = &model->offloaded;
+    double forward, backward;
+    if (offload_blocks_bytes(o) == 0) return 0;
+    offload_covers_ms(&forward, &backward, model, r);
+    double piece = 1e3 * (double)offload_bytes(&o->store, o->first) / r->offload;
+    return (double)(o->moved - o->first) * (fmax(0, piece - forward) + fmax(0, piece - backward));
+}
+
+// The bytes per second from which on it does not wait for them.
+static inline double offload_rate_hidden(const Model* model, const Rates* r) {
+    double forward, backward;
+    offload_covers_ms(&forward, &backward, model, r);
+    return 1e3 * (double)offload_bytes(&model->offloaded.store, model->offloaded.first) / fmin(forward, backward);
+}
+
+// A step of this rank. On a CPU the collectives take time from the cores that compute; on a GPU they overlap with the
+// computation. The update waits for the offloaded optimizer state.
+static inline double step_ms(const Model* model, const Rates* r, size_t micro_batches) {
+    double micro = micro_batch_ms(model, r) + offload_wait_ms(model, r), update = update_ms(model, r);
+    double comm = 1e3 * (double)flat_bytes_sent(&model->flat, micro_batches) / r->comm;
+    double moved = flat_offloads(&model->flat) ? 2.0 * (double)offload_total(&model->flat.offloaded.store) : 0;
+    double compute = micro * (double)micro_batches + update + 1e3 * moved / r->offload;
+    if (device_is_host()) return compute + comm;
+    return compute > comm ? compute : comm;
+}
+
+// Floating-point operations of training on one token: 6 per weight that multiplies it (2 forward, 4 backward, of which
+// 2 for a gradient that a frozen one does not have), and attention's two matmuls over T/2 positions on average, forward
+// and twice backward.
+static inline double model_flops_per_token(const Model* model, size_t T) {
+    const Config* c = &model->config;
+    size_t looked_up = c->tied ? 0 : c->vocab * c->channels;
+    if (c->family == FAMILY_GPT2) looked_up += c->context * c->channels;
+    size_t frozen = 0;
+    for (size_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        bool multiplies = t->bucket > 0 || c->tied;
+        if (!t->trains && t->cols > 0 && t->offset != model->weights.position_embedding && multiplies)
+            frozen += tensor_elements(t);
+    }
+    return 6.0 * (double)(model->parameters.true_size - looked_up) - 2.0 * (double)frozen +
+        6.0 * (double)(c->layers * T * c->heads * config_head_size(c));
+}
+
+#endif  // LLMTRAIN_PREDICT_H

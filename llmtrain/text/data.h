@@ -1,0 +1,588 @@
+// data.h: token shards as a dataset, and the batches that training and validation take from it.
+//
+//   1. shards   the file format of tokens, and how it is opened; data/shards.h writes it
+//   2. dataset  a set of shards, or tokens in memory
+//   3. order    which tokens sample number i is: a pure function, no shuffle arrays
+//   4. loader   the batches of one rank, prefetched by a thread
+//
+//   Dataset dataset;
+//   Loader loader;
+//   bool ok = dataset_open(&dataset, "data/x_train_*.bin", &error) &&
+//             loader_open(&loader, &dataset, vocabulary, seed, rank, world, B, T, &error) &&
+//             loader_start(&loader, samples_consumed, &error);
+//   while (ok && ...) ok = loader_next(&loader, tokens, targets, &error);
+//
+// The state of the data in a run is one number, the samples consumed: a loader that starts with it continues the run.
+// The order of samples is the same for any batch size and number of ranks. Every token is checked against the
+// vocabulary before it leaves this file. Tokens are not downloaded, mixed or weighted here: a dataset is one set of
+// equal shards.
+
+#ifndef LLMTRAIN_DATA_H
+#define LLMTRAIN_DATA_H
+
+#include "../base/files.h"  // opening and reading; and from base.h Error, random4, hashes
+
+#include <assert.h>
+#include <glob.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+// ------------------------------------------------------------------------------------------------
+// 1. Shards
+//
+// A shard is a header of 1,024 bytes and then tokens of 2 or 4 bytes each: the format of llm.c, so its shards work here
+// and ours work there. Three of the fields that llm.c leaves zero are ours; zero means unknown.
+//
+// A shard is mapped, not read: opening takes no time, the ranks of a machine share the pages, and no file stays open.
+// But a mapped file must not shrink: access to a page that is gone kills the process (SIGBUS). So the size is checked
+// before every window, and a changed file is an error. What remains is a failing disk, and a file that is truncated in
+// the microseconds between check and copy.
+
+#define SHARD_MAGIC_16 20240520  // tokens are uint16
+#define SHARD_VERSION_16 1
+#define SHARD_MAGIC_32 20240801  // tokens are uint32, for vocabularies above 65,536
+#define SHARD_VERSION_32 7
+
+typedef struct {
+    int32_t magic;
+    int32_t version;
+    uint32_t count_low;    // tokens in the file: lower 32 bits
+    int32_t vocabulary;    // ours: every token is below it; 0 = unknown
+    uint32_t count_high;   // ours: upper 32 bits
+    int32_t unused;
+    double entropy_floor;  // ours: the loss of the text's true source, in nats per token; 0 = unknown
+    int32_t unused_too[248];
+} ShardHeader;
+static_assert(sizeof(ShardHeader) == 1024, "the header of a shard is int32[256]");
+
+typedef struct {
+    char* path;            // owned
+    const void* tokens;    // (count), uint16 or uint32
+    size_t count;
+    size_t token_bytes;    // 2 or 4
+    int32_t vocabulary;    // 0 = unknown
+    double entropy_floor;  // nats per token; 0 = unknown
+    void* mapping;         // the whole file, owned; NULL when the tokens are the caller's
+    size_t mapping_bytes;
+} Shard;
+
+static inline uint32_t shard_token(const Shard* shard, size_t position) {
+    if (shard->token_bytes == 2) return ((const uint16_t*)shard->tokens)[position];
+    return ((const uint32_t*)shard->tokens)[position];
+}
+
+// False for NaN. The bound is far above the logarithm of any vocabulary.
+static inline bool entropy_is_possible(double nats) { return nats >= 0 && nats <= 100; }
+
+// Fills in what the header says about the shard, and refuses what the writer (data/shards.h) would not write.
+static inline bool shard_read_header(Shard* shard, const ShardHeader* header, uint64_t file_bytes, Error* error) {
+    const char* path = shard->path;
+    bool is_16 = header->magic == SHARD_MAGIC_16;
+    if (!is_16 && header->magic != SHARD_MAGIC_32)
+        return fail_with(error, "%s is not a token shard: it begins with %d, not %d or %d; make shards with tokenize",
+                         path, header->magic, SHARD_MAGIC_16, SHARD_MAGIC_32);
+    int32_t version = is_16 ? SHARD_VERSION_16 : SHARD_VERSION_32;
+    if (header->version != version)
+        return fail_with(error, "%s is a token shard of version %d, but only %d can be read; tokenize the text again",
+                         path, header->version, version);
+    shard->token_bytes = is_16 ? 2 : 4;
+    shard->vocabulary = header->vocabulary;
+    shard->entropy_floor = header->entropy_floor;
+    shard->count = (size_t)((uint64_t)header->count_high << 32 | header->count_low);
+    uint64_t payload = file_bytes - sizeof *header;
+    if (payload % shard->token_bytes != 0 || payload / shard->token_bytes != shard->count)
+        return fail_with(error,
+                         "%s is damaged or half copied: its header promises %zu tokens of %zu bytes, but %llu bytes "
+                         "follow; copy or make it again",
+                         path, shard->count, shard->token_bytes, (unsigned long long)payload);
+    if (shard->vocabulary < 0 || (is_16 && shard->vocabulary > 65536))
+        return fail_with(error,
+                         "%s is damaged: its header gives a vocabulary of %d to tokens of %zu bytes; copy or make it "
+                         "again",
+                         path, shard->vocabulary, shard->token_bytes);
+    if (!entropy_is_possible(shard->entropy_floor))
+        return fail_with(error,
+                         "%s is damaged: its header gives an entropy of %g nats per token; copy or make it again", path,
+                         shard->entropy_floor);
+    return true;
+}
+
+static inline void shard_close(Shard* shard) {
+    if (shard->mapping) munmap(shard->mapping, shard->mapping_bytes);
+    free(shard->path);
+    memset(shard, 0, sizeof *shard);
+}
+
+static inline bool shard_map(Shard* shard, int file, size_t bytes, Error* error) {
+    ShardHeader header;
+    if (bytes < sizeof header)
+        return fail_with(error,
+                         "%s is not a token shard: it has %zu bytes, and the header alone has %zu; make shards with "
+                         "tokenize",
+                         shard->path, bytes, sizeof header);
+    if (!file_read_at(file, &header, sizeof header, 0, shard->path, error)) return false;
+    if (!shard_read_header(shard, &header, bytes, error)) return false;
+    void* mapping = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
+    if (mapping == MAP_FAILED) return fail_file(error, "map into memory", shard->path);
+    shard->mapping = mapping;
+    shard->mapping_bytes = bytes;
+    shard->tokens = (const char*)mapping + sizeof header;
+    return true;
+}
+
+// The caller closes the shard with shard_close; after a failure there is nothing to close.
+static inline bool shard_open(Shard* shard, const char* path, Error* error) {
+    size_t bytes;
+    memset(shard, 0, sizeof *shard);
+    int file = file_open(&bytes, path, error);
+    if (file < 0) return false;
+    shard->path = strdup(path);
+    bool ok = shard->path ? shard_map(shard, file, bytes, error) : fail_with(error, "out of memory for %s", path);
+    close(file);
+    if (!ok) shard_close(shard);
+    return ok;
+}
+
+// What was read of the file does not count as memory of this process, which a run over all of it would else fill.
+static inline void shard_forget(const Shard* shard) {
+    if (shard->mapping) memory_forget_file(shard->mapping, shard->mapping_bytes);
+}
+
+// False if the file no longer has the size that was mapped. A file that was removed or renamed stays mapped.
+static inline bool shard_is_whole(const Shard* shard, Error* error) {
+    struct stat status;
+    if (!shard->mapping || stat(shard->path, &status) != 0) return true;
+    if ((uint64_t)status.st_size == shard->mapping_bytes) return true;
+    return fail_with(error, "%s changed while it was in use: it had %zu bytes and now has %lld; put it back and resume",
+                     shard->path, shard->mapping_bytes, (long long)status.st_size);
+}
+
+// The directory of the tokenizer of a shard: PREFIX_tokenizer for PREFIX_train_000000.bin; false for other names.
+static inline bool shard_tokenizer_directory(char directory[FILE_PATH_MAX], const char* path) {
+    static const char* const kinds[2] = {"_train_", "_val_"};
+    size_t end = strlen(path);
+    if (end < 4 || strcmp(path + end - 4, ".bin") != 0) return false;
+    for (end -= 4; end > 0 && path[end - 1] >= '0' && path[end - 1] <= '9';) end--;
+    for (int i = 0; i < 2; i++) {
+        size_t length = strlen(kinds[i]);
+        if (end < length || strncmp(path + end - length, kinds[i], length) != 0) continue;
+        int written = snprintf(directory, FILE_PATH_MAX, "%.*s_tokenizer", (int)(end - length), path);
+        return written > 0 && (size_t)written < FILE_PATH_MAX;
+    }
+    return false;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Dataset
+//
+// Shards in the order of their names. They agree in token width, and in vocabulary where they state one.
+
+typedef struct {
+    Shard* shards;         // (shard_count), owned
+    size_t shard_count;
+    int32_t vocabulary;    // 0 = unknown
+    double entropy_floor;  // nats per token, over all tokens; 0 = unknown
+    bool mask_documents;   // the target that follows an end_of_text, in another document, does not count; set by the
+    int32_t end_of_text;   // caller
+} Dataset;
+
+static inline size_t dataset_tokens(const Dataset* dataset) {
+    size_t tokens = 0;
+    for (size_t i = 0; i < dataset->shard_count; i++) tokens += dataset->shards[i].count;
+    return tokens;
+}
+
+// Identifies a dataset: a hash of the lengths and the first tokens of the shards.
+static inline uint64_t dataset_fingerprint(const Dataset* dataset) {
+    Hash hash = hash_begin(0);
+    for (size_t i = 0; i < dataset->shard_count; i++) {
+        const Shard* shard = &dataset->shards[i];
+        uint64_t count = shard->count;
+        hash_add(&hash, &count, sizeof count);
+        if (count > 0) hash_add(&hash, shard->tokens, min_size(shard->count, 4096) * shard->token_bytes);
+        shard_forget(shard);
+    }
+    return hash_end(&hash);
+}
+
+static inline void dataset_close(Dataset* dataset) {
+    for (size_t i = 0; i < dataset->shard_count; i++) shard_close(&dataset->shards[i]);
+    free(dataset->shards);
+    memset(dataset, 0, sizeof *dataset);
+}
+
+// Takes the vocabulary and the entropy floor from the shards, which must agree.
+static inline bool dataset_summarise(Dataset* dataset, Error* error) {
+    double tokens = 0, nats = 0;
+    bool entropy_known = true;
+    const Shard* stated = NULL;  // the first shard that states a vocabulary
+    for (size_t i = 0; i < dataset->shard_count; i++) {
+        const Shard* shard = &dataset->shards[i];
+        if (shard->token_bytes != dataset->shards[0].token_bytes)
+            return fail_with(error, "%s has tokens of %zu bytes, but %s of %zu; give shards of one tokenizer",
+                             dataset->shards[0].path, dataset->shards[0].token_bytes, shard->path, shard->token_bytes);
+        if (stated && shard->vocabulary != 0 && shard->vocabulary != stated->vocabulary)
+            return fail_with(error, "%s has a vocabulary of %d, but %s of %d; give shards of one tokenizer",
+                             stated->path, stated->vocabulary, shard->path, shard->vocabulary);
+        if (!stated && shard->vocabulary != 0) stated = shard;
+        entropy_known = entropy_known && (shard->entropy_floor > 0 || shard->count == 0);
+        nats += shard->entropy_floor * (double)shard->count;
+        tokens += (double)shard->count;
+    }
+    dataset->vocabulary = stated ? stated->vocabulary : 0;
+    dataset->entropy_floor = entropy_known && tokens > 0 ? nats / tokens : 0;
+    return true;
+}
+
+static inline int dataset_compare_names(const void* a, const void* b) {
+    return strcmp(*(char* const*)a, *(char* const*)b);
+}
+
+static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t count, Error* error) {
+    dataset->shards = (Shard*)memory_allocate(count * sizeof(Shard));
+    if (!dataset->shards) return fail_with(error, "out of memory for %zu token shards", count);
+    for (size_t i = 0; i < count; i++) {
+        if (!shard_open(&dataset->shards[i], paths[i], error)) return false;
+        dataset->shard_count++;
+    }
+    return dataset_summarise(dataset, error);
+}
+
+// Opens all files that match a shell pattern (*, ?, [...]), sorted by the bytes of their names in any locale, since the
+// order of the shards is part of the order of the samples. After a failure there is nothing to close.
+static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* error) {
+    memset(dataset, 0, sizeof *dataset);
+    glob_t found;
+    memset(&found, 0, sizeof found);
+    int result = glob(pattern, GLOB_NOSORT, NULL, &found);
+    bool ok = false;
+    char* literal = (char*)pattern;
+    if (result == GLOB_NOMATCH && access(pattern, F_OK) == 0) {  // a file with a bracket in its name
+        ok = dataset_open_paths(dataset, &literal, 1, error);
+    } else if (result == GLOB_NOMATCH) {
+        fail_with(error, "no file matches '%s'; check the name, or make token shards of a text with tokenize", pattern);
+    } else if (result != 0) {
+        fail_with(error, "cannot list the files that match '%s': %s", pattern,
+                  result == GLOB_NOSPACE ? "out of memory" : "a directory cannot be read");
+    } else {
+        qsort(found.gl_pathv, found.gl_pathc, sizeof(char*), dataset_compare_names);
+        ok = dataset_open_paths(dataset, found.gl_pathv, found.gl_pathc, error);
+    }
+    globfree(&found);
+    if (!ok) dataset_close(dataset);
+    return ok;
+}
+
+// A dataset of tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative). The caller keeps them for at least as
+// long as the dataset.
+static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, size_t token_bytes, size_t count,
+                                       Error* error) {
+    memset(dataset, 0, sizeof *dataset);
+    if (token_bytes != 2 && token_bytes != 4)
+        return fail_with(error, "tokens in memory have 2 or 4 bytes each, not %zu", token_bytes);
+    dataset->shards = (Shard*)memory_allocate(sizeof(Shard));
+    if (dataset->shards) dataset->shards->path = strdup("the text");
+    if (!dataset->shards || !dataset->shards->path) {
+        free(dataset->shards);
+        dataset->shards = NULL;
+        return fail_with(error, "out of memory for a dataset");
+    }
+    dataset->shard_count = 1;
+    dataset->shards->tokens = tokens;
+    dataset->shards->token_bytes = token_bytes;
+    dataset->shards->count = count;
+    return true;
+}
+
+// How many of N targets count for the loss: those that are not -1.
+static inline size_t targets_count(const int32_t* targets, size_t N) {
+    size_t count = 0;
+    for (size_t i = 0; i < N; i++) count += targets[i] >= 0;
+    return count;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Order
+//
+// A window is T + 1 consecutive tokens of one shard: the inputs, and shifted by one the targets.
+//
+// Training takes samples 0, 1, 2, ... without end. From a shard of n tokens an epoch takes n/T - 1 adjacent windows
+// (one window if T + 1 <= n < 2T). The first begins at the epoch's phase, drawn from all starts that leave room for
+// the windows, so every epoch cuts the text at other positions and reaches every token in some epoch. A keyed
+// permutation orders the windows of all shards. All of this is a function of (dataset, T, seed, sample number): it
+// does not depend on the batch size or the number of ranks, and can begin with any sample.
+//
+// Validation takes every shard from its first token on, in windows that share `overlap` < T tokens with the previous
+// one. These are context only, since the previous window scored them, so a token is scored with at least `overlap`
+// tokens before it. Tokens that do not fill a last window are left out.
+
+typedef struct {
+    size_t shard;
+    size_t start;  // position of the window's first token in the shard
+} Window;
+
+#define ORDER_ROUNDS 8
+#define ORDER_PHASE 0xffffffffull  // the random number of an epoch that is its phase
+
+// A permutation of [0, size) for every (seed, epoch); returns the image of `index`. A Feistel network on pairs (left,
+// right) of numbers below `side`, side^2 >= size, with Philox as its round function; it is applied again to a result
+// outside [0, size) until one is inside ("Ciphers with Arbitrary Finite Domains", Black and Rogaway, 2002). The side
+// is even: with an odd one all rounds would be permutations of one parity, and a small set would favor some of its
+// orders. Size is at most 2^57: above, the counter of a round could equal that of the phase.
+static inline uint64_t order_permute(uint64_t index, uint64_t seed, uint64_t epoch, uint64_t size) {
+    uint64_t side = (uint64_t)sqrt((double)size) / 2 * 2;
+    while (side * side < size) side += 2;
+    do {
+        uint64_t left = index / side, right = index % side;
+        for (uint64_t round = 0; round < ORDER_ROUNDS; round++) {
+            Random4 r = random4(seed, RANDOM_ORDER, epoch, right * ORDER_ROUNDS + round);
+            uint64_t sum = left + ((uint64_t)r.bits[0] << 32 | r.bits[1]) % side;
+            left = right;
+            right = sum % side;
+        }
+        index = left * side + right;
+    } while (index >= size);
+    return index;
+}
+
+static inline size_t shard_samples(const Shard* shard, size_t T) {
+    if (shard->count < T + 1) return 0;
+    return max_size(shard->count / T, 2) - 1;
+}
+
+static inline size_t shard_windows(const Shard* shard, size_t T, size_t overlap) {
+    return shard->count < T + 1 ? 0 : (shard->count - 1 - T) / (T - overlap) + 1;
+}
+
+// Samples of an epoch.
+static inline size_t dataset_samples(const Dataset* dataset, size_t T) {
+    size_t samples = 0;
+    for (size_t i = 0; i < dataset->shard_count; i++) samples += shard_samples(&dataset->shards[i], T);
+    return samples;
+}
+
+// Windows in one validation.
+static inline size_t dataset_windows(const Dataset* dataset, size_t T, size_t overlap) {
+    size_t windows = 0;
+    for (size_t i = 0; i < dataset->shard_count; i++) windows += shard_windows(&dataset->shards[i], T, overlap);
+    return windows;
+}
+
+// False if the dataset has no window at all. The functions below need one.
+static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* error) {
+    if (T == 0 || T >= (size_t)1 << 31) return fail_with(error, "a sequence of %zu tokens is impossible", T);
+    if (dataset_windows(dataset, T, 0) > 0) return true;
+    const Shard* longest = dataset->shards;
+    for (size_t i = 1; i < dataset->shard_count; i++)
+        if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
+    return fail_with(error,
+                     "%s%s has %zu tokens, but one sequence of %zu needs %zu; give more text or a shorter sequence",
+                     dataset->shard_count > 1 ? "the longest shard, " : "", longest->path, longest->count, T, T + 1);
+}
+
+// The window of training sample number `sample`.
+static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint64_t sample, size_t T) {
+    uint64_t samples = dataset_samples(dataset, T);
+    uint64_t epoch = sample / samples;
+    uint64_t index = order_permute(sample % samples, seed, epoch, samples);
+    uint64_t phase = random4(seed, RANDOM_ORDER, epoch, ORDER_PHASE).bits[0];
+    Window window = {0, 0};
+    const Shard* shard = dataset->shards;
+    for (; index >= shard_samples(shard, T); shard++, window.shard++) index -= shard_samples(shard, T);
+    uint64_t starts = shard->count - shard_samples(shard, T) * T;  // that leave room for all windows; below 2T
+    window.start = (size_t)(index * T + (phase * starts >> 32));
+    return window;
+}
+
+// Validation window number `index` < dataset_windows.
+static inline Window dataset_window(const Dataset* dataset, size_t index, size_t T, size_t overlap) {
+    Window window = {0, 0};
+    for (; index >= shard_windows(&dataset->shards[window.shard], T, overlap); window.shard++)
+        index -= shard_windows(&dataset->shards[window.shard], T, overlap);
+    window.start = index * (T - overlap);
+    return window;
+}
+
+// Copies a window: tokens (T), targets (T). Refuses a token outside the model's vocabulary: it would read outside the
+// embedding.
+static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset* dataset, Window window,
+                               int32_t vocabulary, size_t T, Error* error) {
+    const Shard* shard = &dataset->shards[window.shard];
+    if (!shard_is_whole(shard, error)) return false;
+    for (size_t t = 0; t <= T; t++) {
+        uint32_t token = shard_token(shard, window.start + t);
+        if (token >= (uint32_t)vocabulary)
+            return fail_with(error,
+                             "token %u at position %zu of %s is outside the vocabulary of %d; give the model the "
+                             "tokenizer's vocabulary, or make the shards again",
+                             token, window.start + t, shard->path, vocabulary);
+        if (t < T) tokens[t] = (int32_t)token;
+        bool ended = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
+        if (t > 0) targets[t - 1] = ended ? -1 : (int32_t)token;
+    }
+    shard_forget(shard);
+    return true;
+}
+
+// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). The classifier ignores targets of -1: those
+// that the previous window has scored, and all in rows past the last window, whose tokens are 0. So every token counts
+// once, for any B and number of ranks.
+static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Dataset* dataset, size_t first,
+                                 int32_t vocabulary, size_t B, size_t T, size_t overlap, Error* error) {
+    size_t windows = dataset_windows(dataset, T, overlap);
+    for (size_t b = 0; b < B; b++) {
+        int32_t *row_tokens = tokens + b * T, *row_targets = targets + b * T;
+        if (first + b < windows) {
+            Window window = dataset_window(dataset, first + b, T, overlap);
+            if (!window_read(row_tokens, row_targets, dataset, window, vocabulary, T, error)) return false;
+            for (size_t t = 0; t < overlap && window.start > 0; t++) row_targets[t] = -1;
+        } else {
+            memset(row_tokens, 0, T * sizeof(int32_t));
+            for (size_t t = 0; t < T; t++) row_targets[t] = -1;
+        }
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Loader
+//
+// The micro-batches of one rank. Micro-batch i of rank r is global micro-batch g = i * world + r, of the B samples from
+// first_sample + g * B on: together the ranks read what one rank alone would. A thread keeps two batches ready, so
+// training does not wait for the disk, page faults or checks. The thread owns slot n % 2 from the moment that batch
+// n - 2 has been taken until batch n is made, and the caller of loader_next at all other times.
+
+typedef struct {
+    const Dataset* dataset;
+    int32_t vocabulary;      // of the model
+    uint64_t seed;
+    size_t rank, world, B, T;
+    uint64_t first_sample;
+    int32_t* slots[2];       // each (2, B, T): tokens, then targets
+
+    pthread_t thread;
+    bool running;            // there is a thread to join
+    pthread_mutex_t mutex;   // guards what follows
+    pthread_cond_t changed;  // signals a change of it
+    uint64_t made, taken;    // batches since loader_start; taken <= made <= taken + 2
+    bool stopping;
+    bool failed;             // batch number `made` could not be made; `error` says why
+    Error error;
+} Loader;
+
+// The bytes that loader_open allocates.
+static inline size_t loader_bytes(size_t B, size_t T) { return 2 * 2 * B * T * sizeof(int32_t); }
+
+// The first sample of micro-batch `number` of the loader's rank, counted from global sample `first`.
+static inline uint64_t loader_sample(const Loader* loader, uint64_t first, uint64_t number) {
+    return first + (number * loader->world + loader->rank) * loader->B;
+}
+
+static inline bool loader_make(Loader* loader, uint64_t number, Error* error) {
+    size_t B = loader->B, T = loader->T;
+    int32_t* tokens = loader->slots[number % 2];
+    int32_t* targets = tokens + B * T;
+    uint64_t first = loader_sample(loader, loader->first_sample, number);
+    for (size_t b = 0; b < B; b++) {
+        Window window = dataset_sample(loader->dataset, loader->seed, first + b, T);
+        if (!window_read(tokens + b * T, targets + b * T, loader->dataset, window, loader->vocabulary, T, error))
+            return false;
+    }
+    return true;
+}
+
+static inline void* loader_run(void* argument) {
+    Loader* loader = (Loader*)argument;
+    pthread_mutex_lock(&loader->mutex);
+    while (!loader->failed) {
+        while (!loader->stopping && loader->made == loader->taken + 2)
+            pthread_cond_wait(&loader->changed, &loader->mutex);
+        if (loader->stopping) break;
+        pthread_mutex_unlock(&loader->mutex);
+        bool ok = loader_make(loader, loader->made, &loader->error);  // only this thread changes `made`
+        pthread_mutex_lock(&loader->mutex);
+        if (ok) loader->made++;
+        else loader->failed = true;
+        pthread_cond_signal(&loader->changed);
+    }
+    pthread_mutex_unlock(&loader->mutex);
+    return NULL;
+}
+
+// The dataset must outlive the loader, and the loader must not be moved once it is started.
+static inline bool loader_open(Loader* loader, const Dataset* dataset, int32_t vocabulary, uint64_t seed, size_t rank,
+                               size_t world, size_t B, size_t T, Error* error) {
+    memset(loader, 0, sizeof *loader);
+    if (!dataset_suffices(dataset, T, error)) return false;
+    if (vocabulary <= 0 || world == 0 || rank >= world || B == 0 || B > SIZE_MAX / 64 / T)
+        return fail_with(error, "cannot load batches of %zu sequences of %zu tokens below %d for rank %zu of %zu", B, T,
+                         vocabulary, rank, world);
+    loader->dataset = dataset;
+    loader->vocabulary = vocabulary;
+    loader->seed = seed;
+    loader->rank = rank;
+    loader->world = world;
+    loader->B = B;
+    loader->T = T;
+    loader->slots[0] = (int32_t*)memory_allocate(loader_bytes(B, T));
+    if (!loader->slots[0])
+        return fail_with(error, "out of memory for batches: %zu bytes; give a smaller batch", loader_bytes(B, T));
+    loader->slots[1] = loader->slots[0] + 2 * B * T;
+    pthread_mutex_init(&loader->mutex, NULL);
+    pthread_cond_init(&loader->changed, NULL);
+    return true;
+}
+
+// Ends the thread. loader_start can start it again, with another sample.
+static inline void loader_stop(Loader* loader) {
+    if (!loader->running) return;
+    pthread_mutex_lock(&loader->mutex);
+    loader->stopping = true;
+    pthread_cond_signal(&loader->changed);
+    pthread_mutex_unlock(&loader->mutex);
+    pthread_join(loader->thread, NULL);
+    loader->running = false;
+}
+
+// Starts with the given sample: 0, or, when a run resumes, the number of samples that all ranks have consumed.
+static inline bool loader_start(Loader* loader, uint64_t first_sample, Error* error) {
+    loader_stop(loader);
+    loader->first_sample = first_sample;
+    loader->made = loader->taken = 0;
+    loader->stopping = loader->failed = false;
+    int result = pthread_create(&loader->thread, NULL, loader_run, loader);
+    if (result != 0) return fail_with(error, "cannot start the thread that reads the data: %s", strerror(result));
+    loader->running = true;
+    return true;
+}
+
+// The next micro-batch: tokens (B, T), targets (B, T). An error of the thread is returned with the batch that it
+// concerns, after the good batches before it.
+static inline bool loader_next(Loader* loader, int32_t* tokens, int32_t* targets, Error* error) {
+    if (!loader->running) return fail_with(error, "the loader was asked for a batch before it was started");
+    pthread_mutex_lock(&loader->mutex);
+    while (loader->made == loader->taken && !loader->failed) pthread_cond_wait(&loader->changed, &loader->mutex);
+    bool ready = loader->made > loader->taken;
+    pthread_mutex_unlock(&loader->mutex);
+    if (!ready) return fail_with(error, "%s", loader->error.text);
+    const int32_t* slot = loader->slots[loader->taken % 2];  // only this thread changes `taken`
+    size_t count = loader->B * loader->T;
+    memcpy(tokens, slot, count * sizeof(int32_t));
+    memcpy(targets, slot + count, count * sizeof(int32_t));
+    pthread_mutex_lock(&loader->mutex);
+    loader->taken++;
+    pthread_cond_signal(&loader->changed);
+    pthread_mutex_unlock(&loader->mutex);
+    return true;
+}
+
+static inline void loader_close(Loader* loader) {
+    if (!loader->slots[0]) return;
+    loader_stop(loader);
+    pthread_mutex_destroy(&loader->mutex);
+    pthread_cond_destroy(&loader->changed);
+    free(loader->slots[0]);
+    memset(loader, 0, sizeof *loader);
+}
+
+#endif  // LLMTRAIN_DATA_H

@@ -1,0 +1,407 @@
+// generate.h: text from a model: a prompt, and the model's continuation.
+//
+//   1. generator   one token after the other, for several samples at once
+//   2. text        the text of a sample as its tokens come: whole characters, and where it stops
+//   3. sampler     sampling by the flags of train and generate
+//
+//   Generator g;
+//   if (!generator_open(&g, &model, &options, 1, count + 100, &error)) ...      1 sample, room for 100 tokens more
+//   generator_append(&g, ids, count);                                           the prompt, at least 1 token
+//   for (int i = 0; i < 100; i++) printf(" %d", *generator_step(&g));
+//   generator_close(&g);
+//
+// The model must have been made with options.cached_sequences. A token is a function of the text before it, the seed,
+// the number of its sample and its position: on a CPU neither the number of samples nor how much of the prompt is read
+// at a time changes a bit (except in BF16 builds with AMX or BFMMLA).
+
+#ifndef LLMTRAIN_GENERATE_H
+#define LLMTRAIN_GENERATE_H
+
+#include "../../llmtrain.h"
+#include "sampling.h"
+#include "tokenizer.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Generator
+//
+// S samples of the same length: a common beginning, which is read once, and the continuation of each.
+
+typedef struct {
+    Model* model;
+    SamplingOptions options;
+    size_t samples, size;     // S; the tokens that each has room for
+    int32_t* tokens;          // (S, size)
+    size_t known;             // tokens of each sample so far
+    size_t common;            // how many of them are the same in all samples
+    size_t seen;              // how many of them the model has read
+    int32_t* batch;           // (rows) the tokens of a forward
+    int32_t* newest;          // (S)
+    floatX* logits;           // (V) of one sample, on the host
+    Candidate* candidates;    // (V)
+} Generator;
+
+static inline void generator_close(Generator* g) {
+    free(g->tokens);
+    free(g->batch);
+    free(g->newest);
+    free(g->logits);
+    free(g->candidates);
+    memset(g, 0, sizeof *g);
+}
+
+// Forgets all text.
+static inline void generator_begin(Generator* g) {
+    g->known = g->common = g->seen = 0;
+    g->model->cache.length = 0;
+}
+
+static inline bool generator_open(Generator* g, Model* model, const SamplingOptions* options, size_t samples,
+                                  size_t size, Error* error) {
+    size_t V = model->config.vocab, rows = model->options.B * model->options.T;
+    memset(g, 0, sizeof *g);
+    if (samples == 0 || samples > model->options.cached_sequences || samples > rows)
+        return fail_with(error, "cannot generate %zu samples at once: the model was opened for 1 to %zu", samples,
+                         min_size(model->options.cached_sequences, rows));
+    g->model = model;
+    g->options = *options;
+    g->samples = samples;
+    g->size = size;
+    bool fits = size <= SIZE_MAX / sizeof(int32_t) / samples;
+    g->tokens = fits ? (int32_t*)memory_allocate(samples * size * sizeof(int32_t)) : NULL;
+    g->batch = (int32_t*)memory_allocate(rows * sizeof(int32_t));
+    g->newest = (int32_t*)memory_allocate(samples * sizeof(int32_t));
+    g->logits = (floatX*)memory_allocate(V * sizeof(floatX));
+    g->candidates = (Candidate*)memory_allocate(V * sizeof(Candidate));
+    generator_begin(g);
+    if (g->tokens && g->batch && g->newest && g->logits && g->candidates) return true;
+    generator_close(g);
+    return fail_with(error, "out of memory for %zu samples of %zu tokens; make --samples or --tokens smaller", samples,
+                     size);
+}
+
+// Adds tokens to every sample; there is room for them.
+static inline void generator_append(Generator* g, const int32_t* ids, size_t count) {
+    for (size_t s = 0; s < g->samples; s++)
+        memcpy(g->tokens + s * g->size + g->known, ids, count * sizeof(int32_t));
+    if (g->common == g->known) g->common += count;
+    g->known += count;
+}
+
+// Cuts every sample back to its first `count` tokens.
+static inline void generator_cut(Generator* g, size_t count) {
+    size_t slid = g->seen - g->model->cache.length;  // tokens that have left the context
+    if (count <= slid) {
+        generator_begin(g);
+    } else if (g->seen >= count) {
+        g->seen = count - 1;  // so that there is one to read
+        g->model->cache.length = g->seen - slid;
+    }
+    g->known = count;
+    g->common = min_size(g->common, count);
+}
+
+// One forward over `count` unread tokens of the first `samples` samples.
+static inline void generator_forward(Generator* g, size_t samples, size_t count) {
+    for (size_t s = 0; s < samples; s++)
+        memcpy(g->batch + s * count, g->tokens + s * g->size + g->seen, count * sizeof(int32_t));
+    model_forward(g->model, model_upload(g->model, g->batch, NULL, samples, count), samples, count, true);
+    g->seen += count;
+}
+
+// Runs the model on all tokens that it has not read, the last one by itself, so that its hidden states are the first S
+// rows. When the context, or what the cache holds of it, is full, its second half becomes the start of a new one.
+static inline void generator_read(Generator* g) {
+    KvCache* cache = &g->model->cache;
+    size_t context = cache->context, rows = g->model->options.B * g->model->options.T, last = g->known - 1;
+    if (g->known - g->seen > context - cache->length) {  // what is still to be read does not fit
+        g->seen = g->known - max_size(context / 2, 1);
+        cache->length = 0;
+    }
+    size_t common = min_size(g->common, last);
+    bool alone = g->samples > 1 && g->seen < common;
+    while (g->seen < common) generator_forward(g, 1, min_size(rows, common - g->seen));
+    if (alone) kv_cache_share(cache, g->model->stream);
+    while (g->seen < last) generator_forward(g, g->samples, min_size(rows / g->samples, last - g->seen));
+    generator_forward(g, g->samples, 1);
+}
+
+// Draws a token from row `row` of the logits for sample s.
+static inline int32_t generator_draw(Generator* g, size_t s, size_t row) {
+    size_t V = g->model->config.vocab;
+    device_download(g->logits, g->model->activations.logits + row * config_padded_vocab(&g->model->config),
+                    V * sizeof(floatX), g->model->stream);
+    float uniform = random_uniform(g->options.seed, RANDOM_SAMPLING, s, g->known);
+    return sample_token(g->candidates, g->logits, g->tokens + s * g->size, g->known, &g->options, uniform, V);
+}
+
+// Adds a token to every sample, which must have room for it; returns the tokens (S).
+static inline const int32_t* generator_step(Generator* g) {
+    Model* model = g->model;
+    Dropout dropout = model->dropout;
+    model->dropout.p = 0;
+    generator_read(g);
+    for (size_t first = 0; first < g->samples; first += model->logits_rows) {
+        size_t rows = min_size(model->logits_rows, g->samples - first);
+        model_logits(model, first, rows);
+        for (size_t i = 0; i < rows; i++) g->newest[first + i] = generator_draw(g, first + i, i);
+    }
+    for (size_t s = 0; s < g->samples; s++) g->tokens[s * g->size + g->known] = g->newest[s];
+    g->known++;
+    model->dropout = dropout;
+    return g->newest;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Text
+
+typedef struct {
+    TokenDecoder decoder;
+    char* text;               // (bytes) owned
+    size_t bytes, capacity;
+    size_t written;           // bytes that have been shown
+    size_t tokens;            // added
+    bool ended;               // by a stop string, or the end-of-text token
+} SampleText;
+
+// before: the tokens that the text continues, so that a space at its beginning belongs to it; NULL: none.
+static inline void sample_text_begin(SampleText* t, const Tokenizer* tokenizer, const Tokens* before) {
+    size_t bytes;
+    if (tokenizer) decoder_begin(&t->decoder, tokenizer);  // it was zeroed
+    for (size_t i = 0; tokenizer && before && i < before->count; i++) decoder_add(&bytes, &t->decoder, before->ids[i]);
+    if (tokenizer) decoder_end(&bytes, &t->decoder);  // all bytes of these tokens were written elsewhere
+    t->bytes = t->written = t->tokens = 0;
+    t->ended = false;
+}
+
+static inline bool sample_text_append(SampleText* t, const char* text, size_t bytes, Error* error) {
+    if (bytes > t->capacity - t->bytes) {
+        size_t capacity = max_size(2 * t->capacity, t->bytes + max_size(bytes, 1024));
+        char* grown = (char*)realloc(t->text, capacity);
+        if (!grown) return fail_with(error, "out of memory for %zu bytes of text; make --tokens smaller", capacity);
+        t->text = grown;
+        t->capacity = capacity;
+    }
+    memcpy(t->text + t->bytes, text, bytes);
+    t->bytes += bytes;
+    return true;
+}
+
+// Adds decoded text, and ends the text before the first stop string in it.
+static inline bool sample_text_grow(SampleText* t, const char* text, size_t bytes, const TextList* stops,
+                                    Error* error) {
+    size_t before = t->bytes, end = SIZE_MAX;
+    if (!sample_text_append(t, text, bytes, error)) return false;
+    for (size_t i = 0; i < stops->count; i++) {
+        size_t length = strlen(stops->texts[i]);
+        for (size_t at = before >= length ? before - length + 1 : 0; at < end && at + length <= t->bytes; at++)
+            if (memcmp(t->text + at, stops->texts[i], length) == 0) end = at;
+    }
+    if (end == SIZE_MAX) return true;
+    t->bytes = end;
+    t->ended = true;
+    return true;
+}
+
+// Adds a token; one equal to `end` ends the text, unless that is -1. Without a tokenizer there is no text.
+static inline bool sample_text_add(SampleText* t, int32_t token, int32_t end, const TextList* stops, Error* error) {
+    t->tokens++;
+    t->ended = token == end && end >= 0;
+    if (t->ended || t->decoder.tokenizer == NULL) return true;
+    size_t bytes;
+    const char* text = decoder_add(&bytes, &t->decoder, token);
+    return sample_text_grow(t, text, bytes, stops, error);
+}
+
+// Ends the text: adds the bytes that the decoder has held back.
+static inline bool sample_text_end(SampleText* t, const TextList* stops, Error* error) {
+    size_t bytes;
+    const char* text = decoder_end(&bytes, &t->decoder);
+    if (t->ended) return true;
+    if (!sample_text_grow(t, text, bytes, stops, error)) return false;
+    t->ended = true;
+    return true;
+}
+
+// Writes what is certain: unless the text has ended, its last bytes may be the beginning of a stop string.
+static inline void sample_text_show(SampleText* t, const TextList* stops, FILE* out) {
+    size_t kept = 0;
+    for (size_t i = 0; i < stops->count && !t->ended; i++) {
+        size_t most = min_size(strlen(stops->texts[i]) - 1, t->bytes - t->written);
+        for (size_t n = kept + 1; n <= most; n++)
+            if (memcmp(t->text + t->bytes - n, stops->texts[i], n) == 0) kept = n;
+    }
+    fwrite(t->text + t->written, 1, t->bytes - kept - t->written, out);
+    t->written = t->bytes - kept;
+    fflush(out);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Sampler
+
+typedef struct {
+    const char* prompt;
+    uint64_t tokens;          // to generate
+    SamplingOptions options;
+    size_t samples;           // written one after the other; 0: one
+    const char* prompt_ids;   // instead of the prompt: "1 2 3"; NULL: none
+    bool print_ids;           // writes ids, not text
+    bool past_end;            // an end-of-text token does not end a sample
+    TextList stops;           // strings that end a sample, none empty
+    // Set by sampler_read_prompt and sampler_open:
+    const Tokenizer* tokenizer;
+    Tokenizer bytes;          // the byte tokenizer, used if none was given
+    Tokens ids;               // of the prompt
+    Generator generator;
+    SampleText* texts;        // (samples)
+} Sampler;
+
+// Appends the flags of sampling, and sets the defaults; returns the new number of flags.
+static inline size_t sampler_flags(Flag* flags, size_t count, Sampler* s) {
+    enum { FREE = FLAG_FREE };
+    SamplingOptions* o = &s->options;
+    const Flag table[] = {
+        FLAG_HEADING("Sampling"),
+        FLAG_TEXT("prompt", &s->prompt, "\n", "TEXT", FLAG_LOCAL,
+                  "text that the sample continues; default: a line break"),
+        FLAG_COUNT("tokens", &s->tokens, 256, 1, 1e9, FREE, "tokens to generate per sample"),
+        FLAG_REAL("temperature", &o->temperature, 0.8, 0, 100, FREE,
+                  "softmax temperature; 0: always the most likely token"),
+        FLAG_COUNT("top-k", &o->top_k, 0, 0, 1e9, FREE, "sample from the N most likely tokens; 0: all"),
+        FLAG_REAL("top-p", &o->top_p, 1, 0, 1, FREE,
+                  "sample from the smallest set of tokens with total probability X"),
+        FLAG_REAL("min-p", &o->min_p, 0, 0, 1, FREE,
+                  "leave out tokens with less than X times the largest probability; 0: none"),
+        FLAG_REAL("repetition-penalty", &o->repetition_penalty, 1, 0.01, 100, FREE,
+                  "divide the logits of tokens already in the text by X (multiply negative ones); 1: off"),
+    };
+    return flags_append(flags, count, table, sizeof table / sizeof table[0]);
+}
+
+// Reads the ids of --prompt-ids, separated by spaces or commas.
+static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
+    for (const char* text = s->prompt_ids; *(text += strspn(text, " ,\t\n")) != 0;) {
+        char* end;
+        unsigned long id = strtoul(text, &end, 10);
+        if (text[0] < '0' || text[0] > '9' || id >= V)
+            return fail_with(error,
+                             "--prompt-ids has '%.*s'; give numbers below the vocabulary, %zu, separated by spaces",
+                             (int)min_size(strcspn(text, " ,\t\n"), 40), text, V);
+        if (!tokens_reserve(&s->ids, 1, error)) return false;
+        s->ids.ids[s->ids.count++] = (int32_t)id;
+        text = end;
+    }
+    return true;
+}
+
+// Appends the tokens of a text to ids, and fails if one of them is not below V. The begin-of-text token comes first if
+// the tokenizer's own template puts it there and `begin` is set.
+static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const char* text, bool begin, size_t V,
+                                  Error* error) {
+    size_t first = ids->count;
+    if (begin && tokenizer->begin_of_text >= 0) {
+        if (!tokens_reserve(ids, 1, error)) return false;
+        ids->ids[ids->count++] = tokenizer->begin_of_text;
+    }
+    if (!tokenizer_encode(ids, tokenizer, text, strlen(text), error)) return false;
+    for (size_t i = first; i < ids->count; i++)
+        if ((size_t)ids->ids[i] >= V)
+            return fail_with(error,
+                             "the tokenizer %s has produced the id %d, but the model's vocabulary is %zu; they do not "
+                             "belong together",
+                             tokenizer->name, (int)ids->ids[i], V);
+    return true;
+}
+
+// Reads the prompt, for a model of V tokens. The tokenizer must outlive the sampler. If it is not known (NULL, or its
+// vocabulary 0), the tokens are bytes, or, if V is not their number, there are only ids.
+static inline bool sampler_read_prompt(Sampler* s, const Tokenizer* tokenizer, size_t V, Error* error) {
+    s->bytes = tokenizer_of_bytes();
+    bool known = tokenizer && tokenizer->vocabulary > 0;
+    if (!known && V == (size_t)s->bytes.vocabulary) tokenizer = &s->bytes, known = true;
+    s->tokenizer = known ? tokenizer : NULL;
+    if (!known && !(s->prompt_ids && s->print_ids))
+        return fail_with(
+            error,
+            "the model's vocabulary is %zu, but without a tokenizer next to it, text is read and written as "
+            "bytes, of which there are %d; build/generate takes ids instead, with --prompt-ids and --print-ids",
+            V, s->bytes.vocabulary);
+    bool ok = s->prompt_ids ? sampler_read_ids(s, V, error)
+                            : sampler_encode(&s->ids, tokenizer, s->prompt, true, V, error);
+    if (ok && s->ids.count == 0) ok = fail_with(error, "the prompt is empty; give at least one token");
+    return ok;
+}
+
+// Also reads the prompt, if that has not been done.
+static inline bool sampler_open(Sampler* s, Model* model, const Tokenizer* tokenizer, Error* error) {
+    if (s->ids.count == 0 && !sampler_read_prompt(s, tokenizer, model->config.vocab, error)) return false;
+    if (s->samples == 0) s->samples = 1;
+    s->texts = (SampleText*)memory_allocate(s->samples * sizeof(SampleText));
+    if (!s->texts) return fail_with(error, "out of memory for %zu samples; make --samples smaller", s->samples);
+    memset(s->texts, 0, s->samples * sizeof(SampleText));
+    return generator_open(&s->generator, model, &s->options, s->samples, s->ids.count + s->tokens, error);
+}
+
+static inline void sampler_write_ids(const Sampler* s, FILE* out) {
+    const Generator* g = &s->generator;
+    for (size_t i = 0; i < s->samples; i++) {
+        size_t count = s->ids.count + s->texts[i].tokens;
+        for (size_t t = 0; t < count; t++) fprintf(out, "%s%d", t ? " " : "", (int)g->tokens[i * g->size + t]);
+        fputc('\n', out);
+    }
+}
+
+// The text of the prompt as it was given, or of its ids.
+static inline void sampler_write_prompt(const Sampler* s, FILE* out) {
+    if (s->prompt_ids == NULL) fputs(s->prompt, out);
+    for (size_t i = 0; s->prompt_ids && i < s->ids.count; i++) {
+        size_t bytes;
+        const char* piece = tokenizer_piece(&bytes, s->tokenizer, s->ids.ids[i]);
+        fwrite(piece, 1, bytes, out);
+    }
+}
+
+// Writes the prompt and its continuation: one sample as it is generated, several when all are done. Every call uses the
+// same random numbers, so that the samples of a run show how the model changes.
+static inline bool sampler_write(Sampler* s, FILE* out, Error* error) {
+    Generator* g = &s->generator;
+    int32_t end = s->past_end || !s->tokenizer ? -1 : s->tokenizer->end_of_text;
+    bool ok = true, streams = s->samples == 1 && !s->print_ids;
+    size_t running = s->samples;
+    generator_begin(g);
+    generator_append(g, s->ids.ids, s->ids.count);
+    for (size_t i = 0; i < s->samples; i++) sample_text_begin(&s->texts[i], s->tokenizer, &s->ids);
+    if (streams) sampler_write_prompt(s, out);
+    for (uint64_t n = 0; ok && n < s->tokens && running > 0; n++) {
+        const int32_t* newest = generator_step(g);
+        for (size_t i = 0; ok && i < s->samples; i++) {
+            SampleText* t = &s->texts[i];
+            if (t->ended) continue;
+            ok = sample_text_add(t, newest[i], end, &s->stops, error);
+            running -= t->ended;
+        }
+        if (ok && streams) sample_text_show(s->texts, &s->stops, out);
+    }
+    for (size_t i = 0; ok && i < s->samples; i++) {
+        ok = sample_text_end(&s->texts[i], &s->stops, error);
+        if (!ok || s->print_ids) continue;
+        if (!streams) {
+            fprintf(out, "%s== sample %zu\n", i ? "\n" : "", i + 1);
+            sampler_write_prompt(s, out);
+        }
+        sample_text_show(&s->texts[i], &s->stops, out);
+        fputc('\n', out);
+    }
+    if (ok && s->print_ids) sampler_write_ids(s, out);
+    fflush(out);
+    return ok;
+}
+
+static inline void sampler_close(Sampler* s) {
+    for (size_t i = 0; s->texts && i < s->samples; i++) free(s->texts[i].text);
+    free(s->texts);
+    if (s->generator.model) generator_close(&s->generator);
+    tokens_free(&s->ids);
+    memset(s, 0, sizeof *s);
+}
+
+#endif  // LLMTRAIN_GENERATE_H

@@ -1,0 +1,1137 @@
+// templates.h: chat templates: turn messages into a text of the form that a model was trained on.
+//
+//   ChatMessage messages[] = {{"system", "Be brief."}, {"user", "Who wrote Emma?"}};
+//   char* text;
+//   if (template_render(&text, &bytes, tokenizer.chat_template, messages, 2, "<s>", "</s>", true, &error)) ...
+//   free(text);
+//
+// A template is a program in Jinja. This runs the part of it that published templates use, as Hugging Face's
+// apply_chat_template does (trim_blocks and lstrip_blocks on):
+//
+//   statements   if elif else endif, set, comments, for x in list [if ...] with loop.first, last, index, index0, length
+//   values       strings, whole numbers, true, false, none, lists (split), messages, namespace(...)
+//   operators    + - * // % ~  == != < > <= >=  in, not in, and or not, a if b else c, x.y, x['y'], x[1], x[1:],
+//                x[::-1]
+//   filters      trim, length, upper, lower, string, first, last, default(value)
+//   methods      strip, lstrip, rstrip, split, startswith, endswith, upper, lower, replace
+//   tests        defined, undefined, none, string, true, false, boolean, number, mapping, iterable, sequence; not
+//   functions    raise_exception(text), namespace(name=value), strftime_now(format)
+//
+// What is missing (macros, tojson, ...) is refused by name when it is reached, so that a template with a branch for
+// tools works in a chat without tools. Memory and steps are bounded.
+//
+//   1. values     and the memory that they live in
+//   2. nodes      a template cut into text and tags
+//   3. terms      literals, names, members, methods, filters, tests
+//   4. operators
+//   5. running
+
+#ifndef LLMTRAIN_TEMPLATES_H
+#define LLMTRAIN_TEMPLATES_H
+
+#include "unicode.h"
+
+#include <time.h>
+
+typedef struct {
+    const char *role, *content;
+} ChatMessage;
+
+// ------------------------------------------------------------------------------------------------
+// 1. Values
+
+typedef enum {
+    VALUE_UNDEFINED, VALUE_NONE, VALUE_BOOL, VALUE_NUMBER, VALUE_STRING, VALUE_LIST, VALUE_MESSAGE, VALUE_LOOP,
+    VALUE_NAMESPACE, VALUE_FUNCTION
+} ValueKind;
+
+typedef struct TemplateValue {
+    ValueKind kind;
+    int64_t number;                     // of a bool 0 or 1; of a loop its index from 0; of a namespace its number
+    const char* text;                   // of a string, (count) bytes
+    const struct TemplateValue* items;  // of a list, (count)
+    const ChatMessage* message;
+    size_t count;                       // of a loop: its length
+} TemplateValue;
+
+typedef struct {
+    const char* name;                   // (bytes), in the source
+    size_t bytes;
+    int64_t owner;                      // the namespace that it is a member of; -1: a variable
+    TemplateValue value;
+} TemplateVariable;
+
+typedef struct TemplateBlock {
+    struct TemplateBlock* next;
+} TemplateBlock;
+
+typedef enum {
+    NODE_TEXT, NODE_OUTPUT, NODE_IF, NODE_ELIF, NODE_ELSE, NODE_ENDIF, NODE_FOR, NODE_ENDFOR, NODE_SET
+} NodeKind;
+
+typedef struct {
+    NodeKind kind;
+    const char *start, *end;            // its text, or its code without the keyword
+    size_t next;                        // of IF, ELIF, ELSE: the next branch or ENDIF; of FOR: its ENDFOR
+} TemplateNode;
+
+enum {
+    TEMPLATE_NODES = 4096, TEMPLATE_VARIABLES = 256, TEMPLATE_DEPTH = 48, TEMPLATE_STEPS = 1 << 20,
+    TEMPLATE_MEMORY = 64 << 20
+};
+
+typedef struct {
+    TemplateNode* nodes;                // (TEMPLATE_NODES)
+    size_t node_count;
+    TemplateVariable variables[TEMPLATE_VARIABLES];
+    size_t variable_count, scope;       // scope: the first variable of the innermost loop
+    int64_t namespaces;
+    TemplateBlock* blocks;              // memory of values
+    size_t memory, steps, depth;
+    char* out;                          // (out_bytes) what has been written
+    size_t out_bytes, out_capacity;
+    const char *at, *end;               // the code being evaluated
+    bool skipping;                      // it is parsed, but its value is not needed
+    bool failed;
+    Error* error;
+} Template;
+
+// The first failure is the one that is reported.
+__attribute__((format(printf, 2, 3))) static inline bool template_fail(Template* t, const char* format, ...) {
+    char text[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (!t->failed) fail_with(t->error, "the chat template %s", text);
+    t->failed = true;
+    return false;
+}
+
+static inline void* template_allocate(Template* t, size_t bytes) {
+    t->memory += bytes + sizeof(TemplateBlock);
+    TemplateBlock* block = bytes < TEMPLATE_MEMORY && t->memory < TEMPLATE_MEMORY
+                               ? (TemplateBlock*)memory_allocate(sizeof(TemplateBlock) + bytes) : NULL;
+    if (!block) {
+        template_fail(t, "needs more than %d MB of memory; shorten the conversation", TEMPLATE_MEMORY >> 20);
+        return NULL;
+    }
+    block->next = t->blocks;
+    t->blocks = block;
+    return block + 1;
+}
+
+static inline TemplateValue value_of(ValueKind kind, int64_t number) {
+    TemplateValue v;
+    memset(&v, 0, sizeof v);
+    v.kind = kind;
+    v.number = number;
+    return v;
+}
+static inline TemplateValue value_bool(bool b) { return value_of(VALUE_BOOL, b); }
+
+static inline TemplateValue value_text(const char* text, size_t bytes) {
+    TemplateValue v = value_of(VALUE_STRING, 0);
+    v.text = text;
+    v.count = bytes;
+    return v;
+}
+
+// A list with room for count values, at *items; empty after a failure.
+static inline TemplateValue value_list(Template* t, TemplateValue** items, size_t count) {
+    TemplateValue v = value_of(VALUE_LIST, 0);
+    *items = (TemplateValue*)template_allocate(t, max_size(count, 1) * sizeof(TemplateValue));
+    v.items = *items;
+    v.count = *items ? count : 0;
+    return v;
+}
+
+static inline bool value_is(TemplateValue v, const char* text) {
+    return v.kind == VALUE_STRING && v.count == strlen(text) && memcmp(v.text, text, v.count) == 0;
+}
+
+static inline bool value_true(TemplateValue v) {
+    switch (v.kind) {
+        case VALUE_UNDEFINED: case VALUE_NONE: return false;
+        case VALUE_BOOL: case VALUE_NUMBER: return v.number != 0;
+        case VALUE_STRING: case VALUE_LIST: return v.count > 0;
+        case VALUE_MESSAGE: case VALUE_LOOP: case VALUE_NAMESPACE: case VALUE_FUNCTION: break;
+    }
+    return true;
+}
+
+static inline bool value_equal(TemplateValue a, TemplateValue b) {
+    bool numbers = (a.kind == VALUE_BOOL || a.kind == VALUE_NUMBER) && (b.kind == VALUE_BOOL || b.kind == VALUE_NUMBER);
+    if (numbers) return a.number == b.number;
+    if (a.kind != b.kind) return false;
+    if (a.kind == VALUE_STRING) return a.count == b.count && memcmp(a.text, b.text, a.count) == 0;
+    if (a.kind == VALUE_LIST) {
+        bool equal = a.count == b.count;
+        for (size_t i = 0; equal && i < a.count; i++) equal = value_equal(a.items[i], b.items[i]);
+        return equal;
+    }
+    return a.number == b.number && a.message == b.message;
+}
+
+// As Python prints it.
+static inline TemplateValue value_string(Template* t, TemplateValue v) {
+    if (v.kind == VALUE_STRING) return v;
+    if (v.kind == VALUE_UNDEFINED) return value_text("", 0);
+    if (v.kind == VALUE_NONE) return value_text("None", 4);
+    if (v.kind == VALUE_BOOL) return v.number ? value_text("True", 4) : value_text("False", 5);
+    if (v.kind != VALUE_NUMBER) {
+        template_fail(t, "prints a list or a message, which is not supported");
+        return value_text("", 0);
+    }
+    char* text = (char*)template_allocate(t, 24);
+    return text ? value_text(text, (size_t)snprintf(text, 24, "%lld", (long long)v.number)) : value_text("", 0);
+}
+
+static inline TemplateValue value_joined(Template* t, TemplateValue a, TemplateValue b) {
+    char* text = (char*)template_allocate(t, a.count + b.count + 1);
+    if (!text) return a;
+    memcpy(text, a.text, a.count);
+    memcpy(text + a.count, b.text, b.count);
+    return value_text(text, a.count + b.count);
+}
+
+// Where `part` first occurs in `text` from byte `from` on, SIZE_MAX if it does not.
+static inline size_t text_find(TemplateValue text, TemplateValue part, size_t from) {
+    for (size_t i = from; i + part.count <= text.count; i++)
+        if (memcmp(text.text + i, part.text, part.count) == 0) return i;
+    return SIZE_MAX;
+}
+
+// The bytes of the first character of a text, or of the last, if it is one of `marks`, or white space where that is
+// NULL; 0 if it is not.
+static inline size_t template_mark(TemplateValue v, bool at_end, const TemplateValue* marks) {
+    if (marks) return v.count > 0 && memchr(marks->text, v.text[at_end ? v.count - 1 : 0], marks->count);
+    return at_end ? utf8_space_before(v.text + v.count, v.count) : utf8_space(v.text, v.count);
+}
+
+static inline TemplateValue template_strip(Template* t, TemplateValue v, bool left, bool right,
+                                           const TemplateValue* marks) {
+    size_t n;
+    for (size_t i = 0; marks && i < marks->count; i++)
+        if ((unsigned char)marks->text[i] >= 0x80)
+            template_fail(t, "strips letters outside ASCII, which is not supported");
+    for (; left && (n = template_mark(v, false, marks)) > 0; v.count -= n) v.text += n;
+    while (right && (n = template_mark(v, true, marks)) > 0) v.count -= n;
+    return v;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Nodes
+
+static inline bool code_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+static inline bool code_letter(char c) {
+    return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+static inline bool template_node(Template* t, NodeKind kind, const char* start, const char* end) {
+    if (kind == NODE_TEXT && start >= end) return true;
+    if (t->node_count == TEMPLATE_NODES) return template_fail(t, "has more than %d tags", TEMPLATE_NODES);
+    TemplateNode* node = &t->nodes[t->node_count++];
+    node->kind = kind;
+    node->start = start;
+    node->end = end;
+    node->next = 0;
+    return true;
+}
+
+// Adds the node of a statement, without its keyword.
+static inline bool template_statement(Template* t, const char* start, const char* end) {
+    static const struct {
+        const char* word;
+        NodeKind kind;
+    } words[] = {{"if", NODE_IF}, {"elif", NODE_ELIF}, {"else", NODE_ELSE}, {"endif", NODE_ENDIF}, {"for", NODE_FOR},
+                 {"endfor", NODE_ENDFOR}, {"set", NODE_SET}};
+    while (start < end && code_space(*start)) start++;
+    size_t length = 0;
+    while (start + length < end && code_letter(start[length])) length++;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strlen(words[i].word) == length && memcmp(words[i].word, start, length) == 0)
+            return template_node(t, words[i].kind, start + length, end);
+    return template_fail(t, "uses the statement '%.*s', which is not supported", (int)min_size(length, 40), start);
+}
+
+// Where the tag that begins at p ends (the position of its closing mark), skipping strings; NULL: it does not end.
+static inline const char* template_tag_end(const char* p, const char* end, char kind) {
+    char quote = 0;
+    for (p += 2; p + 1 < end; p++) {
+        if (quote) {
+            if (*p == '\\') p++;
+            else if (*p == quote) quote = 0;
+        } else if (kind != '#' && (*p == '\'' || *p == '"')) quote = *p;
+        else if (p[0] == (kind == '{' ? '}' : kind) && p[1] == '}') return p;
+    }
+    return NULL;
+}
+
+// Cuts the source into nodes. White space around a tag is removed as in Jinja: with -, all of it; before a statement,
+// back to the beginning of the line; after a statement, one line break.
+static inline bool template_cut(Template* t, const char* source, size_t bytes) {
+    const char *p = source, *end = source + bytes, *text = source;
+    if (bytes > 0 && end[-1] == '\n') end--;
+    while (p < end) {
+        bool tag = p + 1 < end && p[0] == '{' && (p[1] == '{' || p[1] == '%' || p[1] == '#');
+        if (!tag) {
+            p++;
+            continue;
+        }
+        char kind = p[1];
+        const char *close = template_tag_end(p, end, kind), *until = p, *inner = p + 2;
+        if (!close) return template_fail(t, "has a tag that does not end: %.40s", p);
+        const char* inner_end = close;
+        bool plus = *inner == '+' && inner < close, minus = *inner == '-' && inner < close;
+        bool cuts = inner_end > inner + minus && inner_end[-1] == '-';
+        bool keeps = inner_end > inner + plus && inner_end[-1] == '+';
+        if (minus) {
+            until = text + template_strip(t, value_text(text, (size_t)(until - text)), false, true, NULL).count;
+        } else if (kind != '{' && !plus) {
+            const char* line = until;
+            while (line > text && line[-1] != '\n') line--;
+            TemplateValue rest = template_strip(t, value_text(line, (size_t)(until - line)), false, true, NULL);
+            if (rest.count == 0 && (line == source || line[-1] == '\n')) until = line;
+        }
+        if (!template_node(t, NODE_TEXT, text, until)) return false;
+        if (minus || plus) inner++;
+        if (inner_end > inner && (cuts || keeps)) inner_end--;
+        if (kind == '{' && !template_node(t, NODE_OUTPUT, inner, inner_end)) return false;
+        if (kind == '%' && !template_statement(t, inner, inner_end)) return false;
+        p = close + 2;
+        if (cuts) p = template_strip(t, value_text(p, (size_t)(end - p)), true, false, NULL).text;
+        else if (kind != '{' && !keeps && p < end && *p == '\n') p++;
+        text = p;
+    }
+    return template_node(t, NODE_TEXT, text, end);
+}
+
+// Finds the branches of each if, and the end of each for.
+static inline bool template_match(Template* t) {
+    size_t open[TEMPLATE_DEPTH], depth = 0;
+    for (size_t i = 0; i < t->node_count; i++) {
+        NodeKind kind = t->nodes[i].kind;
+        bool ends_for = kind == NODE_ENDFOR, branch = kind == NODE_ELIF || kind == NODE_ELSE || kind == NODE_ENDIF;
+        if (ends_for || branch) {
+            NodeKind begun = depth ? t->nodes[open[depth - 1]].kind : NODE_TEXT;
+            if (begun == NODE_FOR && kind == NODE_ELSE)
+                return template_fail(t, "uses 'else' of a for, which is not supported");
+            if (ends_for ? begun != NODE_FOR : begun != NODE_IF && begun != NODE_ELIF &&
+                                                   !(begun == NODE_ELSE && kind == NODE_ENDIF))
+                return template_fail(t, "has an elif, else, endif or endfor without its beginning");
+            t->nodes[open[--depth]].next = i;
+        }
+        if (kind == NODE_IF || kind == NODE_FOR || kind == NODE_ELIF || kind == NODE_ELSE) {
+            if (depth == TEMPLATE_DEPTH) return template_fail(t, "nests more than %d statements", TEMPLATE_DEPTH);
+            open[depth++] = i;
+        }
+    }
+    return depth == 0 || template_fail(t, "has an if or a for that does not end");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Terms
+//
+// Expressions are evaluated as they are parsed, from t->at on. Where `skipping` is set, their values are ignored, and
+// unknown names in them are not failures.
+
+static inline TemplateValue template_expression(Template* t);
+static inline TemplateValue template_unary(Template* t);
+
+static inline TemplateValue template_undefined(Template* t, const char* what, const char* name, size_t bytes) {
+    if (!t->skipping) template_fail(t, "uses %s '%.*s', which is not supported", what, (int)min_size(bytes, 40), name);
+    return value_of(VALUE_UNDEFINED, 0);
+}
+
+static inline void code_skip(Template* t) {
+    while (t->at < t->end && code_space(*t->at)) t->at++;
+}
+
+// Consumes an operator, if it comes next.
+static inline bool code_take(Template* t, const char* mark) {
+    size_t length = strlen(mark);
+    code_skip(t);
+    if ((size_t)(t->end - t->at) < length || memcmp(t->at, mark, length) != 0) return false;
+    t->at += length;
+    return true;
+}
+
+static inline size_t code_word_bytes(Template* t) {
+    size_t bytes = 0;
+    code_skip(t);
+    while (t->at + bytes < t->end && code_letter(t->at[bytes])) bytes++;
+    return bytes;
+}
+
+static inline bool word_is(const char* word, size_t bytes, const char* text) {
+    return strlen(text) == bytes && memcmp(word, text, bytes) == 0;
+}
+
+static inline bool code_take_word(Template* t, const char* word) {
+    size_t bytes = code_word_bytes(t);
+    if (!word_is(t->at, bytes, word)) return false;
+    t->at += bytes;
+    return true;
+}
+
+static inline void code_need(Template* t, const char* mark) {
+    if (!code_take(t, mark))
+        template_fail(t, "lacks '%s' before '%.*s'", mark, (int)min_size((size_t)(t->end - t->at), 40), t->at);
+}
+
+static inline TemplateValue template_string(Template* t) {
+    char quote = *t->at++;
+    const char* start = t->at;
+    size_t bytes = 0;
+    while (t->at < t->end && *t->at != quote) t->at += *t->at == '\\' && t->at + 1 < t->end ? 2 : 1;
+    if (t->at >= t->end) {
+        template_fail(t, "has a string that does not end: %.*s", (int)min_size((size_t)(t->end - start), 40), start);
+        return value_text("", 0);
+    }
+    char* text = (char*)template_allocate(t, (size_t)(t->at - start) + 1);
+    if (!text) return value_text("", 0);
+    for (const char* p = start; p < t->at; p++) {
+        char c = *p;
+        if (c == '\\') {
+            static const char from[] = "ntr\\'\"", to[] = "\n\t\r\\'\"";
+            const char* known = strchr(from, *++p);
+            if (!known || *p == 0) {
+                template_undefined(t, "the escape", p - 1, 2);
+                break;
+            }
+            c = to[known - from];
+        }
+        text[bytes++] = c;
+    }
+    t->at++;
+    return value_text(text, bytes);
+}
+
+// A variable, or a member of a namespace.
+static inline TemplateVariable* template_find(Template* t, const char* name, size_t bytes, int64_t owner) {
+    for (size_t i = t->variable_count; i-- > 0;) {
+        TemplateVariable* v = &t->variables[i];
+        if (v->owner == owner && v->bytes == bytes && memcmp(v->name, name, bytes) == 0) return v;
+    }
+    return NULL;
+}
+
+// Sets a variable of the current scope, or a member of a namespace.
+static inline void template_set(Template* t, const char* name, size_t bytes, int64_t owner, TemplateValue value) {
+    TemplateVariable* v = template_find(t, name, bytes, owner);
+    if (v && (owner >= 0 || v >= t->variables + t->scope)) {
+        v->value = value;
+        return;
+    }
+    if (t->variable_count == TEMPLATE_VARIABLES) {
+        template_fail(t, "sets more than %d variables", TEMPLATE_VARIABLES);
+        return;
+    }
+    v = &t->variables[t->variable_count++];
+    v->name = name;
+    v->bytes = bytes;
+    v->owner = owner;
+    v->value = value;
+}
+
+static inline TemplateValue template_member(Template* t, TemplateValue of, const char* name, size_t bytes) {
+    TemplateValue none = value_of(VALUE_UNDEFINED, 0);
+    if (t->skipping) return none;
+    if (of.kind == VALUE_MESSAGE) {
+        if (word_is(name, bytes, "role")) return value_text(of.message->role, strlen(of.message->role));
+        if (word_is(name, bytes, "content")) return value_text(of.message->content, strlen(of.message->content));
+        return none;
+    }
+    if (of.kind == VALUE_NAMESPACE) {
+        TemplateVariable* v = template_find(t, name, bytes, of.number);
+        return v ? v->value : none;
+    }
+    if (of.kind == VALUE_LOOP) {
+        if (word_is(name, bytes, "first")) return value_bool(of.number == 0);
+        if (word_is(name, bytes, "last")) return value_bool((size_t)of.number + 1 == of.count);
+        if (word_is(name, bytes, "index0")) return value_of(VALUE_NUMBER, of.number);
+        if (word_is(name, bytes, "index")) return value_of(VALUE_NUMBER, of.number + 1);
+        if (word_is(name, bytes, "length")) return value_of(VALUE_NUMBER, (int64_t)of.count);
+        return template_undefined(t, "the member of loop", name, bytes);
+    }
+    if (of.kind == VALUE_UNDEFINED || of.kind == VALUE_NONE)
+        template_fail(t, "asks for '%.*s' of something undefined", (int)min_size(bytes, 40), name);
+    return none;
+}
+
+static inline TemplateValue template_split(Template* t, TemplateValue text, TemplateValue mark) {
+    size_t count = 1, from = 0;
+    for (size_t at; (at = text_find(text, mark, from)) != SIZE_MAX; from = at + mark.count) count++;
+    TemplateValue* items;
+    TemplateValue list = value_list(t, &items, count);
+    from = 0;
+    for (size_t i = 0; i < list.count; i++) {
+        size_t at = text_find(text, mark, from), end = at == SIZE_MAX ? text.count : at;
+        items[i] = value_text(text.text + from, end - from);
+        from = end + mark.count;
+    }
+    return list;
+}
+
+static inline TemplateValue template_replace(Template* t, TemplateValue text, TemplateValue from, TemplateValue to) {
+    TemplateValue parts = template_split(t, text, from);
+    size_t bytes = 0;
+    for (size_t i = 0; i < parts.count; i++) bytes += parts.items[i].count + (i ? to.count : 0);
+    char *all = (char*)template_allocate(t, bytes + 1), *end = all;
+    if (!all) return text;
+    for (size_t i = 0; i < parts.count; i++) {
+        if (i) memcpy(end, to.text, to.count), end += to.count;
+        memcpy(end, parts.items[i].text, parts.items[i].count);
+        end += parts.items[i].count;
+    }
+    return value_text(all, bytes);
+}
+
+static inline TemplateValue template_case(Template* t, TemplateValue text, bool upper) {
+    char* copy = (char*)template_allocate(t, text.count + 1);
+    for (size_t i = 0; copy && i < text.count; i++) {
+        char c = text.text[i];
+        if ((unsigned char)c >= 0x80) {
+            template_fail(t, "changes the case of letters outside ASCII, which is not supported");
+            break;
+        }
+        copy[i] = upper && c >= 'a' && c <= 'z' ? (char)(c - 32) : !upper && c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
+    }
+    return copy ? value_text(copy, text.count) : text;
+}
+
+enum { TEMPLATE_ARGUMENTS = 4 };
+
+// The values between parentheses, the first of which has been consumed already.
+static inline size_t template_arguments(Template* t, TemplateValue* arguments) {
+    size_t count = 0;
+    while (!t->failed && !code_take(t, ")")) {
+        if (count == TEMPLATE_ARGUMENTS) template_fail(t, "calls something with more than 4 values");
+        else arguments[count++] = template_expression(t);
+        if (!code_take(t, ",")) {
+            code_need(t, ")");
+            break;
+        }
+    }
+    return count;
+}
+
+static inline TemplateValue template_method(Template* t, TemplateValue of, const char* name, size_t bytes) {
+    TemplateValue a[TEMPLATE_ARGUMENTS];
+    size_t count = template_arguments(t, a);
+    if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
+    bool texts = of.kind == VALUE_STRING;
+    for (size_t i = 0; i < count; i++) texts = texts && a[i].kind == VALUE_STRING;
+    if (texts && count <= 1) {
+        const TemplateValue* marks = count ? &a[0] : NULL;
+        if (word_is(name, bytes, "strip")) return template_strip(t, of, true, true, marks);
+        if (word_is(name, bytes, "lstrip")) return template_strip(t, of, true, false, marks);
+        if (word_is(name, bytes, "rstrip")) return template_strip(t, of, false, true, marks);
+    }
+    if (texts && count == 0 && word_is(name, bytes, "upper")) return template_case(t, of, true);
+    if (texts && count == 0 && word_is(name, bytes, "lower")) return template_case(t, of, false);
+    if (texts && count == 1 && word_is(name, bytes, "startswith"))
+        return value_bool(a[0].count <= of.count && memcmp(of.text, a[0].text, a[0].count) == 0);
+    if (texts && count == 1 && word_is(name, bytes, "endswith"))
+        return value_bool(a[0].count <= of.count &&
+                          memcmp(of.text + of.count - a[0].count, a[0].text, a[0].count) == 0);
+    if (texts && count == 1 && a[0].count > 0 && word_is(name, bytes, "split")) return template_split(t, of, a[0]);
+    if (texts && count == 2 && a[0].count > 0 && word_is(name, bytes, "replace"))
+        return template_replace(t, of, a[0], a[1]);
+    return template_undefined(t, "the method", name, bytes);
+}
+
+// x[...], whose [ has been consumed: a member, an element, or a slice with any of first, end, step (1 or -1).
+static inline TemplateValue template_subscript(Template* t, TemplateValue of) {
+    TemplateValue part[3];
+    bool given[3] = {false, false, false}, slice = false;
+    int n = 0;
+    while (!t->failed && !code_take(t, "]")) {
+        if (code_take(t, ":")) {
+            slice = true;
+            if (++n == 3) template_fail(t, "has a slice of more than three parts");
+        } else {
+            if (given[n]) code_need(t, "]");
+            given[n] = true;
+            part[n] = template_expression(t);
+        }
+    }
+    if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
+    for (int i = 0; i < 3; i++)
+        if (given[i] && part[i].kind != VALUE_NUMBER && (slice || of.kind == VALUE_LIST))
+            return template_fail(t, "has a subscript that is not a number"), value_of(VALUE_UNDEFINED, 0);
+    if (!slice && given[0] && part[0].kind == VALUE_STRING) return template_member(t, of, part[0].text, part[0].count);
+    if (of.kind != VALUE_LIST || (!slice && !given[0])) return template_undefined(t, "the subscript of", "[ ]", 3);
+    int64_t count = (int64_t)of.count, step = given[2] ? part[2].number : 1;
+    if (!slice) {
+        int64_t i = part[0].number < 0 ? part[0].number + count : part[0].number;
+        return i >= 0 && i < count ? of.items[i] : value_of(VALUE_UNDEFINED, 0);
+    }
+    if (step != 1 && (step != -1 || given[0] || given[1])) return template_undefined(t, "the slice", "[a:b:c]", 7);
+    int64_t first = given[0] ? part[0].number : 0, end = given[1] ? part[1].number : count;
+    first = first < 0 ? first + count : first;
+    end = end < 0 ? end + count : end > count ? count : end;
+    first = first < 0 ? 0 : first;
+    TemplateValue* items;
+    TemplateValue list = value_list(t, &items, end > first ? (size_t)(end - first) : 0);
+    for (size_t i = 0; i < list.count; i++) items[i] = of.items[step > 0 ? (size_t)first + i : list.count - 1 - i];
+    return list;
+}
+
+// The local time as strftime of C and of Python writes it; %f is Python's alone.
+static inline TemplateValue template_now(Template* t, TemplateValue format) {
+    enum { NOW_BYTES = 1024 };
+    char *copy = (char*)template_allocate(t, format.count + 1), *text = (char*)template_allocate(t, NOW_BYTES);
+    time_t now = time(NULL);
+    struct tm parts;
+    if (!copy || !text || !localtime_r(&now, &parts)) return value_text("", 0);
+    memcpy(copy, format.text, format.count);
+    copy[format.count] = 0;
+    size_t bytes = strstr(copy, "%f") ? 0 : strftime(text, NOW_BYTES, copy, &parts);
+    return bytes > 0 || copy[0] == 0 ? value_text(text, bytes)
+                                     : template_undefined(t, "the format of time", copy, format.count);
+}
+
+// Calls a function of TEMPLATE_FUNCTIONS, whose ( has been consumed. All are defined, but not all can be called.
+static inline TemplateValue template_call(Template* t, const char* name, size_t bytes) {
+    TemplateValue a[TEMPLATE_ARGUMENTS], made = value_of(VALUE_NAMESPACE, 0);
+    if (word_is(name, bytes, "namespace")) {
+        made.number = t->namespaces++;
+        while (!t->failed && !code_take(t, ")")) {
+            size_t length = code_word_bytes(t);
+            const char* member = t->at;
+            t->at += length;
+            code_need(t, "=");
+            TemplateValue value = template_expression(t);
+            if (!t->skipping && !t->failed) template_set(t, member, length, made.number, value);
+            if (!code_take(t, ",")) {
+                code_need(t, ")");
+                break;
+            }
+        }
+        return made;
+    }
+    size_t count = template_arguments(t, a);
+    if (!t->skipping && !t->failed && word_is(name, bytes, "raise_exception")) {
+        TemplateValue text = count ? value_string(t, a[0]) : value_text("", 0);
+        template_fail(t, "refuses the conversation: %.*s", (int)min_size(text.count, 200), text.text);
+    }
+    if (count == 1 && a[0].kind == VALUE_STRING && !t->skipping && !t->failed && word_is(name, bytes, "strftime_now"))
+        return template_now(t, a[0]);
+    return template_undefined(t, "the function", name, bytes);
+}
+
+// The index of a word in a list of names separated by |; -1: it is not in it.
+static inline int word_among(const char* word, size_t bytes, const char* names) {
+    for (size_t length, i = 0; names[0]; names += length + (names[length] == '|'), i++) {
+        length = strcspn(names, "|");
+        if (length == bytes && memcmp(names, word, bytes) == 0) return (int)i;
+    }
+    return -1;
+}
+
+// Names that apply_chat_template defines besides those of template_render.
+#define TEMPLATE_FUNCTIONS "raise_exception|namespace|strftime_now|range|dict|lipsum|cycler|joiner"
+#define TEMPLATE_TOKENS "unk_token|sep_token|pad_token|cls_token|mask_token"
+
+static inline TemplateValue template_primary(Template* t) {
+    size_t bytes = code_word_bytes(t);
+    const char* word = t->at;
+    if (t->at >= t->end) return template_fail(t, "has an expression that ends early"), value_of(VALUE_UNDEFINED, 0);
+    if (*t->at == '\'' || *t->at == '"') {
+        TemplateValue text = template_string(t);
+        for (code_skip(t); !t->failed && t->at < t->end && (*t->at == '\'' || *t->at == '"'); code_skip(t))
+            text = value_joined(t, text, template_string(t));
+        return text;
+    }
+    if (code_take(t, "(")) {
+        TemplateValue value = template_expression(t);
+        code_need(t, ")");
+        return value;
+    }
+    if (bytes == 0) {
+        template_fail(t, "has '%.*s' where a value should be", (int)min_size((size_t)(t->end - t->at), 40), t->at);
+        return value_of(VALUE_UNDEFINED, 0);
+    }
+    t->at += bytes;
+    if (*word >= '0' && *word <= '9') {
+        int64_t number = 0;
+        bool digits = bytes <= 9 && !(t->at < t->end && *t->at == '.');
+        for (size_t i = 0; digits && i < bytes; i++) {
+            digits = word[i] >= '0' && word[i] <= '9';
+            number = 10 * number + (word[i] - '0');
+        }
+        return digits ? value_of(VALUE_NUMBER, number) : template_undefined(t, "the number", word, bytes);
+    }
+    if (word_is(word, bytes, "true") || word_is(word, bytes, "True")) return value_bool(true);
+    if (word_is(word, bytes, "false") || word_is(word, bytes, "False")) return value_bool(false);
+    if (word_is(word, bytes, "none") || word_is(word, bytes, "None")) return value_of(VALUE_NONE, 0);
+    if (code_take(t, "(")) return template_call(t, word, bytes);
+    TemplateVariable* v = template_find(t, word, bytes, -1);
+    if (v && !t->skipping) return v->value;
+    if (!v && word_among(word, bytes, TEMPLATE_TOKENS) >= 0) return template_undefined(t, "the token", word, bytes);
+    int function = v ? -1 : word_among(word, bytes, TEMPLATE_FUNCTIONS);
+    return function >= 0 ? value_of(VALUE_FUNCTION, function) : value_of(VALUE_UNDEFINED, 0);
+}
+
+static inline TemplateValue template_filter(Template* t, TemplateValue v, const char* name, size_t bytes) {
+    TemplateValue a[TEMPLATE_ARGUMENTS], undefined = value_of(VALUE_UNDEFINED, 0);
+    size_t count = code_take(t, "(") ? template_arguments(t, a) : 0;
+    if (t->skipping || t->failed) return undefined;
+    if (count == 0 && word_is(name, bytes, "trim")) return template_strip(t, value_string(t, v), true, true, NULL);
+    if (count == 0 && word_is(name, bytes, "string")) return value_string(t, v);
+    if (count == 0 && word_is(name, bytes, "upper")) return template_case(t, value_string(t, v), true);
+    if (count == 0 && word_is(name, bytes, "lower")) return template_case(t, value_string(t, v), false);
+    if (count == 1 && word_is(name, bytes, "default")) return v.kind == VALUE_UNDEFINED ? a[0] : v;
+    if (count == 0 && v.kind == VALUE_LIST) {
+        if (word_is(name, bytes, "first")) return v.count ? v.items[0] : undefined;
+        if (word_is(name, bytes, "last")) return v.count ? v.items[v.count - 1] : undefined;
+        if (word_is(name, bytes, "length")) return value_of(VALUE_NUMBER, (int64_t)v.count);
+    }
+    if (count == 0 && v.kind == VALUE_STRING && word_is(name, bytes, "length")) {
+        int64_t characters = 0;
+        for (size_t i = 0; i < v.count; i++) characters += ((unsigned char)v.text[i] & 0xC0) != 0x80;
+        return value_of(VALUE_NUMBER, characters);
+    }
+    return template_undefined(t, "the filter", name, bytes);
+}
+
+static inline TemplateValue template_test(Template* t, TemplateValue v) {
+    bool negated = code_take_word(t, "not"), holds = false;
+    size_t bytes = code_word_bytes(t);
+    const char* name = t->at;
+    t->at += bytes;
+    if (word_is(name, bytes, "defined")) holds = v.kind != VALUE_UNDEFINED;
+    else if (word_is(name, bytes, "undefined")) holds = v.kind == VALUE_UNDEFINED;
+    else if (word_is(name, bytes, "none")) holds = v.kind == VALUE_NONE;
+    else if (word_is(name, bytes, "string")) holds = v.kind == VALUE_STRING;
+    else if (word_is(name, bytes, "boolean")) holds = v.kind == VALUE_BOOL;
+    else if (word_is(name, bytes, "true")) holds = v.kind == VALUE_BOOL && v.number;
+    else if (word_is(name, bytes, "false")) holds = v.kind == VALUE_BOOL && !v.number;
+    else if (word_is(name, bytes, "number")) holds = v.kind == VALUE_NUMBER || v.kind == VALUE_BOOL;
+    else if (word_is(name, bytes, "mapping")) holds = v.kind == VALUE_MESSAGE;
+    else if (word_is(name, bytes, "iterable") || word_is(name, bytes, "sequence"))
+        holds = v.kind == VALUE_STRING || v.kind == VALUE_LIST || v.kind == VALUE_MESSAGE ||
+                v.kind == VALUE_UNDEFINED || (v.kind == VALUE_LOOP && name[0] == 'i');
+    else return template_undefined(t, "the test", name, bytes);
+    return value_bool(holds != negated);
+}
+
+// A value with its members, subscripts and calls of methods.
+static inline TemplateValue template_postfix(Template* t) {
+    TemplateValue v = template_primary(t);
+    while (!t->failed) {
+        if (code_take(t, "[")) {
+            v = template_subscript(t, v);
+        } else if (code_take(t, ".")) {
+            size_t bytes = code_word_bytes(t);
+            const char* name = t->at;
+            t->at += bytes;
+            v = code_take(t, "(") ? template_method(t, v, name, bytes) : template_member(t, v, name, bytes);
+        } else break;
+    }
+    return v;
+}
+
+// A value after the filters and tests that follow it.
+static inline TemplateValue template_filtered(Template* t, TemplateValue v) {
+    while (!t->failed) {
+        if (code_take(t, "|")) {
+            size_t bytes = code_word_bytes(t);
+            const char* name = t->at;
+            t->at += bytes;
+            v = template_filter(t, v, name, bytes);
+        } else if (code_take_word(t, "is")) v = template_test(t, v);
+        else break;
+    }
+    return v;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Operators
+
+static inline TemplateValue template_number(Template* t, TemplateValue a, TemplateValue b, char operation) {
+    bool numbers = (a.kind == VALUE_NUMBER || a.kind == VALUE_BOOL) && (b.kind == VALUE_NUMBER || b.kind == VALUE_BOOL);
+    if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
+    if (operation == '+' && a.kind == VALUE_STRING && b.kind == VALUE_STRING) return value_joined(t, a, b);
+    bool divides = operation == '/' || operation == '%', fits = numbers && llabs(a.number) < 1000000000000 &&
+                                                             llabs(b.number) < 1000000;
+    if (!fits || (divides && b.number <= 0))
+        return template_undefined(t, "with these values the operator", &operation, 1);
+    int64_t rest = divides ? (a.number % b.number + b.number) % b.number : 0;
+    return value_of(VALUE_NUMBER, operation == '+' ? a.number + b.number : operation == '-' ? a.number - b.number
+                                : operation == '*' ? a.number * b.number : operation == '%' ? rest
+                                                   : (a.number - rest) / b.number);
+}
+
+static inline TemplateValue template_unary(Template* t) {
+    if (++t->depth > TEMPLATE_DEPTH) template_fail(t, "nests more than %d expressions", TEMPLATE_DEPTH);
+    TemplateValue v = value_of(VALUE_UNDEFINED, 0);
+    size_t signs = 0;
+    while (code_take(t, "-")) signs++;
+    if (!t->failed) v = template_postfix(t);
+    for (; signs > 0 && !t->failed; signs--) v = template_number(t, value_of(VALUE_NUMBER, 0), v, '-');
+    v = template_filtered(t, v);
+    t->depth--;
+    return v;
+}
+
+static inline TemplateValue template_product(Template* t) {
+    TemplateValue v = template_unary(t);
+    while (!t->failed) {
+        if (code_take(t, "//")) v = template_number(t, v, template_unary(t), '/');
+        else if (code_take(t, "*")) v = template_number(t, v, template_unary(t), '*');
+        else if (code_take(t, "%")) v = template_number(t, v, template_unary(t), '%');
+        else break;
+    }
+    return v;
+}
+
+static inline TemplateValue template_concatenation(Template* t) {
+    TemplateValue v = template_product(t);
+    while (!t->failed && code_take(t, "~")) {
+        TemplateValue more = template_product(t);
+        if (!t->skipping && !t->failed) v = value_joined(t, value_string(t, v), value_string(t, more));
+    }
+    return v;
+}
+
+static inline TemplateValue template_sum(Template* t) {
+    TemplateValue v = template_concatenation(t);
+    while (!t->failed) {
+        if (code_take(t, "+")) v = template_number(t, v, template_concatenation(t), '+');
+        else if (code_take(t, "-")) v = template_number(t, v, template_concatenation(t), '-');
+        else break;
+    }
+    return v;
+}
+
+static inline bool template_contains(Template* t, TemplateValue in, TemplateValue what) {
+    if (t->skipping || t->failed) return false;
+    if (in.kind == VALUE_STRING && what.kind == VALUE_STRING) return text_find(in, what, 0) != SIZE_MAX;
+    if (in.kind == VALUE_MESSAGE) return value_is(what, "role") || value_is(what, "content");
+    if (in.kind == VALUE_LIST) {
+        for (size_t i = 0; i < in.count; i++) if (value_equal(in.items[i], what)) return true;
+        return false;
+    }
+    if (in.kind == VALUE_UNDEFINED) return false;
+    return template_fail(t, "uses 'in' on something that is not a container");
+}
+
+static inline int value_compare(Template* t, TemplateValue a, TemplateValue b) {
+    if (t->skipping || t->failed) return 0;
+    if (a.kind == VALUE_STRING && b.kind == VALUE_STRING) {
+        int order = memcmp(a.text, b.text, min_size(a.count, b.count));
+        return order ? order : (a.count > b.count) - (a.count < b.count);
+    }
+    if (a.kind == VALUE_NUMBER && b.kind == VALUE_NUMBER) return (a.number > b.number) - (a.number < b.number);
+    template_fail(t, "compares values that have no order");
+    return 0;
+}
+
+// Consumes the comparison operator that comes next, and returns which it is; -1: none.
+enum { COMPARE_EQUAL, COMPARE_DIFFERENT, COMPARE_UP_TO, COMPARE_FROM, COMPARE_BELOW, COMPARE_ABOVE, COMPARE_IN };
+
+static inline int template_comparator(Template* t, bool* negated) {
+    static const char* const marks[] = {"==", "!=", "<=", ">=", "<", ">"};
+    *negated = false;
+    for (int i = 0; i < 6; i++)
+        if (code_take(t, marks[i])) return i;
+    if (code_take_word(t, "in")) return COMPARE_IN;
+    if (!code_take_word(t, "not")) return -1;
+    *negated = true;
+    if (!code_take_word(t, "in")) template_fail(t, "has 'not' where 'not in' should be");
+    return COMPARE_IN;
+}
+
+// a < b < c is a < b and b < c.
+static inline TemplateValue template_comparison(Template* t) {
+    TemplateValue left = template_sum(t);
+    bool negated, holds = true, any = false;
+    for (int which; !t->failed && (which = template_comparator(t, &negated)) >= 0; any = true) {
+        TemplateValue right = template_sum(t);
+        bool now = which == COMPARE_EQUAL ? value_equal(left, right)
+                 : which == COMPARE_DIFFERENT ? !value_equal(left, right)
+                 : which == COMPARE_UP_TO ? value_compare(t, left, right) <= 0
+                 : which == COMPARE_FROM ? value_compare(t, left, right) >= 0
+                 : which == COMPARE_BELOW ? value_compare(t, left, right) < 0
+                 : which == COMPARE_ABOVE ? value_compare(t, left, right) > 0
+                 : template_contains(t, right, left) != negated;
+        holds = holds && now;
+        left = right;
+    }
+    return any ? value_bool(holds) : left;
+}
+
+static inline TemplateValue template_negation(Template* t) {
+    bool negated = false, any = false;
+    while (code_take_word(t, "not")) negated = !negated, any = true;
+    TemplateValue v = template_comparison(t);
+    return any ? value_bool(value_true(v) != negated) : v;
+}
+
+// a and b, a or b: the value that decides, as in Python; what follows it is skipped.
+static inline TemplateValue template_conjunction(Template* t) {
+    TemplateValue v = template_negation(t);
+    while (!t->failed && code_take_word(t, "and")) {
+        bool outer = t->skipping, decided = !value_true(v);
+        t->skipping = outer || decided;
+        TemplateValue more = template_negation(t);
+        t->skipping = outer;
+        if (!decided) v = more;
+    }
+    return v;
+}
+
+static inline TemplateValue template_disjunction(Template* t) {
+    TemplateValue v = template_conjunction(t);
+    while (!t->failed && code_take_word(t, "or")) {
+        bool outer = t->skipping, decided = value_true(v);
+        t->skipping = outer || decided;
+        TemplateValue more = template_conjunction(t);
+        t->skipping = outer;
+        if (!decided) v = more;
+    }
+    return v;
+}
+
+// a if condition else b. The condition comes after a, which is first skipped, and evaluated afterwards if it holds.
+static inline TemplateValue template_expression(Template* t) {
+    if (++t->depth > TEMPLATE_DEPTH || ++t->steps > TEMPLATE_STEPS) template_fail(t, "takes too many steps");
+    TemplateValue v = value_of(VALUE_UNDEFINED, 0);
+    bool outer = t->skipping;
+    const char* start = t->at;
+    if (outer && !t->failed) {
+        template_disjunction(t);
+        if (code_take_word(t, "if")) template_disjunction(t);
+        if (code_take_word(t, "else")) template_expression(t);
+        t->depth--;
+        return v;
+    }
+    t->skipping = true;
+    if (!t->failed) template_disjunction(t);
+    t->skipping = false;
+    bool conditional = !t->failed && code_take_word(t, "if"), holds = true;
+    if (conditional) holds = value_true(template_disjunction(t));
+    const char* after = t->at;
+    t->at = start;
+    t->skipping = !holds;
+    if (!t->failed) v = template_disjunction(t);
+    if (!holds) v = value_of(VALUE_UNDEFINED, 0);
+    if (conditional) t->at = after;
+    t->skipping = conditional && holds;
+    if (conditional && !t->failed && code_take_word(t, "else")) {
+        TemplateValue other = template_expression(t);
+        if (!holds) v = other;
+    }
+    t->skipping = false;
+    t->depth--;
+    return v;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Running
+
+static inline void code_end(Template* t) {
+    code_skip(t);
+    if (!t->failed && t->at < t->end)
+        template_fail(t, "has '%.*s' after an expression", (int)min_size((size_t)(t->end - t->at), 40), t->at);
+}
+
+static inline TemplateValue template_evaluate(Template* t, const char* start, const char* end) {
+    t->at = start;
+    t->end = end;
+    t->skipping = false;
+    TemplateValue v = template_expression(t);
+    code_end(t);
+    return v;
+}
+
+static inline void template_write(Template* t, const char* text, size_t bytes) {
+    if (bytes > t->out_capacity - t->out_bytes) {
+        size_t capacity = max_size(2 * t->out_capacity, t->out_bytes + bytes + 1024);
+        char* out = capacity < TEMPLATE_MEMORY ? (char*)realloc(t->out, capacity) : NULL;
+        if (!out) {
+            template_fail(t, "writes more than %d MB; shorten the conversation", TEMPLATE_MEMORY >> 20);
+            return;
+        }
+        t->out = out;
+        t->out_capacity = capacity;
+    }
+    if (bytes > 0) memcpy(t->out + t->out_bytes, text, bytes);
+    t->out_bytes += bytes;
+}
+
+// name = value, or name.member = value
+static inline void template_assign(Template* t, const TemplateNode* node) {
+    t->at = node->start;
+    t->end = node->end;
+    size_t bytes = code_word_bytes(t), member_bytes = 0;
+    const char *name = t->at, *member = NULL;
+    t->at += bytes;
+    if (code_take(t, ".")) {
+        member_bytes = code_word_bytes(t);
+        member = t->at;
+        t->at += member_bytes;
+    }
+    if (bytes == 0 || !code_take(t, "=")) {
+        template_undefined(t, "the statement set", node->start, (size_t)(node->end - node->start));
+        return;
+    }
+    TemplateValue value = template_evaluate(t, t->at, node->end);
+    if (t->failed) return;
+    TemplateVariable* owner = member ? template_find(t, name, bytes, -1) : NULL;
+    if (member && (!owner || owner->value.kind != VALUE_NAMESPACE))
+        template_undefined(t, "without namespace the assignment to", name, bytes);
+    else template_set(t, member ? member : name, member ? member_bytes : bytes, member ? owner->value.number : -1,
+                      value);
+}
+
+static inline void template_run(Template* t, size_t first, size_t end);
+
+// The elements for which the condition holds in "for name in list if condition", from the list on, where t->at is.
+static inline TemplateValue template_elements(Template* t, const char* name, size_t bytes) {
+    const char* end = t->end;
+    TemplateValue list = template_disjunction(t), *items;
+    bool filters = !t->failed && code_take_word(t, "if");
+    const char* condition = t->at;
+    if (!filters && !t->failed) code_end(t);
+    if (!filters || t->failed || list.kind != VALUE_LIST) return list;
+    TemplateValue kept = value_list(t, &items, list.count);
+    size_t count = 0, outer = t->scope;
+    t->scope = t->variable_count;
+    for (size_t i = 0; i < kept.count && !t->failed; i++) {
+        template_set(t, name, bytes, -1, list.items[i]);
+        if (value_true(template_evaluate(t, condition, end))) items[count++] = list.items[i];
+    }
+    t->variable_count = t->scope;
+    t->scope = outer;
+    kept.count = count;
+    return kept;
+}
+
+// for name in list; what is set in the loop is forgotten after each iteration, except members of namespaces.
+static inline void template_loop(Template* t, size_t i) {
+    const TemplateNode* node = &t->nodes[i];
+    t->at = node->start;
+    t->end = node->end;
+    size_t bytes = code_word_bytes(t), scope = t->scope;
+    const char* name = t->at;
+    t->at += bytes;
+    if (bytes == 0 || !code_take_word(t, "in")) {
+        template_undefined(t, "the statement for", node->start, (size_t)(node->end - node->start));
+        return;
+    }
+    t->skipping = false;
+    TemplateValue list = template_elements(t, name, bytes), loop = value_of(VALUE_LOOP, 0);
+    if (t->failed || list.kind == VALUE_UNDEFINED) return;
+    if (list.kind != VALUE_LIST) {
+        template_fail(t, "has a for over something that is not a list");
+        return;
+    }
+    loop.count = list.count;
+    for (size_t turn = 0; turn < list.count && !t->failed; turn++) {
+        size_t count = t->variable_count;
+        int64_t namespaces = t->namespaces;
+        t->scope = count;
+        loop.number = (int64_t)turn;
+        template_set(t, "loop", 4, -1, loop);
+        template_set(t, name, bytes, -1, list.items[turn]);
+        template_run(t, i + 1, node->next);
+        size_t kept = count;  // members that the loop added to namespaces from outside it
+        for (size_t v = count; v < t->variable_count; v++)
+            if (t->variables[v].owner >= 0 && t->variables[v].owner < namespaces)
+                t->variables[kept++] = t->variables[v];
+        t->variable_count = kept;
+    }
+    t->scope = scope;
+}
+
+// Runs nodes first to end - 1.
+static inline void template_run(Template* t, size_t first, size_t end) {
+    for (size_t i = first; i < end && !t->failed; i++) {
+        const TemplateNode* node = &t->nodes[i];
+        if (++t->steps > TEMPLATE_STEPS) template_fail(t, "takes too many steps");
+        if (node->kind == NODE_TEXT) {
+            template_write(t, node->start, (size_t)(node->end - node->start));
+        } else if (node->kind == NODE_OUTPUT) {
+            TemplateValue text = value_string(t, template_evaluate(t, node->start, node->end));
+            if (!t->failed) template_write(t, text.text, text.count);
+        } else if (node->kind == NODE_SET) {
+            template_assign(t, node);
+        } else if (node->kind == NODE_FOR) {
+            template_loop(t, i);
+            i = node->next;
+        } else {  // an if: its first branch that holds
+            bool done = false;
+            for (; !t->failed && t->nodes[i].kind != NODE_ENDIF; i = t->nodes[i].next) {
+                node = &t->nodes[i];
+                if (done || !(node->kind == NODE_ELSE || value_true(template_evaluate(t, node->start, node->end))))
+                    continue;
+                template_run(t, i + 1, node->next);
+                done = true;
+            }
+        }
+    }
+}
+
+// The template with \n for every line break, as Jinja reads it; NULL after a failure.
+static inline const char* template_lines(Template* t, const char* source) {
+    if (strchr(source, '\r') == NULL) return source;
+    char *copy = (char*)template_allocate(t, strlen(source) + 1), *out = copy;
+    for (const char* p = source; copy && *p; p++)
+        if (*p != '\r') *out++ = *p;
+        else if (p[1] != '\n') *out++ = '\n';
+    if (copy) *out = 0;
+    return copy;
+}
+
+// The text of a conversation, which ends where the model's answer begins if `answers` is set; *text is the caller's to
+// free. bos and eos: the text of the begin-of-text and end-of-text tokens, empty where there is none.
+static inline bool template_render(char** text, size_t* bytes, const char* source, const ChatMessage* messages,
+                                   size_t count, const char* bos, const char* eos, bool answers, Error* error) {
+    Template* t = (Template*)memory_allocate(sizeof(Template));
+    TemplateNode* nodes = (TemplateNode*)memory_allocate(TEMPLATE_NODES * sizeof(TemplateNode));
+    *text = NULL;
+    *bytes = 0;
+    if (!t || !nodes) {
+        free(t);
+        free(nodes);
+        return fail_with(error, "out of memory for the chat template; close other programs");
+    }
+    memset(t, 0, sizeof *t);
+    t->nodes = nodes;
+    t->error = error;
+    TemplateValue* items;
+    TemplateValue list = value_list(t, &items, count);
+    for (size_t i = 0; i < list.count; i++) {
+        items[i] = value_of(VALUE_MESSAGE, 0);
+        items[i].message = &messages[i];
+    }
+    template_set(t, "messages", 8, -1, list);
+    template_set(t, "bos_token", 9, -1, bos[0] ? value_text(bos, strlen(bos)) : value_of(VALUE_UNDEFINED, 0));
+    template_set(t, "eos_token", 9, -1, eos[0] ? value_text(eos, strlen(eos)) : value_of(VALUE_UNDEFINED, 0));
+    template_set(t, "add_generation_prompt", 21, -1, value_bool(answers));
+    template_set(t, "tools", 5, -1, value_of(VALUE_NONE, 0));
+    template_set(t, "documents", 9, -1, value_of(VALUE_NONE, 0));
+    source = template_lines(t, source);
+    if (!t->failed && template_cut(t, source, strlen(source)) && template_match(t)) template_run(t, 0, t->node_count);
+    if (!t->failed) template_write(t, "", 1);  // so that there is memory, and a zero byte at the end
+    bool ok = !t->failed;
+    if (ok) {
+        *text = t->out;
+        *bytes = t->out_bytes - 1;
+    } else {
+        free(t->out);
+    }
+    for (TemplateBlock* next; t->blocks; t->blocks = next) {
+        next = t->blocks->next;
+        free(t->blocks);
+    }
+    free(nodes);
+    free(t);
+    return ok;
+}
+
+#endif  // LLMTRAIN_TEMPLATES_H

@@ -1,0 +1,375 @@
+// tokenizer.h: text to tokens and back, by byte-pair encoding, with the same tokens as the published tokenizers.
+//
+//   1. tokenizer  opening, closing, saving
+//   2. encoding   one text, on one thread or on several
+//   3. decoding   token by token, in whole characters
+//
+//   Tokenizer tokenizer;
+//   Tokens tokens = {0};
+//   bool ok = tokenizer_open(&tokenizer, "models/x", NULL, &error) &&          a directory, or a file
+//             tokenizer_encode(&tokens, &tokenizer, text, bytes, &error);      tokens.ids, tokens.count
+//   tokens_free(&tokens);
+//   tokenizer_close(&tokenizer);
+//
+//   TokenDecoder decoder;                                                      back, token by token
+//   decoder_begin(&decoder, &tokenizer);
+//   for (...) { const char* text = decoder_add(&bytes, &decoder, id); fwrite(text, 1, bytes, stdout); }
+//   text = decoder_end(&bytes, &decoder); fwrite(text, 1, bytes, stdout);
+//
+// It reads tokenizer.json of Hugging Face (byte-level, as in GPT-2, Llama 3, Qwen, SmolLM; of characters with byte
+// fallback, as in Llama 2 and Mistral), GPT-2's two files, and rank files of tiktoken. The tokens are the same as those
+// of `tokenizers` and `tiktoken`: dev/peers/tokenizer_ids.py compares them. What a file needs and is not supported is
+// refused by name: models other than BPE, other normalizers, patterns that words.h does not have. Tokenizers are not
+// trained here, and begin-of-text is not added: tokenizer.begin_of_text says whether to add it.
+//
+// Encoding takes time proportional to the text, up to a logarithmic factor, whatever is in it, and keeps nothing
+// between calls. An open tokenizer does not change: threads may share it.
+
+#ifndef LLMTRAIN_TOKENIZER_H
+#define LLMTRAIN_TOKENIZER_H
+
+#include "tokenizer_files.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Tokenizer
+
+typedef struct {
+    char name[64];                      // what it is, for messages; `hash` tells it from others
+    int32_t vocabulary;                 // every id is below it
+    int32_t begin_of_text;              // -1: the tokenizer's template does not put one before a text
+    int32_t begin_token;                // what chat templates call bos_token, put there or not; -1: none
+    int32_t end_of_text;                // -1: none
+    uint64_t hash;                      // XXH64 of its files
+    char* chat_template;                // Jinja, owned; NULL: none
+    Rules* rules;                       // owned; NULL: a token is a byte
+    char* paths[FILES_COUNT];           // of its files, owned; NULL: not a part of it
+    const Pattern* pattern;             // of a rank file
+} Tokenizer;
+
+#define BYTES_TOKENIZER_HASH 0x4c21f914bfb24708ull // of what tokenizer_save writes for bytes
+
+// The byte tokenizer: a token is a byte, the vocabulary 256. There is nothing to close.
+static inline Tokenizer tokenizer_of_bytes(void) {
+    Tokenizer tokenizer;
+    memset(&tokenizer, 0, sizeof tokenizer);
+    snprintf(tokenizer.name, sizeof tokenizer.name, "bytes");
+    tokenizer.vocabulary = 256;
+    tokenizer.begin_of_text = tokenizer.begin_token = tokenizer.end_of_text = -1;
+    tokenizer.hash = BYTES_TOKENIZER_HASH;
+    return tokenizer;
+}
+
+static inline void tokenizer_close(Tokenizer* tokenizer) {
+    free(tokenizer->chat_template);
+    rules_free(tokenizer->rules);
+    for (int i = 0; i < FILES_COUNT; i++) free(tokenizer->paths[i]);
+    memset(tokenizer, 0, sizeof *tokenizer);
+}
+
+// Opens a directory of Hugging Face or GPT-2, or a file: tokenizer.json, vocab.json, or a rank file of tiktoken. For a
+// rank file `pattern` (gpt2, cl100k, o200k) says how words are split; otherwise it is NULL. After a failure there is
+// nothing to close.
+static inline bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* pattern, Error* error) {
+    TokenizerFiles s;
+    memset(tokenizer, 0, sizeof *tokenizer);
+    bool ok = tokenizer_files_find(&s, path, pattern, error) && tokenizer_files_read(&s, error);
+    if (ok && s.hash == BYTES_TOKENIZER_HASH) {
+        *tokenizer = tokenizer_of_bytes();
+    } else if (ok) {
+        tokenizer->vocabulary = (int32_t)s.rules->vocabulary.size;
+        snprintf(tokenizer->name, sizeof tokenizer->name, "%s of %d tokens", s.kind, (int)tokenizer->vocabulary);
+        tokenizer->begin_of_text = s.begin_of_text;
+        tokenizer->begin_token = s.begin_token >= 0 ? s.begin_token : s.begin_of_text;
+        tokenizer->end_of_text = s.end_of_text;
+        tokenizer->hash = s.hash;
+        tokenizer->chat_template = s.chat_template;
+        tokenizer->rules = s.rules;
+        tokenizer->pattern = s.pattern;
+        memcpy(tokenizer->paths, s.paths, sizeof s.paths);
+        memset(&s, 0, sizeof s);  // the tokenizer owns it now
+    }
+    tokenizer_files_free(&s);
+    return ok;
+}
+
+// The bytes of one token, without a zero byte at their end; none for an id without a token.
+static inline const char* tokenizer_piece(size_t* bytes, const Tokenizer* tokenizer, int32_t token) {
+#define BYTES_4(n) n, n + 1, n + 2, n + 3
+#define BYTES_16(n) BYTES_4(n), BYTES_4(n + 4), BYTES_4(n + 8), BYTES_4(n + 12)
+#define BYTES_64(n) BYTES_16(n), BYTES_16(n + 16), BYTES_16(n + 32), BYTES_16(n + 48)
+    static const unsigned char all[256] = {BYTES_64(0), BYTES_64(64), BYTES_64(128), BYTES_64(192)};
+    *bytes = 0;
+    if (token < 0 || token >= tokenizer->vocabulary) return "";
+    if (!tokenizer->rules) return *bytes = 1, (const char*)&all[token];
+    const Vocabulary* v = &tokenizer->rules->vocabulary;
+    *bytes = v->tokens[token].piece_bytes;
+    return v->text.bytes + v->tokens[token].piece;
+}
+
+// TOKEN_SPECIAL: not text but a control token, such as <|endoftext|>.
+static inline TokenKind tokenizer_kind(const Tokenizer* tokenizer, int32_t token) {
+    if (token < 0 || token >= tokenizer->vocabulary) return TOKEN_ABSENT;
+    return tokenizer->rules ? (TokenKind)tokenizer->rules->vocabulary.tokens[token].kind : TOKEN_ORDINARY;
+}
+
+// A tokenizer.json of bytes: 256 tokens, no merges.
+static inline bool tokenizer_write_bytes(const char* path, Error* error) {
+    JsonWriter w;
+    memset(&w, 0, sizeof w);
+    json_write_begin(&w, '{');
+    json_member_string(&w, "version", "1.0");
+    json_write_key(&w, "added_tokens");
+    json_write_begin(&w, '[');
+    json_write_end(&w, ']');
+    static const char* const parts[2] = {"pre_tokenizer", "decoder"};
+    for (int i = 0; i < 2; i++) {
+        json_write_key(&w, parts[i]);
+        json_write_begin(&w, '{');
+        json_member_string(&w, "type", "ByteLevel");
+        json_member_bool(&w, "add_prefix_space", false);
+        json_member_bool(&w, "trim_offsets", false);
+        json_member_bool(&w, "use_regex", false);
+        json_write_end(&w, '}');
+    }
+    json_write_key(&w, "model");
+    json_write_begin(&w, '{');
+    json_member_string(&w, "type", "BPE");
+    json_write_key(&w, "vocab");
+    json_write_begin(&w, '{');
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        char name[5] = {0};
+        utf8_write(name, symbol_of_byte((unsigned char)byte));
+        json_member_u64(&w, name, byte);
+    }
+    json_write_end(&w, '}');
+    json_write_key(&w, "merges");
+    json_write_begin(&w, '[');
+    json_write_end(&w, ']');
+    json_write_end(&w, '}');
+    json_write_end(&w, '}');
+    bool ok = json_write_done(&w, error) && file_write_atomic(path, w.text, w.bytes, error);
+    json_writer_free(&w);
+    return ok;
+}
+
+// Copies the tokenizer's files to a directory, which it makes, so that tokenizer_open of it gives the same tokenizer.
+static inline bool tokenizer_save(const Tokenizer* tokenizer, const char* directory, Error* error) {
+    char path[FILE_PATH_MAX + 64], ranks[32] = "";
+    Hash hash = hash_begin(0);
+    if (strlen(directory) >= FILE_PATH_MAX) return fail_with(error, "the path %.200s... is too long", directory);
+    if (!directory_make(directory, error)) return false;
+    snprintf(path, sizeof path, "%s/%s", directory, TOKENIZER_FILES[FILE_JSON]);
+    if (!tokenizer->rules) return tokenizer_write_bytes(path, error);
+    if (tokenizer->pattern) ranks_name(ranks, tokenizer->pattern);
+    for (int i = 0; i < FILES_COUNT; i++) {
+        char* data = NULL;
+        size_t bytes = 0;
+        if (!tokenizer->paths[i]) continue;
+        snprintf(path, sizeof path, "%s/%s", directory, i == FILE_RANKS ? ranks : TOKENIZER_FILES[i]);
+        bool ok = file_read(tokenizer->paths[i], TOKENIZER_BYTES_MAX, &data, &bytes, error);
+        uint64_t length = bytes;
+        hash_add(&hash, &length, sizeof length);
+        if (ok) hash_add(&hash, data, bytes);
+        ok = ok && file_write_atomic(path, data, bytes, error);
+        free(data);
+        if (!ok) return false;
+    }
+    if (tokenizer->pattern) hash_add(&hash, tokenizer->pattern->name, strlen(tokenizer->pattern->name));
+    return hash_end(&hash) == tokenizer->hash ||
+           fail_with(error, "the files of the tokenizer changed while it was in use; start again");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Encoding
+//
+// A long text is cut where no word can cross, and each thread encodes pieces; the tokens do not depend on the cuts.
+
+enum { ENCODE_PIECE = 1 << 18, ENCODE_CACHE_FROM = 1 << 13 };
+
+// Appends the tokens of a part of a text that holds no added token.
+static inline bool tokenizer_encode_words(Tokens* out, const Rules* rules, WordEncoder* encoder, const char* text,
+                                          size_t bytes, Error* error) {
+    size_t length;
+    WordSplitter words = splitter_begin(rules->unicode, rules->split, rules->digits, text, bytes);
+    for (const char* word; (word = splitter_next(&words, &length)) != NULL;)
+        if (!word_encode(out, encoder, word, length, error)) return false;
+    return true;
+}
+
+static inline bool tokenizer_encode_spans(Tokens* out, const Rules* rules, WordEncoder* encoder, const char* base,
+                                          const Span* spans, size_t count, Error* error) {
+    bool ok = true;
+    for (size_t i = 0; ok && i < count; i++) {
+        if (spans[i].id >= 0) ok = tokens_append(out, &spans[i].id, 1, error);
+        else ok = tokenizer_encode_words(out, rules, encoder, base + spans[i].start, spans[i].bytes, error);
+    }
+    return ok;
+}
+
+// Cuts spans into pieces of about ENCODE_PIECE.
+static inline bool spans_cut(Spans* spans, const Rules* rules, const char* base, Error* error) {
+    Spans pieces = {NULL, 0, 0};
+    bool ok = true;
+    for (size_t i = 0; ok && i < spans->count; i++) {
+        Span span = spans->list[i];
+        const char *begin = base + span.start, *end = begin + span.bytes, *from = begin;
+        for (const char* at = begin + min_size(ENCODE_PIECE, span.bytes); span.id < 0 && ok && at < end; at++) {
+            if (!split_may_cut(rules->unicode, rules->split, begin, at, end)) continue;
+            ok = spans_append(&pieces, (size_t)(from - base), (size_t)(at - base), -1, false, error);
+            from = at;
+            at += min_size(ENCODE_PIECE, (size_t)(end - at)) - 1;
+        }
+        ok = ok && spans_append(&pieces, span.id < 0 ? (size_t)(from - base) : span.start, span.start + span.bytes,
+                                span.id, false, error);
+    }
+    free(spans->list);
+    *spans = pieces;
+    return ok;
+}
+
+// Encodes groups of spans, each of about ENCODE_PIECE bytes, on all threads, and joins the results.
+static inline bool tokenizer_encode_parallel(Tokens* out, const Rules* rules, const char* base, const Spans* spans,
+                                             Error* error) {
+    size_t* ends = (size_t*)malloc((spans->count + 1) * sizeof(size_t));  // of group g: first span after it
+    size_t groups = 0, sum = 0;
+    if (!ends) return fail_with(error, "out of memory for %zu parts of a text; give a shorter text", spans->count);
+    for (size_t i = 0; i < spans->count; i++) {
+        sum += spans->list[i].bytes;
+        if (sum < ENCODE_PIECE && i + 1 < spans->count) continue;
+        ends[groups++] = i + 1;
+        sum = 0;
+    }
+    Tokens* found = (Tokens*)memory_allocate(groups * sizeof(Tokens));
+    bool ok = found || fail_with(error, "out of memory for %zu parts of a text; give a shorter text", groups);
+    if (ok) {
+#pragma omp parallel
+        {
+            WordEncoder encoder = word_encoder_open(&rules->vocabulary, true);
+            Error own;
+#pragma omp for schedule(dynamic)
+            for (size_t g = 0; g < groups; g++) {
+                size_t first = g == 0 ? 0 : ends[g - 1];
+                const Span* group = spans->list + first;
+                if (tokenizer_encode_spans(&found[g], rules, &encoder, base, group, ends[g] - first, &own)) continue;
+#pragma omp critical(tokenizer_error)
+                {
+                    *error = own;
+                    ok = false;
+                }
+            }
+            word_encoder_close(&encoder);
+        }
+        for (size_t g = 0; g < groups; g++) {
+            ok = ok && tokens_append(out, found[g].ids, found[g].count, error);
+            tokens_free(&found[g]);
+        }
+    }
+    free(found);
+    free(ends);
+    return ok;
+}
+
+static inline WordEncoder tokenizer_encoder(const Tokenizer* tokenizer) {
+    return word_encoder_open(tokenizer->rules ? &tokenizer->rules->vocabulary : NULL, tokenizer->rules != NULL);
+}
+
+// Appends the tokens of a text. Special tokens in the text are recognized. No begin-of-text is added: that is up to the
+// caller, with tokenizer.begin_of_text. Bytes that are not UTF-8 are read as U+FFFD, and out->replaced counts these;
+// only the byte tokenizer takes them as they are. A caller with many short texts gives each of its threads an encoder
+// of its own (tokenizer_encoder, word_encoder_close), which remembers the words seen; otherwise `encoder` is NULL.
+static inline bool tokenizer_encode_by(Tokens* out, const Tokenizer* tokenizer, WordEncoder* encoder, const char* text,
+                                       size_t bytes, Error* error) {
+    const Rules* rules = tokenizer->rules;
+    if (!rules) {
+        if (!tokens_reserve(out, bytes, error)) return false;
+        for (size_t i = 0; i < bytes; i++) out->ids[out->count++] = (unsigned char)text[i];
+        return true;
+    }
+    Text repaired = {NULL, 0, 0}, buffers[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
+    Spans spans = {NULL, 0, 0};
+    const char* base;
+    bool ok = true;
+    if (utf8_valid(text, bytes) < bytes) {
+        ok = utf8_repair(&repaired, &out->replaced, text, bytes, error);
+        text = repaired.bytes;
+        bytes = repaired.count;
+    }
+    ok = ok && rules_apply(&spans, &base, buffers, rules, text, bytes, error);
+    if (ok && !encoder && bytes > 2 * ENCODE_PIECE) {
+        ok = spans_cut(&spans, rules, base, error) && tokenizer_encode_parallel(out, rules, base, &spans, error);
+    } else if (ok) {
+        WordEncoder own = word_encoder_open(&rules->vocabulary, !encoder && bytes >= ENCODE_CACHE_FROM);
+        ok = tokenizer_encode_spans(out, rules, encoder ? encoder : &own, base, spans.list, spans.count, error);
+        word_encoder_close(&own);
+    }
+    free(spans.list);
+    text_free(&repaired);
+    text_free(&buffers[0]);
+    text_free(&buffers[1]);
+    return ok;
+}
+
+static inline bool tokenizer_encode(Tokens* out, const Tokenizer* tokenizer, const char* text, size_t bytes,
+                                    Error* error) {
+    return tokenizer_encode_by(out, tokenizer, NULL, text, bytes, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Decoding
+//
+// A UTF-8 character may be spread over several tokens: the decoder keeps its first bytes back until its last one comes,
+// so that what it returns can be shown at once. Bytes that are not UTF-8 come out as they are. Some tokenizers put a
+// space before a text, which the decoder drops again: so to continue a text, first give it the text's own tokens.
+
+typedef struct {
+    const Tokenizer* tokenizer;
+    char text[4 + TOKEN_BYTES_MAX];  // kept back, then the bytes of a token
+    char kept[4];
+    size_t kept_bytes;
+    bool strip;                      // a space that comes next was put there by the tokenizer
+} TokenDecoder;
+
+static inline void decoder_begin(TokenDecoder* decoder, const Tokenizer* tokenizer) {
+    decoder->tokenizer = tokenizer;
+    decoder->kept_bytes = 0;
+    decoder->strip = tokenizer->rules && tokenizer->rules->strip != STRIP_NONE;
+}
+
+// Bytes at the end of a text that could be the beginning of a UTF-8 character.
+static inline size_t utf8_unfinished(const char* text, size_t bytes) {
+    for (size_t n = 1; n <= min_size(3, bytes); n++) {
+        bool good;
+        unsigned char first = (unsigned char)text[bytes - n];
+        if ((first & 0xC0) == 0x80) continue;
+        return utf8_check(&good, text + bytes - n, n) == n && !good && first >= 0xC2 && first <= 0xF4 ? n : 0;
+    }
+    return 0;
+}
+
+// Adds a token; returns the bytes that are complete with it, without a zero byte at their end, which are valid until
+// the next call.
+static inline const char* decoder_add(size_t* bytes, TokenDecoder* decoder, int32_t token) {
+    const Tokenizer* tokenizer = decoder->tokenizer;
+    size_t more;
+    const char* piece = tokenizer_piece(&more, tokenizer, token);
+    TokenKind kind = tokenizer_kind(tokenizer, token);
+    bool added = kind == TOKEN_ADDED || kind == TOKEN_SPECIAL;
+    bool strips = decoder->strip && !added && more > 0 && piece[0] == ' ';
+    if (more > 0) decoder->strip = added && tokenizer->rules->strip == STRIP_EACH;
+    memcpy(decoder->text, decoder->kept, decoder->kept_bytes);
+    memcpy(decoder->text + decoder->kept_bytes, piece + strips, more - strips);
+    size_t all = decoder->kept_bytes + more - strips;
+    decoder->kept_bytes = utf8_unfinished(decoder->text, all);
+    *bytes = all - decoder->kept_bytes;
+    memcpy(decoder->kept, decoder->text + *bytes, decoder->kept_bytes);
+    return decoder->text;
+}
+
+// The bytes that were kept back: the beginning of a character that was not completed.
+static inline const char* decoder_end(size_t* bytes, TokenDecoder* decoder) {
+    *bytes = decoder->kept_bytes;
+    decoder->kept_bytes = 0;
+    return decoder->kept;
+}
+
+#endif  // LLMTRAIN_TOKENIZER_H

@@ -1,0 +1,355 @@
+// tokenizer_files.h: finds and reads tokenizers: tokenizer.json, GPT-2's two files, rank files of tiktoken.
+//
+//   TokenizerFiles files;
+//   bool ok = tokenizer_files_find(&files, "models/x", NULL, &error) && tokenizer_files_read(&files, &error);
+//   files.rules, files.begin_of_text, ...        the caller takes what it keeps, and frees the rest:
+//   tokenizer_files_free(&files);
+//
+// tokenizer_json.h says what is read of a tokenizer.json. A damaged file is refused with a message that says what is
+// wrong with it. Memory is in proportion to the file.
+
+#ifndef LLMTRAIN_TOKENIZER_FILES_H
+#define LLMTRAIN_TOKENIZER_FILES_H
+
+#include "tokenizer_json.h"
+
+#define TOKENIZER_BYTES_MAX ((size_t)256 << 20)  // of a file; the largest published ones have 35 MB
+#define RANKS_BYTES_MAX ((size_t)64 << 20)
+
+// ------------------------------------------------------------------------------------------------
+// GPT-2's files, and rank files
+
+// Adds a special token, by its text.
+static inline bool add_special(const TokenizerReader* r, const char* text, int32_t id) {
+    AddedToken added;
+    memset(&added, 0, sizeof added);
+    added.id = id;
+    added.special = true;
+    return rules_add(r, added, text, strlen(text));
+}
+
+// Reads the vocabulary, vocab.json or encoder.json, and the merges, the lines of merges.txt or vocab.bpe.
+static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* merges, size_t bytes) {
+    const char* end = merges + bytes;
+    size_t size, lines = 0, rank = 0;
+    r->byte_level = true;
+    r->rules->split = SPLIT_GPT2;
+    for (const char* p = merges; p < end; p++) lines += *p == '\n';
+    if (!count_ids(r, &size, 0, JSON_NONE) || !read_vocabulary(r, 0, size) ||
+        !merges_begin(&r->rules->vocabulary, lines + 1, r->error) || !rules_add_begin(r->rules, 1, r->error))
+        return false;
+    r->path = s->paths[FILE_MERGES];
+    for (const char *p = merges, *line; p < end; p = line + 1) {
+        line = (const char*)memchr(p, '\n', (size_t)(end - p));
+        if (!line) line = end;
+        size_t length = (size_t)(line - p);
+        if (length > 0 && p[length - 1] == '\r') length--;
+        if (length == 0 || (length >= 8 && memcmp(p, "#version", 8) == 0)) continue;
+        if (utf8_valid(p, length) != length)
+            return fail_with(r->error, "%.600s: merge %zu is not UTF-8; the file is damaged, use another copy", r->path,
+                             rank);
+        if (!read_merge_line(r, p, length, rank++)) return false;
+    }
+    find_symbols(&r->rules->vocabulary, true, false);
+    s->end_of_text = find_name(r, "<|endoftext|>", 13);
+    snprintf(s->kind, sizeof s->kind, "GPT-2 BPE");
+    return s->end_of_text < 0 || add_special(r, "<|endoftext|>", s->end_of_text);
+}
+
+// Decodes four characters of base 64; returns the number of bytes, 0 if they are not base 64.
+static inline size_t base64_read(unsigned char out[3], const char* p) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    uint32_t value = 0;
+    size_t count = p[3] != '=' ? 3 : p[2] != '=' ? 2 : 1;
+    for (size_t i = 0; i < 4; i++) {
+        const char* found = p[i] ? strchr(digits, p[i]) : NULL;
+        if (i <= count && !found) return 0;
+        value = value << 6 | (i <= count ? (uint32_t)(found - digits) : 0);
+    }
+    for (size_t i = 0; i < count; i++) out[i] = (unsigned char)(value >> (16 - 8 * i));
+    return count;
+}
+
+// Reads a line of a rank file: a token in base 64, a space, its rank. Returns the token's bytes; 0: it is no such line.
+static inline size_t rank_line(char token[TOKEN_BYTES_MAX], uint64_t* rank, const char* line, size_t bytes) {
+    const char* space = (const char*)memchr(line, ' ', bytes);
+    size_t length = space ? (size_t)(space - line) : 0, count = 0, digits = bytes - length;
+    if (length == 0 || length % 4 != 0 || length / 4 * 3 > TOKEN_BYTES_MAX || digits < 2 || digits > 11) return 0;
+    for (size_t i = 0; i < length; i += 4) {
+        size_t more = base64_read((unsigned char*)token + count, line + i);
+        if (more == 0 || (more < 3 && i + 4 < length)) return 0;
+        count += more;
+    }
+    *rank = 0;
+    for (const char* p = space + 1; p < line + bytes; p++) {
+        if (*p < '0' || *p > '9') return 0;
+        *rank = *rank * 10 + (uint64_t)(*p - '0');
+    }
+    return count;
+}
+
+// Reads every line: in a first call to find the largest rank, in a second (`add`) to add the tokens.
+static inline bool read_rank_lines(TokenizerReader* r, const char* text, size_t bytes, bool add, size_t* size) {
+    Vocabulary* v = &r->rules->vocabulary;
+    size_t number = 1;
+    for (const char *p = text, *end = text + bytes, *line; p < end; p = line + 1, number++) {
+        char token[TOKEN_BYTES_MAX];
+        const char* problem = NULL;
+        uint64_t rank = 0;
+        line = (const char*)memchr(p, '\n', (size_t)(end - p));
+        if (!line) line = end;
+        size_t length = (size_t)(line - p);
+        if (length > 0 && p[length - 1] == '\r') length--;
+        if (length == 0) continue;
+        size_t count = rank_line(token, &rank, p, length);
+        if (count == 0) problem = "is not a token in base 64 and its rank";
+        else if (count > 1024) problem = "has a token of over 1024 bytes";
+        else if (rank >= VOCABULARY_MAX) problem = "has a rank that is too large";
+        *size = max_size(*size, (size_t)rank + 1);
+        bool ok = !problem;
+        if (ok && add)
+            ok = vocabulary_add(v, (size_t)rank, token, count, TOKEN_ORDINARY, &problem, r->error) &&
+                 vocabulary_add_key(v, (size_t)rank, token, count, &problem, r->error);
+        if (problem)
+            return fail_with(r->error, "%.600s: line %zu %s; is this a rank file of tiktoken?", r->path, number,
+                             problem);
+        if (!ok) return false;
+    }
+    return true;
+}
+
+// In tiktoken two tokens are merged if their concatenation is a token, whose id is the rank of the merge: every split
+// of a token into two tokens is a merge.
+static inline bool merges_of_ranks(Vocabulary* v, Error* error) {
+    for (int add = 0; add < 2; add++) {
+        size_t count = 0;
+        for (size_t id = 0; id < v->size; id++) {
+            size_t bytes;
+            const char* key = vocabulary_key(v, (int32_t)id, &bytes);
+            for (size_t i = 1; i < bytes; i++) {
+                int32_t left = vocabulary_find(v, key, i);
+                int32_t right = left < 0 ? -1 : vocabulary_find(v, key + i, bytes - i);
+                if (right < 0) continue;
+                count++;
+                if (add) merges_add(v, left, right, (int32_t)id, id);
+            }
+        }
+        if (!add && !merges_begin(v, count, error)) return false;
+    }
+    return true;
+}
+
+// The special tokens of the published files, which do not list them; another file has only end-of-text.
+typedef struct { const char* pattern; size_t ranks; const char* text; int32_t id; } RankSpecial;
+static const RankSpecial RANK_SPECIALS[] = {
+    {"cl100k", 100256, "<|endoftext|>", 100257}, {"cl100k", 100256, "<|fim_prefix|>", 100258},
+    {"cl100k", 100256, "<|fim_middle|>", 100259}, {"cl100k", 100256, "<|fim_suffix|>", 100260},
+    {"cl100k", 100256, "<|endofprompt|>", 100276},
+    {"o200k", 199998, "<|endoftext|>", 199999}, {"o200k", 199998, "<|endofprompt|>", 200018},
+};
+enum { RANK_SPECIALS_COUNT = sizeof RANK_SPECIALS / sizeof RANK_SPECIALS[0] };
+
+static inline bool read_ranks(TokenizerReader* r, TokenizerFiles* s, const char* text, size_t bytes) {
+    Vocabulary* v = &r->rules->vocabulary;
+    size_t ranks = 0, size;
+    if (!read_rank_lines(r, text, bytes, false, &ranks)) return false;
+    size = ranks + 1;
+    bool published = false;
+    for (size_t i = 0; i < RANK_SPECIALS_COUNT; i++) {
+        const RankSpecial* special = &RANK_SPECIALS[i];
+        if (strcmp(special->pattern, s->pattern->name) != 0 || special->ranks != ranks) continue;
+        published = true;
+        size = max_size(size, (size_t)special->id + 1);
+    }
+    r->byte_level = true;
+    r->rules->split = s->pattern->split;
+    if (!vocabulary_begin(v, size, r->error) || !read_rank_lines(r, text, bytes, true, &ranks) ||
+        !merges_of_ranks(v, r->error) || !rules_add_begin(r->rules, RANK_SPECIALS_COUNT, r->error))
+        return false;
+    find_symbols(v, true, false);
+    v->whole_words = true;
+    for (int i = 0; i < 256; i++)
+        if (v->bytes[i] < 0)
+            return fail_with(r->error, "%.600s: it has no token for the byte %d; use another copy", r->path, i);
+    s->end_of_text = (int32_t)ranks;
+    for (size_t i = 0; i < RANK_SPECIALS_COUNT; i++) {
+        const RankSpecial* special = &RANK_SPECIALS[i];
+        if (strcmp(special->pattern, s->pattern->name) != 0 || special->ranks != ranks) continue;
+        if (strcmp(special->text, "<|endoftext|>") == 0) s->end_of_text = special->id;
+        if (!add_special(r, special->text, special->id)) return false;
+    }
+    snprintf(s->kind, sizeof s->kind, "tiktoken %s", s->pattern->name);
+    return published || add_special(r, "<|endoftext|>", s->end_of_text);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Finding and reading
+
+static inline bool tokenizer_files_path(TokenizerFiles* s, int file, const char* directory, const char* name,
+                                        Error* error) {
+    size_t bytes = strlen(directory) + strlen(name) + 2;
+    s->paths[file] = (char*)malloc(bytes);
+    if (!s->paths[file]) return fail_with(error, "out of memory for a path");
+    snprintf(s->paths[file], bytes, "%s%s%s", directory, directory[0] && name[0] ? "/" : "", name);
+    return true;
+}
+
+// The name of a rank file in a directory that keeps it: cl100k.tiktoken, ...
+static inline void ranks_name(char name[32], const Pattern* pattern) {
+    snprintf(name, 32, "%s.tiktoken", pattern->name);
+}
+
+// Takes a file of a directory if it is there.
+static inline bool tokenizer_files_take(TokenizerFiles* s, int file, const char* directory, const char* name,
+                                        Error* error) {
+    if (!tokenizer_files_path(s, file, directory, name, error)) return false;
+    if (access(s->paths[file], F_OK) == 0) return true;
+    free(s->paths[file]);
+    s->paths[file] = NULL;
+    return true;
+}
+
+// GPT-2's two files, by the names of Hugging Face and by those of OpenAI.
+static const char* const GPT2_FILES[2][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
+
+static inline bool tokenizer_files_find_in(TokenizerFiles* s, const char* directory, Error* error) {
+    for (int i = 0; i < FILE_ENCODER; i++)
+        if (!tokenizer_files_take(s, i, directory, TOKENIZER_FILES[i], error)) return false;
+    for (int i = 0; i < 2 && !s->paths[FILE_JSON] && !s->paths[FILE_ENCODER]; i++)
+        if (!tokenizer_files_take(s, FILE_ENCODER, directory, GPT2_FILES[i][0], error) ||
+            (s->paths[FILE_ENCODER] && !tokenizer_files_take(s, FILE_MERGES, directory, GPT2_FILES[i][1], error)))
+            return false;
+    for (size_t i = 0; i < PATTERNS_COUNT && !s->paths[FILE_RANKS] && !s->paths[FILE_JSON]; i++) {
+        char name[32];
+        if (!PATTERNS[i].name) continue;
+        ranks_name(name, &PATTERNS[i]);
+        if (!tokenizer_files_take(s, FILE_RANKS, directory, name, error)) return false;
+        if (s->paths[FILE_RANKS]) s->pattern = &PATTERNS[i];
+    }
+    bool gpt2 = s->paths[FILE_ENCODER] && s->paths[FILE_MERGES];
+    return s->paths[FILE_JSON] || s->paths[FILE_RANKS] || gpt2 ||
+           fail_with(error,
+                     "%.600s has no tokenizer.json, nor vocab.json with merges.txt, nor encoder.json with vocab.bpe; "
+                     "give a directory with a tokenizer",
+                     directory);
+}
+
+// Finds the files of a tokenizer: in a directory, or next to a file.
+static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, const char* pattern, Error* error) {
+    memset(s, 0, sizeof *s);
+    s->begin_of_text = s->begin_token = s->end_of_text = -1;
+    if (pattern && !pattern_named(pattern))
+        return fail_with(error, "there is no pattern '%.100s'; give one of " PATTERN_NAMES, pattern);
+    if (directory_exists(path)) {
+        if (pattern)
+            return fail_with(error, "%.600s is a directory, but --pattern is for a rank file; leave it out", path);
+        return tokenizer_files_find_in(s, path, error);
+    }
+    if (access(path, F_OK) != 0) return fail_file(error, "open", path);
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t length = strlen(name);
+    bool ranks = length > 9 && strcmp(name + length - 9, ".tiktoken") == 0;
+    if (ranks && !pattern)
+        return fail_with(error, "%.600s is a rank file, which does not say how words are split; give --pattern, one of "
+                         PATTERN_NAMES, path);
+    if (pattern) {
+        s->pattern = pattern_named(pattern);
+        return tokenizer_files_path(s, FILE_RANKS, "", path, error);
+    }
+    char directory[FILE_PATH_MAX];
+    if (!path_copy(directory, slash ? path : ".", error)) return false;
+    if (slash) directory[slash == path ? 1 : slash - path] = 0;
+    for (int i = 0; i < 2; i++)
+        if (strcmp(name, GPT2_FILES[i][0]) == 0)
+            return tokenizer_files_path(s, FILE_ENCODER, directory, name, error) &&
+                   tokenizer_files_path(s, FILE_MERGES, directory, GPT2_FILES[i][1], error);
+    return tokenizer_files_path(s, FILE_JSON, "", path, error) &&
+           tokenizer_files_take(s, FILE_CONFIG, directory, TOKENIZER_FILES[FILE_CONFIG], error) &&
+           tokenizer_files_take(s, FILE_TEMPLATE, directory, TOKENIZER_FILES[FILE_TEMPLATE], error);
+}
+
+// Reads a file of the tokenizer, and adds it to the hash. A file that the tokenizer does not have is empty.
+static inline bool tokenizer_files_load(const TokenizerFiles* s, int file, char** text, size_t* bytes, Hash* hash,
+                               Error* error) {
+    *text = NULL;
+    *bytes = 0;
+    if (!s->paths[file]) return true;
+    if (!file_read(s->paths[file], file == FILE_RANKS ? RANKS_BYTES_MAX : TOKENIZER_BYTES_MAX, text, bytes, error))
+        return false;
+    uint64_t length = *bytes;
+    hash_add(hash, &length, sizeof length);
+    hash_add(hash, *text, *bytes);
+    return true;
+}
+
+static inline bool tokenizer_files_read_main(TokenizerFiles* s, char* const texts[FILES_COUNT], const size_t* bytes,
+                                    const Json* config, Error* error) {
+    Json json;
+    memset(&json, 0, sizeof json);
+    int file = s->paths[FILE_JSON] ? FILE_JSON : s->paths[FILE_RANKS] ? FILE_RANKS : FILE_ENCODER;
+    TokenizerReader r = {&json, s->paths[file], s->rules, false, error, config};
+    if (file == FILE_RANKS) return read_ranks(&r, s, texts[file], bytes[file]);
+    if (!json_parse(&json, texts[file], bytes[file], s->paths[file], error)) return false;
+    bool ok = file == FILE_JSON ? read_rules(&r, s) : read_gpt2(&r, s, texts[FILE_MERGES], bytes[FILE_MERGES]);
+    json_free(&json);
+    return ok;
+}
+
+// GPT-2's two files do not say which tokenizer they belong to. Refuses by name, from tokenizer_config.json, another
+// tokenizer, and added tokens that the two files do not have.
+static inline bool check_gpt2_config(const TokenizerFiles* s, const Json* json, Error* error) {
+    const char* path = s->paths[FILE_CONFIG];
+    const char* kind = json_text(json, json_get(json, 0, "tokenizer_class"));
+    uint32_t added = json_get(json, 0, "added_tokens_decoder");
+    bool prefix = false;
+    if (kind && strcmp(kind, "GPT2Tokenizer") != 0 && strcmp(kind, "GPT2TokenizerFast") != 0)
+        return fail_with(error, "%.600s: a %.80s cannot be read from %s and %s; save it as tokenizer.json (in Python, "
+                         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", path, kind, GPT2_FILES[0][0],
+                         GPT2_FILES[0][1]);
+    if (json_bool(json, json_get(json, 0, "add_prefix_space"), &prefix) && prefix)
+        return fail_with(error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; save it as one",
+                         path);
+    for (uint32_t i = json_first(json, added); i != JSON_NONE; i = json_next(json, i))
+        if (strtoull(json_key(json, i), NULL, 10) >= s->rules->vocabulary.size)
+            return fail_with(error, "%.600s: the added token %.40s is not in %s; save the tokenizer as tokenizer.json",
+                             path, json_key(json, i), GPT2_FILES[0][0]);
+    return true;
+}
+
+// Reads the files that tokenizer_files_find has found.
+static inline bool tokenizer_files_read(TokenizerFiles* s, Error* error) {
+    char* texts[FILES_COUNT] = {NULL};
+    size_t bytes[FILES_COUNT] = {0};
+    Hash hash = hash_begin(0);
+    bool ok = true;
+    s->rules = (Rules*)memory_allocate(sizeof(Rules));
+    if (!s->rules) ok = fail_with(error, "out of memory for a tokenizer");
+    if (ok) ok = (s->rules->unicode = unicode_open(error)) != NULL;
+    for (int i = 0; ok && i < FILES_COUNT; i++) ok = tokenizer_files_load(s, i, &texts[i], &bytes[i], &hash, error);
+    if (s->pattern) hash_add(&hash, s->pattern->name, strlen(s->pattern->name));
+    s->hash = hash_end(&hash);
+    if (ok && texts[FILE_TEMPLATE]) {
+        s->chat_template = strdup(texts[FILE_TEMPLATE]);
+        ok = s->chat_template || fail_with(error, "out of memory for a chat template");
+    }
+    bool has_config = texts[FILE_CONFIG] != NULL, has_map = texts[FILE_SPECIAL] != NULL;
+    Json config, map;
+    memset(&config, 0, sizeof config);
+    memset(&map, 0, sizeof map);
+    if (has_config)
+        ok = ok && json_parse(&config, texts[FILE_CONFIG], bytes[FILE_CONFIG], s->paths[FILE_CONFIG], error);
+    if (has_map) ok = ok && json_parse(&map, texts[FILE_SPECIAL], bytes[FILE_SPECIAL], s->paths[FILE_SPECIAL], error);
+    ok = ok && tokenizer_files_read_main(s, texts, bytes, has_config ? &config : NULL, error);
+    if (has_config)
+        ok = ok && (!s->paths[FILE_ENCODER] || check_gpt2_config(s, &config, error)) && read_config(s, &config, error);
+    // transformers does not read the older file where the newer one lists the added tokens.
+    if (has_map && !(has_config && json_get(&config, 0, "added_tokens_decoder") != JSON_NONE))
+        ok = ok && read_named(s, &map, s->paths[FILE_SPECIAL], error);
+    json_free(&config);
+    json_free(&map);
+    if (ok) guess_end_of_text(s);
+    for (int i = 0; i < FILES_COUNT; i++) free(texts[i]);
+    return ok;
+}
+
+#endif  // LLMTRAIN_TOKENIZER_FILES_H
