@@ -9,7 +9,7 @@
 # make test-more  tests that take longer, or repeat others: the emulator's own; the CUDA build in BF16 and FP16; kernels
 #                 and ladders under AddressSanitizer and the race check; machine code in FP32 and FP16; clang's bits;
 #                 macOS; speeds for AVX2
-# make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
+# make test-ranks several ranks: the transport, whole runs, faults, several machines, Slurm
 # make soak       kills a run 500 times, at every point of a step and of a save: each time it resumes to the same bits
 # make sanitize   make test-cpu under the address and undefined-behavior sanitizers, and the threaded parts under
 #                 ThreadSanitizer (make races: only these)
@@ -339,7 +339,7 @@ test-cpu: test-cpu-programs test-cpu-processes
 test-cpu-programs: $(CPU_TESTS)
 	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" compilers inlined $(filter-out $(PROCESS_TESTS),$(TESTS)) golden tour single floors
 test-cpu-processes: $(CPU_TESTS)
-	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) launch gpu_check
+	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) machines gpu_check
 
 test-cpu-only: test-cpu
 	@rm -f $(B)/test-cuda-*.sum
@@ -366,7 +366,7 @@ soak: $(B)/soak $(B)/train-FP32
 
 # A part of test-cpu.
 test-ranks: $(RANKS_TESTS)
-	@sh dev/test/test.sh ranks $(B) "$(CC)" test_comm test_zero test_ranks launch
+	@sh dev/test/test.sh ranks $(B) "$(CC)" test_comm test_zero test_ranks machines
 
 # test-cpu, built with the address and undefined-behavior sanitizers, with which gcc's warnings are not reliable.
 sanitize:

@@ -177,7 +177,7 @@ for test in "$@"; do
             suite "floors of headers" sh dev/test/floors.sh
             suite documents sh dev/test/documents.sh ;;
         gpu_check) suite "dev/gpu/gpu_check.sh, with fakes" sh dev/test/test_gpu_check.sh "$build" ;;
-        launch) suite "launch scripts" sh dev/test/test_launch.sh "$build/train-FP32" "$build" ;;
+        machines) suite "several machines" sh dev/test/test_machines.sh "$build/train-FP32" "$build" ;;
         *) suite "$test" "$build/$test" ;;
     esac
 done
