@@ -26,7 +26,7 @@
 
 typedef struct {
     const char *data, *val, *model, *train, *matmul_algorithms;
-    bool master_weights, tf32;
+    bool tf32;
     Config config;                // as far as flags give it
     uint64_t batch, seq, total_batch, seed, threads;
     Schedule schedule;
@@ -88,7 +88,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         FLAG_REAL("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
         FLAG_COUNT("optimizer-rank", &a->rank, 128, 1, 65536, 0,
                    "galore, ldadam: rank of the subspace that holds a matrix's optimizer state"),
-        FLAG_SWITCH("masters", &o->master_weights, true, 0,
+        FLAG_SWITCH("masters", &a->master_weights, true, 0,
                     "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
         FLAG_SWITCH("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
         FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
@@ -160,9 +160,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     m.T = o->seq;
     m.training = true;
     m.train = o->train;
-    m.optimizer = o->optimizer.kind;
-    m.optimizer_rank = o->optimizer.rank;
-    m.master_weights = o->master_weights;
+    m.optimizer = o->optimizer;
     m.cached_sequences = o->sample_every > 0;
     m.mask_documents = run->train.mask_documents;
     m.end_of_text = run->train.end_of_text;
@@ -260,9 +258,8 @@ static void print_notes(const Run* run, const Options* o) {
 // Fills in what checkpoints record about the run.
 static void record_fill(Run* run, const Options* o, const Flag* flags, size_t flag_count) {
     RunRecord* r = &run->record;
-    r->optimizer = o->optimizer.kind;
-    r->optimizer_rank = optimizer_has_rank(r->optimizer) ? o->optimizer.rank : 0;
-    r->master_weights = o->master_weights;
+    r->optimizer = o->optimizer;
+    if (!optimizer_has_rank(r->optimizer.kind)) r->optimizer.rank = 0;
     r->seed = o->seed;
     r->T = o->seq;
     r->data = dataset_fingerprint(&run->train);
@@ -408,7 +405,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         if (!run_trace(run, &s, update, factor, error)) return false;
         fault_point("update");
         if (update) saver_await_snapshot(&run->saver);
-        if (update) model_update(model, &o->optimizer, ++state->updates, s.lr, factor);
+        if (update) model_update(model, ++state->updates, s.lr, factor);
         state->skipped_consecutive = update ? 0 : state->skipped_consecutive + 1;
         state->step++;
         run_report_straggler(run, &s.result);
@@ -449,7 +446,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         if (samples && !run_agree(run, sampled, error)) return false;
         if (stop && saves && !run_save_last(run, error)) return false;
         if (!stop && (saves || saves_hot) && !run_save_async(run, saves ? o->run.out : run->hot, error)) return false;
-        if (pauses) flat_start_clock(&model->flat);
+        if (pauses) clock_start(&model->clock, &model->flat);
     }
     return run_finish(run, o->schedule.steps, error);
 }

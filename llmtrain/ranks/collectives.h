@@ -48,9 +48,9 @@ static inline void collective_close(Collectives* c) {
     memset(c, 0, sizeof *c);
 }
 
-static inline CommSlice collective_slice(size_t rank, const void* context) {
+static inline Slice collective_slice(size_t rank, const void* context) {
     const size_t* cuts = (const size_t*)context;
-    CommSlice slice = {cuts[rank], cuts[rank + 1]};
+    Slice slice = {cuts[rank], cuts[rank + 1]};
     return slice;
 }
 

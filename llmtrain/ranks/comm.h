@@ -48,17 +48,13 @@
 // A vector of n elements is cut into one slice per rank, in the order of the ranks; slices may be of any length, and
 // there may be gaps between them.
 
-typedef struct {
-    size_t first, end;
-} CommSlice;
-
 // Returns the slice of a rank. NULL in place of a function: comm_even_slice.
-typedef CommSlice (*CommSlices)(size_t rank, const void* context);
+typedef Slice (*CommSlices)(size_t rank, const void* context);
 
 // Slices whose lengths differ by one element at most.
-static inline CommSlice comm_even_slice(size_t rank, size_t world, size_t n) {
+static inline Slice comm_even_slice(size_t rank, size_t world, size_t n) {
     size_t part = n / world, more = n % world;
-    CommSlice slice = {part * rank + min_size(rank, more), part * (rank + 1) + min_size(rank + 1, more)};
+    Slice slice = {part * rank + min_size(rank, more), part * (rank + 1) + min_size(rank + 1, more)};
     return slice;
 }
 
@@ -67,13 +63,11 @@ static inline CommSlice comm_even_slice(size_t rank, size_t world, size_t n) {
 // equal length for 2, 4 and 8 ranks, since a bucket is a multiple of 64 elements.
 enum { SHARD_UNIT = 8 };
 
-static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
-    CommSlice units = comm_even_slice(rank, world, n / SHARD_UNIT);
-    CommSlice slice = {units.first * SHARD_UNIT, units.end * SHARD_UNIT};
+static inline Slice shard_slice(size_t n, size_t rank, size_t world) {
+    Slice units = comm_even_slice(rank, world, n / SHARD_UNIT);
+    Slice slice = {units.first * SHARD_UNIT, units.end * SHARD_UNIT};
     return slice;
 }
-
-static inline size_t slice_length(CommSlice s) { return s.end - s.first; }
 
 // ------------------------------------------------------------------------------------------------
 // 2. Collectives
@@ -98,7 +92,7 @@ typedef struct {
     CommHeader header;
     char* out;           // the result, or the vector itself for operations in place
     const char* in;
-    CommSlice* slices;   // (world) in bytes
+    Slice* slices;   // (world) in bytes
 } CommCall;
 
 typedef uint64_t CommRequest;  // number of the collective
@@ -110,7 +104,7 @@ typedef struct {
 
 struct CommQueue {
     CommCall* calls;             // (COMM_IN_FLIGHT) a ring
-    CommSlice* slices;           // (COMM_IN_FLIGHT, world)
+    Slice* slices;           // (COMM_IN_FLIGHT, world)
     uint64_t started, finished;  // collectives so far
     bool running, closing;       // the progress thread; it ends when all is finished
     pthread_t thread;
@@ -304,7 +298,7 @@ static inline bool comm_run_reduce_scatter(Comm* comm, const CommCall* call, cha
 
 // Every rank sends its slice of call->out to all. A broadcast has only one slice, the root's.
 static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* error) {
-    CommSlice own = call->slices[comm->rank];
+    Slice own = call->slices[comm->rank];
     for (size_t p = 0; p < comm->world; p++) {
         char *mine = call->out + own.first, *theirs = call->out + call->slices[p].first;
         if (p != comm->rank) comm_exchange(comm, p, mine, slice_length(own), theirs, slice_length(call->slices[p]));
@@ -320,7 +314,7 @@ static inline bool comm_check_call(const Comm* comm, const CommCall* call, const
     if (call->header.root >= comm->world)
         return fail_with(error, "rank %zu called %s; there is no such rank", comm->rank, what);
     for (size_t p = 0, end = 0; p < comm->world; end = call->slices[p++].end) {
-        CommSlice s = call->slices[p];
+        Slice s = call->slices[p];
         if (s.first < end || s.end < s.first || s.end > bytes)
             return fail_with(error, "rank %zu called %s with the slice [%zu, %zu) for rank %zu; slices must lie in the "
                              "vector and follow each other", comm->rank, what, s.first / size, s.end / size, p);
@@ -418,12 +412,12 @@ static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype 
         CommHeader header = {number, n, 0, (uint32_t)operation, (uint32_t)type, (uint32_t)root, 0};
         call->slices = queue->slices + number % COMM_IN_FLIGHT * comm->world;
         for (size_t p = 0; p < comm->world; p++) {
-            CommSlice slice = {p > root ? n : 0, p >= root ? n : 0};  // of a broadcast: the root has all
+            Slice slice = {p > root ? n : 0, p >= root ? n : 0};  // of a broadcast: the root has all
             if (operation != COMM_BROADCAST) slice = slices ? slices(p, context) : comm_even_slice(p, comm->world, n);
             call->slices[p].first = slice.first * size;
             call->slices[p].end = slice.end * size;
         }
-        header.slices = hash_bytes(call->slices, comm->world * sizeof(CommSlice));
+        header.slices = hash_bytes(call->slices, comm->world * sizeof(Slice));
         call->header = header;
         call->out = (char*)out;
         call->in = (const char*)in;
@@ -519,7 +513,7 @@ static inline void comm_abort(Comm* comm, const char* reason) {
 // The bytes that comm_open allocates, approximately.
 static inline size_t comm_bytes(size_t world) {
     return world > 1 ? world * (COMM_CHUNK + sizeof(CommLink)) +
-                       COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(CommSlice)) : 0;
+                       COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(Slice)) : 0;
 }
 
 // Ends everything: finishes the requests in flight, notifies the others, closes connections and frees memory.
@@ -566,7 +560,7 @@ static inline bool comm_allocate(Comm* comm, Error* error) {
     for (size_t p = 0; comm->links && p < N; p++) comm->links[p].data = comm->links[p].control = -1;
     if (queue) {
         queue->calls = (CommCall*)memory_allocate(COMM_IN_FLIGHT * sizeof(CommCall));
-        queue->slices = (CommSlice*)memory_allocate(COMM_IN_FLIGHT * N * sizeof(CommSlice));
+        queue->slices = (Slice*)memory_allocate(COMM_IN_FLIGHT * N * sizeof(Slice));
         queue->headers = (CommHeader*)memory_allocate(N * sizeof(CommHeader));
         queue->sources = (const char**)memory_allocate(N * sizeof(const char*));
         queue->staging = (char*)memory_allocate(N > 1 ? N * COMM_CHUNK : 0);
@@ -632,9 +626,9 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
 }
 
 // A slice from a table (world + 1) of where each rank's text begins, and where the last one ends.
-static inline CommSlice comm_slice_of_table(size_t rank, const void* context) {
+static inline Slice comm_slice_of_table(size_t rank, const void* context) {
     const size_t* begins = (const size_t*)context;
-    CommSlice slice = {begins[rank], begins[rank + 1]};
+    Slice slice = {begins[rank], begins[rank + 1]};
     return slice;
 }
 

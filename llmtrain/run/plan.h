@@ -98,7 +98,7 @@ static inline Rates plan_rates(const PlanOptions* o) {
 // single block that keeps less saves nothing: all use the same level, the first that fits. *missing: the bytes that it
 // needs above that, whatever runs again.
 static inline void model_recompute_within(Model* model, double* missing, double bytes, const Rates* rates) {
-    BlockActivations* blocks = model->activations.blocks;
+    BlockActivations* blocks = model->activations->blocks;
     BlockShape shape = model_block_shape(model);
     bool moves = model->offloaded.moved > 0;
     *missing = 1;
@@ -209,8 +209,8 @@ static inline bool choice_plan(Choice* c, const Model* asked, const PlanOptions*
     Error ignored;
     ModelOptions options = asked->options;
     options.B = c->B;
-    options.optimizer = c->optimizer;
-    options.master_weights = c->master_weights;
+    options.optimizer.kind = c->optimizer;
+    options.optimizer.master_weights = c->master_weights;
     options.ranks.stage = c->stage;
     options.recompute = RECOMPUTE_NONE;
     options.offload = c->offload;
@@ -261,7 +261,7 @@ static inline bool plan_show_choices(const Model* asked, const PlanOptions* o, c
     char flags[256];
     for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++) {
         for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
-            if (sequences % b || !choice_of_optimizer((OptimizerKind)kind, asked->options.optimizer)) continue;
+            if (sequences % b || !choice_of_optimizer((OptimizerKind)kind, asked->options.optimizer.kind)) continue;
             for (size_t stage = 0; stage < (ranks->world > 1 ? 3 : 1); stage++)
                 for (int form = 0; form < (FLOATX_IS_FLOAT ? 4 : 8) && count < CHOICES_MAX; form++) {
                     Choice c = {0, 0, (OptimizerKind)kind, form < 4, false, form % 4, stage, b};
@@ -323,7 +323,7 @@ static inline void plan_show_optimizers(const Model* model) {
         double bytes = 0;
         for (size_t i = 0; i < p->count; i++)
             bytes += p->tensors[i].trains ? optimizer_state_bytes((OptimizerKind)kind, &p->tensors[i].shape,
-                                                                  model->flat.holds.optimizer_rank) : 0;
+                                                                  model->flat.holds.optimizer->rank) : 0;
         printf("%s %s %.2f", kind ? "," : "", OPTIMIZERS[kind].name, bytes / (double)p->true_size);
     }
     printf("\n");
