@@ -168,6 +168,9 @@ for test in "$@"; do
             # shellcheck disable=SC2086
             suite test_ranks "$build/test_ranks" --overlap off --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
         test_supervise) suite test_supervise "$build/test_supervise" --train "$build/train-FP32" ;;
+        same_weights)
+            suite "same weights as before" sh dev/test/same_weights.sh "$build"
+            grep '^skipped' "$tally_out" ;;
         soak) suite "kills, damage and full disks" "$build/soak" --train "$build/train-FP32" ;;
         macos)
             suite "macOS, compiled and linked" sh dev/test/macos.sh "$build"
