@@ -14,6 +14,7 @@
 
 #include "llmtrain.h"           // model; state.h (schedule_lr, guard_step), saver.h (Cadence), data.h, zero.h, log.h
 #include "llmtrain/text/generate.h"  // Sampler
+#include "llmtrain/run/flops.h"     // model_flops_per_token
 #include "llmtrain/run/plan.h"      // plan_show
 #include "llmtrain/run/presets.h"   // config_choose
 #include "llmtrain/run/run.h"       // Run: joining ranks, resuming, saving, rewinding
@@ -273,7 +274,7 @@ static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Err
     Model* model = &run->model;
     if (!run_agree(run, run_prepare(run, o, flags, flag_count, error), error)) return false;
     print_model(run);
-    if (o->plan.show) return plan_show(&run->model, &o->plan, error);
+    if (o->plan.show) return plan_show(&run->model, &o->plan), true;
     if (!run_compare_ranks(run, flags, flag_count, error)) return false;
     record_fill(run, o, flags, flag_count);
     ok = model_allocate(model, error) && run_allocate(run, error);

@@ -298,8 +298,9 @@ static double optimizer_list_elements(const OptimizerSlice* slices, size_t count
 #endif
 
 #include "llmtrain/checkpoint/record.h"
-#include "llmtrain/run/predict.h"
+#include "llmtrain/run/flops.h"
 #include "llmtrain/run/presets.h"
+#include "tools/predict.h"
 
 // ------------------------------------------------------------------------------------------------
 // 3. Steps
@@ -727,7 +728,7 @@ static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level,
     }
     BlockShape shape = model_block_shape(&all.model);
     bool ok = bench_step(&all, &ms, error) && bench_step(&less, &ms, error) &&
-        (!device_is_host() || rates_measure(&rates, &shape, error));
+        (!device_is_host() || rates_measure(&rates, &shape, 1, error));
     for (size_t i = 0; ok && i < o->steps; i++) {
         double began = processor_ms();
         ok = bench_step(&all, &times[i], error);

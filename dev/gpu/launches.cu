@@ -6,7 +6,7 @@
 // from the code of the model and its launchers. Before the step is a line with its flops, as MFU counts them: {"step":
 // flops}. dev/gpu/bounds.py computes a bound for each of these kernels: make bounds.
 
-#include "llmtrain/run/predict.h"
+#include "llmtrain/run/flops.h"
 #include "llmtrain/run/presets.h"
 #include "kernels.cuh"
 
