@@ -672,7 +672,7 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
         size_t rows = min_size(model->logits_rows, N - first);
         model_logits(model, first, rows);
         watch_at(&model->watch, WATCH_LOGITS, first);
-        classifier(a->logits, a->losses + first, targets + first, dloss, rows, c->vocab, Vp, model->stream);
+        classifier(a->logits, a->losses + first, targets + first, dloss, NULL, rows, c->vocab, Vp, model->stream);
         if (dloss == 0.0f) continue;
         matmul_backward_input(model->gradients.hidden + first * C, a->logits, model_param(model, weight), rows, Vp, C,
                               model->stream);
