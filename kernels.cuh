@@ -805,7 +805,8 @@ static __device__ inline void padding_set(Lanes<W>* x, int v, int V, float value
 
 template <int W>
 static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
-        floatX* logits, float* losses, const int32_t* targets, float dloss, size_t N, int V, int Vp) {
+        floatX* logits, float* losses, const int32_t* targets, float dloss, const float* weights, size_t N, int V,
+        int Vp) {
     __shared__ float shared[WARP];
     int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
     for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
@@ -836,7 +837,8 @@ static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
         float rounding = fmaf(row_maximum, CLASSIFIER_LOG2E, -row_offset) / CLASSIFIER_LOG2E;
         if (threadIdx.x == 0) losses[row] = logf(sum) - rounding + (row_maximum - target_logit);
         if (dloss == 0.0f) continue;
-        float scale = dloss / sum, target_probability = exp2f(fmaf(target_logit, CLASSIFIER_LOG2E, -row_offset)) / sum;
+        float gradient = weights ? dloss * weights[row] : dloss, scale = gradient / sum;
+        float target_probability = exp2f(fmaf(target_logit, CLASSIFIER_LOG2E, -row_offset)) / sum;
         for (v -= step; v >= 0; v -= step) {
             Lanes<W> logit = lanes_load<W>(x + v);
             #pragma unroll
@@ -844,17 +846,17 @@ static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
                 logit.x[j] = exp2f(fmaf(logit.x[j], CLASSIFIER_LOG2E, -row_offset)) * scale;
             padding_set(&logit, v, V, 0.0f);
             lanes_store<W>(x + v, logit);
-            if (v <= target && target < v + W) x[target] = floatX_of((target_probability - 1.0f) * dloss);
+            if (v <= target && target < v + W) x[target] = floatX_of((target_probability - 1.0f) * gradient);
         }
     }
 }
 
-static inline void classifier(floatX* logits, float* losses, const int32_t* targets, float dloss,
+static inline void classifier(floatX* logits, float* losses, const int32_t* targets, float dloss, const float* weights,
                               size_t N, size_t V, size_t Vp, Stream stream) {
     bool packs = packs_fit(Vp, logits, NULL, NULL, NULL);
     unsigned blocks = grid_blocks(N), threads = block_threads(divide_up(Vp, packs ? PACK : 1), CLASSIFIER_THREADS);
     auto kernel = packs ? classifier_kernel<PACK> : classifier_kernel<1>;
-    kernel<<<blocks, threads, 0, stream->compute>>>(logits, losses, targets, dloss, N, (int)V, (int)Vp);
+    kernel<<<blocks, threads, 0, stream->compute>>>(logits, losses, targets, dloss, weights, N, (int)V, (int)Vp);
     LAUNCH_CHECK();
 }
 

@@ -590,7 +590,7 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
         model_logits(model, first, rows);
         watch_at(&model->watch, WATCH_LOGITS, first);
         // logits become dlogits = dloss * weight * (softmax(logits) - one-hot(target))
-        classifier(a->logits, a->losses + first, a->targets + first, dloss, rows,
+        classifier(a->logits, a->losses + first, a->targets + first, dloss, weights ? weights + first : NULL, rows,
                    c->vocab, Vp, model->stream);
         if (dloss == 0.0f) continue;
         // dhidden = dlogits head_weight
@@ -600,7 +600,6 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
         linear_backward_weight(model, a->logits, hidden, head, first > 0, rows);
     }
     watch_at(&model->watch, WATCH_LOSS, 0);
-    (void)weights;
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -233,11 +233,11 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
                swiglu_backward(din, dout, in, N, F, stream), \
                WROTE("din", din, N, 2 * (F)), READ("dout", N, F), READ("in", N, 2 * (F)))
 
-#define classifier(logits, losses, targets, dloss, N, V, Vp, stream) \
+#define classifier(logits, losses, targets, dloss, weights, N, V, Vp, stream) \
     TIMED_COST("classifier", 0, 0, cost_classifier(N, V, Vp, (dloss) != 0), \
-               classifier(logits, losses, targets, dloss, N, V, Vp, stream), \
+               classifier(logits, losses, targets, dloss, weights, N, V, Vp, stream), \
                WROTE("losses", losses, N), WROTE("dlogits", (dloss) != 0 ? (logits) : NULL, N, Vp), \
-               READ("logits", N, Vp), READ("targets", N))
+               READ("logits", N, Vp), READ("targets", N), READ_IF(weights, "weights", N))
 
 #define sum_of_squares(out, x, n, stream) \
     TIMED("sum_of_squares", 2.0 * (n), 4.0 * (n), sum_of_squares(out, x, n, stream), WROTE("out", out, 1), READ("x", n))
