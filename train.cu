@@ -170,7 +170,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     m.recompute = o->plan.recompute;
     m.offload = o->plan.offload;
     m.offload_dir = o->plan.offload_dir;
-    m.ranks.comm = o->plan.show ? NULL : &run->comm;
+    m.ranks.transport = o->plan.show ? NULL : &run->comm.transport;
     m.ranks.rank = run->comm.rank;
     m.ranks.local_rank = run->comm.local_rank;
     m.ranks.world = world;

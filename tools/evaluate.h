@@ -22,6 +22,7 @@
 
 #include "../llmtrain.h"
 #include "../llmtrain/checkpoint/checkpoint.h"
+#include "../llmtrain/ranks/comm.h"
 #include "../llmtrain/text/data.h"
 #include "../llmtrain/text/tokenizer.h"
 
@@ -588,7 +589,7 @@ static inline bool scorer_open(Scorer* s, Model* model, const Source* source, Sc
 // score log; NULL: none. All ranks of the model call it; if one fails, all fail.
 static inline bool evaluate(Score** scores, Model* model, const Source* source, const char* log, Error* error) {
     const RankOptions* ranks = &model->flat.options;
-    Comm* comm = ranks->comm;
+    Comm* comm = ranks->transport ? ranks->transport->comm : NULL;
     Scorer s;
     Slice items = evaluate_items(source, ranks->rank, ranks->world);
     uint64_t key = 0;

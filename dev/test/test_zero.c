@@ -13,6 +13,7 @@
 // Each case is a process that forks its ranks; rank 0 prints what all of them agree on.
 
 #include "llmtrain/ranks/agreement.h"
+#include "llmtrain/ranks/comm.h"
 #include "harness.h"
 
 #define TIMEOUT_MS 30e3
@@ -40,7 +41,7 @@ static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
     r->optimizer = optimizer_defaults(OPTIMIZER_ADAMW);
     need(launch_fork(&r->launch, world, &error), "%s", error.text);
     need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error), "%s", error.text);
-    RankOptions options = {&r->comm, r->comm.rank, world, r->comm.rank, stage, reduce};
+    RankOptions options = {&r->comm.transport, r->comm.rank, world, r->comm.rank, stage, reduce};
     for (size_t b = 0; b < BUCKETS; b++)
         parameters_add(&r->parameters, text_of("tensor %zu", b), ROWS[b], ROWS[b], COLS, b, INIT_ZERO, 0);
     need(parameters_finish(&r->parameters, NULL, &error), "%s", error.text);

@@ -15,6 +15,7 @@
 #ifndef LLMTRAIN_SAVER_H
 #define LLMTRAIN_SAVER_H
 
+#include "../ranks/comm.h"
 #include "checkpoint.h"
 
 #include <pthread.h>
@@ -409,7 +410,7 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
 // Completes a save that all ranks have written; called by all ranks together. If that fails, the save is dropped,
 // earlier checkpoints are unchanged, and every rank gets the error. A lost rank shows in the Comm.
 static inline bool saver_end(Saver* s, Error* error) {
-    Comm* comm = s->flat->options.comm;
+    Comm* comm = s->flat->options.transport ? s->flat->options.transport->comm : NULL;
     double began = now_ms();
     char* files = NULL;
     size_t alone = 0, *begins = NULL;

@@ -22,7 +22,8 @@ typedef struct {
 // stream.
 static inline double clock_waited_ms(StepClock* c, FlatVector* flat) {
     double before = c->waited_ms;
-    if (flat->options.comm) c->waited_ms = comm_statistics(flat->options.comm).waited_ms;
+    const Transport* t = flat->options.transport;
+    if (t) c->waited_ms = t->statistics(t->comm).waited_ms;
     return c->waited_ms - before + collective_waited_ms(&flat->collectives);
 }
 
@@ -38,7 +39,7 @@ static inline void clock_start(StepClock* c, FlatVector* flat) {
 enum { STATS_MAX = 7 };   // statistics of a rank that are gathered at a time
 
 typedef struct {
-    Comm* comm;           // NULL: one rank
+    const Transport* transport;  // NULL: one rank
     size_t rank, world;
     double* gathered;     // (world, STATS_MAX) the statistics gathered last
     double* sorted;       // (world) one of them, sorted
@@ -46,7 +47,7 @@ typedef struct {
 } RankStats;
 
 static inline bool stats_open(RankStats* s, const RankOptions* o, size_t buckets, Error* error) {
-    s->comm = o->comm;
+    s->transport = o->transport;
     s->rank = o->rank;
     s->world = max_size(o->world, 1);
     s->gathered = (double*)memory_allocate(s->world * STATS_MAX * sizeof(double));
@@ -67,7 +68,8 @@ static inline void stats_close(RankStats* s) {
 // lost.
 static inline bool stats_gather(RankStats* s, const double* own, size_t count, Error* error) {
     memcpy(s->gathered + s->rank * count, own, count * sizeof(double));
-    return s->comm == NULL || comm_gather_doubles(s->comm, s->gathered, count, error);
+    return s->transport == NULL ||
+           transport_all_gather(s->transport, s->gathered, s->world * count * sizeof(double), DTYPE_U8, error);
 }
 
 // Statistic `column` of a rank, of `count` that were gathered.
@@ -159,7 +161,7 @@ static inline bool ranks_same(RankStats* s, size_t count, size_t buckets,
                               void (*describe)(char* text, size_t size, size_t buckets, size_t number), Error* error) {
     size_t world = s->world;
     uint64_t* sums = s->checksums;
-    if (!comm_all_gather(s->comm, sums, world * count, DTYPE_I64, NULL, NULL, error)) return false;
+    if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
     for (size_t i = 0; i < count; i++) {
         size_t usual = 0, most = 0;
         for (size_t r = 0; r < world; r++) {

@@ -1,13 +1,12 @@
 // comm.h: collectives between the processes of a run on CPUs: barrier, all_reduce, reduce_scatter, all_gather,
 // broadcast. launch.h says which rank a process is; control.h connects the ranks and watches them.
 //
-//   1. slices       which part of a vector belongs to which rank
-//   2. collectives  what identifies one; the queue
-//   3. transfers    every rank sends to every rank
-//   4. sums         in the order of the ranks
-//   5. algorithms   each collective as transfers and sums
-//   6. progress     the thread that runs them in the background, and watches the other ranks between them
-//   7. functions    comm_start, comm_wait; comm_failed, comm_on_failure, comm_abort; comm_open, comm_close;
+//   1. collectives  what identifies one; the queue
+//   2. transfers    every rank sends to every rank
+//   3. sums         in the order of the ranks
+//   4. algorithms   each collective as transfers and sums
+//   5. progress     the thread that runs them in the background, and watches the other ranks between them
+//   6. functions    comm_start, comm_wait; comm_failed, comm_on_failure, comm_abort; comm_open, comm_close;
 //                   comm_gather_texts, comm_agree_all
 //
 // In short:
@@ -43,43 +42,7 @@
 #define COMM_CHUNK ((size_t)256 << 10)  // bytes that one rank sends to another for a sum at a time: staging memory
 
 // ------------------------------------------------------------------------------------------------
-// 1. Slices
-//
-// A vector of n elements is cut into one slice per rank, in the order of the ranks; slices may be of any length, and
-// there may be gaps between them.
-
-// Returns the slice of a rank. NULL in place of a function: comm_even_slice.
-typedef Slice (*CommSlices)(size_t rank, const void* context);
-
-// Slices whose lengths differ by one element at most.
-static inline Slice comm_even_slice(size_t rank, size_t world, size_t n) {
-    size_t part = n / world, more = n % world;
-    Slice slice = {part * rank + min_size(rank, more), part * (rank + 1) + min_size(rank + 1, more)};
-    return slice;
-}
-
-// Rank's slice of a bucket of n elements in the flat vector, counted from the bucket's beginning. Slices begin on
-// multiples of SHARD_UNIT elements, which 16-byte accesses to every array need, and are as even as that allows: of
-// equal length for 2, 4 and 8 ranks, since a bucket is a multiple of 64 elements.
-enum { SHARD_UNIT = 8 };
-
-static inline Slice shard_slice(size_t n, size_t rank, size_t world) {
-    Slice units = comm_even_slice(rank, world, n / SHARD_UNIT);
-    Slice slice = {units.first * SHARD_UNIT, units.end * SHARD_UNIT};
-    return slice;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Collectives
-
-typedef enum {
-    COMM_BARRIER,         // no rank returns before all have called it
-    COMM_ALL_REDUCE,      // out = in (n): on every rank the sum over all ranks
-    COMM_REDUCE_SCATTER,  // out (own slice): the sum over all ranks of that slice of in (n); in place or not
-    COMM_ALL_GATHER,      // out = in (n): every rank contributes its slice, and receives all others
-    COMM_BROADCAST,       // out = in (n): the root's, on every rank; for small vectors, since the root sends it to each
-    COMM_OPERATIONS
-} CommOperation;
+// 1. Collectives
 
 // Precedes the data of every collective, from each rank to each, and must be equal on all ranks.
 typedef struct {
@@ -94,13 +57,6 @@ typedef struct {
     const char* in;
     Slice* slices;   // (world) in bytes
 } CommCall;
-
-typedef uint64_t CommRequest;  // number of the collective
-
-typedef struct {
-    double waited_ms;    // spent in comm_wait
-    uint64_t bytes_sent; // by finished collectives; headers and messages are not counted
-} CommStatistics;
 
 struct CommQueue {
     CommCall* calls;             // (COMM_IN_FLIGHT) a ring
@@ -133,7 +89,7 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Transfers
+// 2. Transfers
 //
 // The links say what is sent to each rank and received from it; a transfer does all of it at once. Each pair of ranks
 // agrees on the bytes between the two, so that no part is longer or shorter than expected: in the first transfer of a
@@ -228,7 +184,7 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Sums
+// 3. Sums
 //
 // Over the sources, one vector per rank, in the order of the ranks, in blocks that stay in the L1 cache.
 
@@ -266,7 +222,7 @@ static inline void comm_sum(char* out, const char* const* sources, size_t world,
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Algorithms
+// 4. Algorithms
 //
 // Each rank owns its slice of the vector: all others send it their values of it (reduce_scatter), and it sends all
 // others the sum (all_gather). So a rank sends (world - 1)/world of the vector in each of the two, the minimum.
@@ -336,7 +292,7 @@ static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Progress
+// 5. Progress
 //
 // One thread per Comm takes the requests in the order in which they were started, and monitors the other ranks between
 // them. After a failure it notifies the others and ends; all requests that are not finished have failed.
@@ -392,7 +348,7 @@ static inline void* comm_progress(void* argument) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Functions
+// 6. Functions
 
 // Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must stay as it is
 // until comm_wait has returned. `slices` is called here, not later.
@@ -601,6 +557,9 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     comm->world = launch->world;
     comm->local_rank = launch->local_rank;
     comm->local_world = launch->local_world;
+    const Transport transport = {comm, launch->rank, launch->world, launch->local_world, comm_start, comm_wait,
+                                 comm_failed, comm_statistics};
+    comm->transport = transport;
     comm->timeout_ms = timeout_ms;
     comm->mpi = launch->mpi && several;
     memcpy(comm->run, launch->run, sizeof comm->run);

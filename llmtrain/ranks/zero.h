@@ -29,7 +29,6 @@
 #ifndef LLMTRAIN_ZERO_H
 #define LLMTRAIN_ZERO_H
 
-#include "comm.h"
 #include "../base/fault.h"
 #include "../model/offload_states.h"
 #include "../model/tensors.h"
@@ -45,7 +44,7 @@
 typedef enum { REDUCE_FLOAT, REDUCE_STORAGE, REDUCE_EXACT } ReduceKind;
 
 typedef struct {
-    Comm* comm;         // NULL: one rank, or only a plan is wanted
+    const Transport* transport;  // NULL: one rank, or only a plan is wanted
     size_t rank, world; // 0 of 0 means 0 of 1
     size_t local_rank;  // among those of this machine: chooses the device
     size_t stage;       // of ZeRO: 0 to 2
@@ -395,7 +394,7 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 
 // Called by all ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
-    return collective_open(&flat->collectives, flat->options.comm, 2 * flat->count, flat->stream, error);
+    return collective_open(&flat->collectives, flat->options.transport, 2 * flat->count, flat->stream, error);
 }
 
 // The collective slot of a bucket's reduction; the slots of the all-gathers follow.

@@ -8,6 +8,7 @@
 #define LLMTRAIN_PLAN_H
 
 #include "../checkpoint/checkpoint.h"
+#include "../ranks/comm.h"
 #include "../text/data.h"
 #include "../../llmtrain.h"
 

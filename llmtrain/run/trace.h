@@ -24,6 +24,7 @@
 #define LLMTRAIN_TRACE_H
 
 #include "../../llmtrain.h"
+#include "../ranks/comm.h"
 #include "../text/data.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -263,8 +264,8 @@ static inline bool trace_begin(StepTrace* trace, Model* model, Error* error) {
     }
     for (int i = 0; i < 2; i++) {
         if (flat->staging[i].grads) continue;
-        const Comm* comm = flat->options.comm;
-        size_t sharing = device_is_host() && comm ? max_size(comm->local_world, 1) : 1;
+        const Transport* ranks = flat->options.transport;
+        size_t sharing = device_is_host() && ranks ? max_size(ranks->local_world, 1) : 1;
         size_t available = device_available(1) / sharing;  // NCCL has its buffers by now
         if (trace->bytes[i] > available)
             fail_with(error, "that needs %.3f GB, but only %.3f GB of memory are free", 1e-9 * (double)trace->bytes[i],
@@ -333,12 +334,13 @@ static inline bool trace_gather(StepTrace* trace, Error* error) {
     const RankOptions* o = &trace->model->flat.options;
     size_t world = trace->model->flat.options.world, *begins = NULL, own = trace->count;
     char* texts = NULL;
-    if (o->comm == NULL || world == 1) return true;
+    if (o->transport == NULL || world == 1) return true;
+    Comm* comm = o->transport->comm;
     double* all = (double*)memory_allocate(world * NUMBERS * sizeof(double));
     if (all == NULL) return fail_with(error, "out of memory for the sequences of %zu ranks", world);
     memcpy(all + o->rank * NUMBERS, trace->worst, sizeof trace->worst);
-    bool ok = comm_gather_doubles(o->comm, all, NUMBERS, error) &&
-              comm_gather_texts(o->comm, &texts, &begins, trace->not_finite, error);
+    bool ok = comm_gather_doubles(comm, all, NUMBERS, error) &&
+              comm_gather_texts(comm, &texts, &begins, trace->not_finite, error);
     for (int m = 0; ok && m < TRACE_MEASURES; m++) {
         trace->count = 0;
         for (size_t r = 0; r < world; r++)
