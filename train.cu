@@ -14,6 +14,7 @@
 
 #include "llmtrain.h"           // model; state.h (schedule_lr, guard_step), saver.h (Cadence), data.h, zero.h, log.h
 #include "llmtrain/text/generate.h"  // Sampler
+#include "llmtrain/run/flops.h"     // model_flops_per_token
 #include "llmtrain/run/plan.h"      // plan_show
 #include "llmtrain/run/presets.h"   // config_choose
 #include "llmtrain/run/run.h"       // Run: joining ranks, resuming, saving, rewinding
@@ -26,7 +27,7 @@
 
 typedef struct {
     const char *data, *val, *model, *train, *matmul_algorithms;
-    bool master_weights, tf32;
+    bool tf32;
     Config config;                // as far as flags give it
     uint64_t batch, seq, total_batch, seed, threads;
     Schedule schedule;
@@ -88,7 +89,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         FLAG_REAL("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
         FLAG_COUNT("optimizer-rank", &a->rank, 128, 1, 65536, 0,
                    "galore, ldadam: rank of the subspace that holds a matrix's optimizer state"),
-        FLAG_SWITCH("masters", &o->master_weights, true, 0,
+        FLAG_SWITCH("masters", &a->master_weights, true, 0,
                     "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
         FLAG_SWITCH("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
         FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
@@ -160,9 +161,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     m.T = o->seq;
     m.training = true;
     m.train = o->train;
-    m.optimizer = o->optimizer.kind;
-    m.optimizer_rank = o->optimizer.rank;
-    m.master_weights = o->master_weights;
+    m.optimizer = o->optimizer;
     m.cached_sequences = o->sample_every > 0;
     m.mask_documents = run->train.mask_documents;
     m.end_of_text = run->train.end_of_text;
@@ -171,7 +170,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     m.recompute = o->plan.recompute;
     m.offload = o->plan.offload;
     m.offload_dir = o->plan.offload_dir;
-    m.ranks.comm = o->plan.show ? NULL : &run->comm;
+    m.ranks.transport = o->plan.show ? NULL : &run->comm.transport;
     m.ranks.rank = run->comm.rank;
     m.ranks.local_rank = run->comm.local_rank;
     m.ranks.world = world;
@@ -260,9 +259,8 @@ static void print_notes(const Run* run, const Options* o) {
 // Fills in what checkpoints record about the run.
 static void record_fill(Run* run, const Options* o, const Flag* flags, size_t flag_count) {
     RunRecord* r = &run->record;
-    r->optimizer = o->optimizer.kind;
-    r->optimizer_rank = optimizer_has_rank(r->optimizer) ? o->optimizer.rank : 0;
-    r->master_weights = o->master_weights;
+    r->optimizer = o->optimizer;
+    if (!optimizer_has_rank(r->optimizer.kind)) r->optimizer.rank = 0;
     r->seed = o->seed;
     r->T = o->seq;
     r->data = dataset_fingerprint(&run->train);
@@ -276,7 +274,7 @@ static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Err
     Model* model = &run->model;
     if (!run_agree(run, run_prepare(run, o, flags, flag_count, error), error)) return false;
     print_model(run);
-    if (o->plan.show) return plan_show(&run->model, &o->plan, error);
+    if (o->plan.show) return plan_show(&run->model, &o->plan), true;
     if (!run_compare_ranks(run, flags, flag_count, error)) return false;
     record_fill(run, o, flags, flag_count);
     ok = model_allocate(model, error) && run_allocate(run, error);
@@ -408,7 +406,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         if (!run_trace(run, &s, update, factor, error)) return false;
         fault_point("update");
         if (update) saver_await_snapshot(&run->saver);
-        if (update) model_update(model, &o->optimizer, ++state->updates, s.lr, factor);
+        if (update) model_update(model, ++state->updates, s.lr, factor);
         state->skipped_consecutive = update ? 0 : state->skipped_consecutive + 1;
         state->step++;
         run_report_straggler(run, &s.result);
@@ -449,7 +447,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         if (samples && !run_agree(run, sampled, error)) return false;
         if (stop && saves && !run_save_last(run, error)) return false;
         if (!stop && (saves || saves_hot) && !run_save_async(run, saves ? o->run.out : run->hot, error)) return false;
-        if (pauses) flat_start_clock(&model->flat);
+        if (pauses) clock_start(&model->clock, &model->flat);
     }
     return run_finish(run, o->schedule.steps, error);
 }

@@ -3,7 +3,6 @@
 //   1. schedule   the learning rate as a function of the step: schedule_lr
 //   2. state      step, samples, running statistics: RunState, which a checkpoint saves
 //   3. guard      clipping, skipped steps, the loss scale: guard_step; which steps are traced: guard_traces
-//   4. result     the outcome of one step: StepResult
 //
 //   double lr = schedule_lr(&schedule, state.step), factor;
 //   if (guard_step(&state, &factor, &guard, grad_norm)) ...update with factor...
@@ -94,7 +93,7 @@ static const Field STATE_FIELDS[] = {
     STATE_COUNT("norm_count", norms.count),
     STATE_REAL("loss_scale", loss_scale),
     STATE_COUNT("scale_good", scale_good),
-    STATE_COUNT("skipped_row", skipped_consecutive),
+    STATE_COUNT("skipped_consecutive", skipped_consecutive),
     STATE_COUNT("rewinds", rewinds),
     STATE_COUNT("rewound_from", rewound_from),
     STATE_COUNT("rewound_to", rewound_to),
@@ -199,27 +198,5 @@ static inline Spike guard_traces(RunState* state, const GuardOptions* o, double 
     state->trace_debt += COST;
     return spike;
 }
-
-// ------------------------------------------------------------------------------------------------
-// 4. Result
-
-// Flags that the ranks exchange once a step: what one rank says, and what holds for all.
-typedef struct {
-    bool stop;               // a signal asked to stop: any rank's counts
-    bool save;               // a checkpoint is due: rank 0's counts
-    bool saved;              // the rank's part of the save in progress is on the disk: all must say so
-    bool failed;             // it could not be written: any rank's counts
-} StepFlags;
-
-// The outcome of a step, the same on all ranks except for wait_share.
-typedef struct {
-    double loss;             // mean of all ranks' micro-batches' mean losses
-    double grad_norm;        // L2 norm of the gradients of that loss, without the loss scale
-    StepFlags flags;
-    double loss_min, loss_median, loss_max;  // of the ranks' own losses
-    double busy_min, busy_median, busy_max;  // ms since the last step, without the time a rank waited for others
-    size_t slowest;          // the rank of busy_max
-    double wait_share;       // fraction of that time in which this rank waited
-} StepResult;
 
 #endif  // LLMTRAIN_STATE_H

@@ -17,6 +17,7 @@
 
 #include "../base/files.h"
 #include "../checkpoint/state.h"
+#include "../ranks/agreement.h"
 
 #include <sys/file.h>
 

@@ -17,6 +17,8 @@
 #ifndef LLMTRAIN_RUN_H
 #define LLMTRAIN_RUN_H
 
+#include "../checkpoint/record.h"
+#include "log.h"
 #include "trace.h"
 #include "heartbeat.h"
 #include "run_tokenizer.h"
@@ -414,7 +416,7 @@ static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bo
     if (run->comm.rank == 0) {
         step = *key / 2 + *key % 2;  // 2N < *key exactly if N is below this
         do good = checkpoint_find_before(&step, found, out, step, error);
-        while (good && *found && asked && checkpoint_describe(&kind, &skipped, out, step) && kind != SAVE_ASKED);
+        while (good && *found && asked && checkpoint_describe(&kind, &skipped, out, step) && kind != SAVE_REQUESTED);
         hot = *key / 2;
         do good = good && (asked || !run->hot[0] || checkpoint_find_before(&hot, &hot_found, run->hot, hot, error));
         while (good && hot_found && run_copy_is_stale(run, hot));
@@ -761,7 +763,7 @@ static inline bool run_save_begin(Run* run, const char* directory, SaveKind kind
 
 // Saves while training continues; without a snapshot, completes the save first.
 static inline bool run_save_async(Run* run, const char* directory, Error* error) {
-    return run_save_begin(run, directory, SAVE_ASKED, error) && (run->saver.snapshot || run_save_wait(run, error));
+    return run_save_begin(run, directory, SAVE_REQUESTED, error) && (run->saver.snapshot || run_save_wait(run, error));
 }
 
 // Saves in --out before the run ends, and waits until the checkpoint is there.
@@ -769,7 +771,7 @@ static inline bool run_save_last(Run* run, Error* error) {
     bool good = false;
     if (!run_save_wait(run, error)) return false;  // when it returns, the bandwidth limit is set again
     saver_unthrottle(&run->saver, true);
-    SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_ASKED : SAVE_END;
+    SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_REQUESTED : SAVE_END;
     return run_save_begin(run, run->options->out, kind, error) && run_save_complete(run, &good, error) && good;
 }
 
@@ -864,7 +866,7 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
                  "went back from step %llu to %llu: %s; the learning rate is now multiplied by %g",
                  (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
     run->cadence.saved_ms = now_ms();
-    flat_start_clock(&run->model.flat);
+    clock_start(&run->model.clock, &run->model.flat);
     return true;
 }
 
@@ -882,8 +884,8 @@ static inline void fault_flip(Model* model) {
     device_upload(first, &byte, 1, model->stream);
 }
 
-static inline void describe_forward(char* text, size_t size, const FlatVector* flat, size_t number) {
-    (void)flat;
+static inline void describe_forward(char* text, size_t size, size_t buckets, size_t number) {
+    (void)buckets;
     snprintf(text, size, "the %s that it computes from the same parameters and tokens",
              number == 0 ? "hidden states" : "losses");
 }
@@ -896,7 +898,7 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
     FlatVector* flat = &model->flat;
     Dropout dropout = model->dropout;
     size_t N = B * T;
-    uint64_t* own = flat->compared + 2 * flat->options.rank;
+    uint64_t* own = model->stats.checksums + 2 * model->stats.rank;
     if (flat->options.world == 1) return true;
     for (size_t i = 0; i < N; i++) {
         tokens[i] = (int32_t)(i * 7919 % model->config.vocab);
@@ -906,15 +908,15 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
     model->dropout.p = 0;
     model_losses(model, tokens, targets, B, T);
     model->dropout = dropout;
-    vector_checksum(flat->checksums, model->activations.hidden, 0, N * model->config.channels, model->stream);
+    vector_checksum(flat->checksums, model->activations->hidden, 0, N * model->config.channels, model->stream);
     device_download(own, flat->checksums, sizeof(uint64_t), model->stream);
     device_download(own + 1, flat->scalars + SUM_LOSS, sizeof(double), model->stream);
-    return flat_same(flat, 2, describe_forward, error);
+    return ranks_same(&model->stats, 2, flat->count, describe_forward, error);
 }
 
 // Whether all ranks hold the same parameters, and compute the same values with them.
 static inline bool run_compare(Run* run, Error* error) {
-    if (!flat_compare(&run->model.flat, error)) return false;
+    if (!ranks_compare(&run->model.stats, &run->model.flat, error)) return false;
     if (!run->same_devices) return true;
     const ModelOptions* o = &run->model.options;
     bool flipped = fault_point("compare");
@@ -1043,7 +1045,7 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
     const SequenceTrace *loss = &trace.worst[TRACE_LOSS][0], *norm = &trace.worst[TRACE_NORM][0];
     StepWorst worst = {loss->loss, loss->shard, loss->start, norm->norm, norm->shard, norm->start};
     s->worst = worst;
-    flat_start_clock(&model->flat);
+    clock_start(&model->clock, &model->flat);
     s->trace_ms = now_ms() - began;
     return true;
 }
