@@ -192,10 +192,10 @@ static inline bool gguf_is_sentencepiece(const Rules* rules, bool* prefix) {
         const Normalizer* n = &rules->normalizers[i];
         if (n->kind == NORMALIZE_PREPEND) {
             *prefix = true;
-            other |= strcmp(n->content, META) != 0;
+            other |= strcmp(n->content, METASPACE) != 0;
         } else if (n->kind == NORMALIZE_REPLACE) {
-            spaces |= strcmp(n->pattern, " ") == 0 && strcmp(n->content, META) == 0;
-            other |= strcmp(n->pattern, " ") != 0 || strcmp(n->content, META) != 0;
+            spaces |= strcmp(n->pattern, " ") == 0 && strcmp(n->content, METASPACE) == 0;
+            other |= strcmp(n->pattern, " ") != 0 || strcmp(n->content, METASPACE) != 0;
         }
     }
     for (int byte = 0; byte < 256; byte++) other |= rules->vocabulary.bytes[byte] < 0;

@@ -6,6 +6,8 @@
 #include "own_names.h"
 #endif
 
+#include "llmtrain/checkpoint/source.h"
+#include "llmtrain/run/presets.h"
 #include "llmtrain/text/generate.h"
 
 #if PART == 2
