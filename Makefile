@@ -339,7 +339,7 @@ test-cpu: test-cpu-programs test-cpu-processes
 test-cpu-programs: $(CPU_TESTS)
 	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" compilers inlined $(filter-out $(PROCESS_TESTS),$(TESTS)) golden tour single floors
 test-cpu-processes: $(CPU_TESTS)
-	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) machines gpu_check
+	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) same_weights machines gpu_check
 
 test-cpu-only: test-cpu
 	@rm -f $(B)/test-cuda-*.sum

@@ -805,7 +805,8 @@ static __device__ inline void padding_set(Lanes<W>* x, int v, int V, float value
 
 template <int W>
 static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
-        floatX* logits, float* losses, const int32_t* targets, float dloss, size_t N, int V, int Vp) {
+        floatX* logits, float* losses, const int32_t* targets, float dloss, const float* weights, size_t N, int V,
+        int Vp) {
     __shared__ float shared[WARP];
     int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
     for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
@@ -836,7 +837,8 @@ static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
         float rounding = fmaf(row_maximum, CLASSIFIER_LOG2E, -row_offset) / CLASSIFIER_LOG2E;
         if (threadIdx.x == 0) losses[row] = logf(sum) - rounding + (row_maximum - target_logit);
         if (dloss == 0.0f) continue;
-        float scale = dloss / sum, target_probability = exp2f(fmaf(target_logit, CLASSIFIER_LOG2E, -row_offset)) / sum;
+        float gradient = weights ? dloss * weights[row] : dloss, scale = gradient / sum;
+        float target_probability = exp2f(fmaf(target_logit, CLASSIFIER_LOG2E, -row_offset)) / sum;
         for (v -= step; v >= 0; v -= step) {
             Lanes<W> logit = lanes_load<W>(x + v);
             #pragma unroll
@@ -844,17 +846,17 @@ static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
                 logit.x[j] = exp2f(fmaf(logit.x[j], CLASSIFIER_LOG2E, -row_offset)) * scale;
             padding_set(&logit, v, V, 0.0f);
             lanes_store<W>(x + v, logit);
-            if (v <= target && target < v + W) x[target] = floatX_of((target_probability - 1.0f) * dloss);
+            if (v <= target && target < v + W) x[target] = floatX_of((target_probability - 1.0f) * gradient);
         }
     }
 }
 
-static inline void classifier(floatX* logits, float* losses, const int32_t* targets, float dloss,
+static inline void classifier(floatX* logits, float* losses, const int32_t* targets, float dloss, const float* weights,
                               size_t N, size_t V, size_t Vp, Stream stream) {
     bool packs = packs_fit(Vp, logits, NULL, NULL, NULL);
     unsigned blocks = grid_blocks(N), threads = block_threads(divide_up(Vp, packs ? PACK : 1), CLASSIFIER_THREADS);
     auto kernel = packs ? classifier_kernel<PACK> : classifier_kernel<1>;
-    kernel<<<blocks, threads, 0, stream->compute>>>(logits, losses, targets, dloss, N, (int)V, (int)Vp);
+    kernel<<<blocks, threads, 0, stream->compute>>>(logits, losses, targets, dloss, weights, N, (int)V, (int)Vp);
     LAUNCH_CHECK();
 }
 
@@ -1054,7 +1056,7 @@ static inline void exact_read(float* out, const int64_t* sums, double quantum, s
 // ------------------------------------------------------------------------------------------------
 // 11. Casts, add
 //
-// Defines: cast_to_float, cast_from_float, add, vector_add_stored.
+// Defines: cast_to_float, cast_from_float, vector_add, vector_add_stored, residual_forward.
 // Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // A thread owns W elements. Casts move 4 + sizeof(floatX) bytes per element, add moves 8 + sizeof(x).
@@ -1108,6 +1110,24 @@ static inline void add_launch(float* out, const T* x, size_t n, Stream stream) {
 static inline void vector_add(float* out, const float* x, size_t n, Stream stream) { add_launch(out, x, n, stream); }
 static inline void vector_add_stored(float* out, const floatX* x, size_t n, Stream stream) {
     add_launch(out, x, n, stream);
+}
+
+// A thread owns W elements. Bytes: 3 x floatX per element.
+template <int W>
+static __global__ void residual_forward_kernel(floatX* out, const floatX* in, const floatX* branch, size_t n) {
+    size_t i = flat_index(W);
+    if (i >= n) return;
+    Lanes<W> sum = lanes_load<W>(in + i), other = lanes_load<W>(branch + i);
+    #pragma unroll
+    for (int j = 0; j < W; j++) sum.x[j] += other.x[j];
+    lanes_store<W>(out + i, sum);
+}
+
+static inline void residual_forward(floatX* out, const floatX* in, const floatX* branch, size_t n, Stream stream) {
+    bool packs = packs_fit(n, out, in, branch, NULL);
+    auto kernel = packs ? residual_forward_kernel<PACK> : residual_forward_kernel<1>;
+    kernel<<<flat_blocks(n, packs ? PACK : 1), FLAT_THREADS, 0, stream->compute>>>(out, in, branch, n);
+    LAUNCH_CHECK();
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1179,13 +1199,13 @@ static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combi
 // One launch for all slices, except with factored and matrix optimizers, which take a slice at a time.
 static inline void optimizer_update_list(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
                                          Stream stream) {
-    Cut cut = OPTIMIZERS[o->kind].cut;
+    ShardRule rule = OPTIMIZERS[o->kind].rule;
     if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slices, count, o, stream);
     else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slices, count, o, stream);
-    else if (cut == SHARD_ANYWHERE) elements_update(slices, count, o, stream);
-    for (size_t i = 0; i < count && (cut == SHARD_TENSORS || cut == SHARD_MATRICES); i++) {
+    else if (rule == SHARD_ANYWHERE) elements_update(slices, count, o, stream);
+    for (size_t i = 0; i < count && (rule == SHARD_TENSORS || rule == SHARD_MATRICES); i++) {
         OptimizerStep own = optimizer_step_of(&slices[i], o);
-        if (cut == SHARD_TENSORS) factored_update(&slices[i], &own, stream);
+        if (rule == SHARD_TENSORS) factored_update(&slices[i], &own, stream);
         else matrix_update(&MATRIX_OPERATIONS, &slices[i], &own, stream);
     }
 }

@@ -646,9 +646,10 @@ static inline void dropout_apply(floatX* out, const floatX* in, float p, uint64_
 // 9. Classifier
 
 // losses (N) = -log softmax(logits)[target] per row, 0 where the target is -1; logits (N, Vp), targets (N).
-// If dloss is not 0, each row of logits is replaced by its gradient dloss * (softmax - onehot(target)), 0 where the
-// target is -1 and in the padded columns V to Vp - 1, which have no probability.
-static inline void classifier(floatX* logits, float* losses, const int32_t* targets, float dloss,
+// If dloss is not 0, each row of logits is replaced by its gradient, dloss * weights[row] * (softmax - onehot(target)),
+// 0 where the target is -1 and in the padded columns V to Vp - 1, which have no probability. weights (N), of either
+// sign, are those of an objective that counts tokens differently; NULL: 1. They do not change the losses.
+static inline void classifier(floatX* logits, float* losses, const int32_t* targets, float dloss, const float* weights,
                               size_t N, size_t V, size_t Vp, Stream stream) {
     (void)stream;
     #pragma omp parallel for
@@ -665,12 +666,12 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
         float sum = VECTOR_SUM(v, V, exp_fast(float_of(x[v]) - maximum));
         losses[row] = (float)log_double((double)sum) + (maximum - target_logit);
         if (dloss == 0.0f) continue;
-        float scale = dloss / sum;
+        float gradient = weights ? dloss * weights[row] : dloss, scale = gradient / sum;
         #pragma omp simd
         for (size_t v = 0; v < V; v++) x[v] = floatX_of(exp_fast(float_of(x[v]) - maximum) * scale);
         for (size_t v = V; v < Vp; v++) x[v] = floatX_of(0.0f);
         float target_probability = exp_fast(target_logit - maximum) / sum;
-        x[targets[row]] = floatX_of((target_probability - 1.0f) * dloss);
+        x[targets[row]] = floatX_of((target_probability - 1.0f) * gradient);
     }
 }
 
@@ -724,6 +725,13 @@ static inline void vector_add_stored(float* out, const floatX* x, size_t n, Stre
     (void)stream;
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) out[i] += float_of(x[i]);
+}
+
+// out = in + branch, all (n): what a norm stores as the residual, without the norm.
+static inline void residual_forward(floatX* out, const floatX* in, const floatX* branch, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) out[i] = floatX_of(float_of(in[i]) + float_of(branch[i]));
 }
 
 // Sums in fixed point: integers, whose order and grouping cannot change a bit. sums (n) += x (n) * scale, rounded to
@@ -803,8 +811,8 @@ static inline void optimizer_update(const OptimizerSlice* slice, const Optimizer
     const OptimizerStep own = optimizer_step_of(slice, step), *o = &own;
     if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slice, o);
     else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slice, o);
-    else if (OPTIMIZERS[o->kind].cut == SHARD_TENSORS) factored_update(slice, o);
-    else if (OPTIMIZERS[o->kind].cut == SHARD_MATRICES) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
+    else if (OPTIMIZERS[o->kind].rule == SHARD_TENSORS) factored_update(slice, o);
+    else if (OPTIMIZERS[o->kind].rule == SHARD_MATRICES) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
     else optimizer_update_elements(slice, o, stream);
 }
 

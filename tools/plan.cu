@@ -24,7 +24,7 @@ static void show_optimizers(const Model* model) {
         double bytes = 0;
         for (size_t i = 0; i < p->count; i++)
             bytes += p->tensors[i].trains ? optimizer_state_bytes((OptimizerKind)kind, &p->tensors[i].shape,
-                                                                  model->flat.holds.optimizer_rank) : 0;
+                                                                  model->flat.holds.optimizer->rank) : 0;
         printf("%s %s %.2f", kind ? "," : "", OPTIMIZERS[kind].name, bytes / (double)p->true_size);
     }
     printf("\n");
@@ -106,8 +106,8 @@ static void choice_print(const Choice* c, const Model* asked, double memory_gb, 
     choice_name(OFFLOAD_CHOICES, o->offload, offload, sizeof offload);
     printf("--batch %zu", o->B);
     if (o->ranks.world > 1) printf(" --zero %zu", o->ranks.stage);
-    printf(" --optimizer %s", OPTIMIZERS[o->optimizer].name);
-    if (!FLOATX_IS_FLOAT) printf(" --masters %s", o->master_weights ? "on" : "off");
+    printf(" --optimizer %s", OPTIMIZERS[o->optimizer.kind].name);
+    if (!FLOATX_IS_FLOAT) printf(" --masters %s", o->optimizer.master_weights ? "on" : "off");
     if (o->B < asked->options.B) printf(" --total-batch %.0f", tokens);  // the same step in more micro-batches
     if (c->recomputes) printf(" --recompute auto --memory %g", memory_gb);
     if (o->offload) printf(" --offload %s%s", offload, device_is_host() ? " --offload-dir DIR" : "");
@@ -138,13 +138,13 @@ static size_t choices_plan(Choice* choices, const Model* asked, const PlanOption
     bool all_fits = false;
     for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++)
         for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
-            if (sequences % b || !choice_of_optimizer((OptimizerKind)kind, asked->options.optimizer)) continue;
+            if (sequences % b || !choice_of_optimizer((OptimizerKind)kind, asked->options.optimizer.kind)) continue;
             for (size_t i = 0; i < stages * forms && count < CHOICES_MAX; i++) {
                 Choice* c = &choices[count];
                 c->options = asked->options;
                 c->options.B = b;
-                c->options.optimizer = (OptimizerKind)kind;
-                c->options.master_weights = i % forms < 4;
+                c->options.optimizer.kind = (OptimizerKind)kind;
+                c->options.optimizer.master_weights = i % forms < 4;
                 c->options.ranks.stage = i / forms;
                 c->options.recompute = RECOMPUTE_NONE;
                 c->options.offload = (int)(i % 4);

@@ -156,7 +156,7 @@ static inline bool rates_measure(Rates* r, const BlockShape* s, size_t ranks, Er
     r->memory = share * 12.0 * (double)(a.n / 2) * rated_per_second(&a, RATED_MEMORY, 200);
     for (int o = 0; o < OPTIMIZER_COUNT; o++)
         for (int masters = 0; masters < (FLOATX_IS_FLOAT ? 1 : 2); masters++)
-            if (OPTIMIZERS[o].cut == SHARD_ANYWHERE || OPTIMIZERS[o].cut == SHARD_BLOCKS)
+            if (OPTIMIZERS[o].rule == SHARD_ANYWHERE || OPTIMIZERS[o].rule == SHARD_BLOCKS)
                 r->update[o][masters] = share * rates_update(&a, (OptimizerKind)o, masters > 0);
     r->comm = 0.05 * r->memory;
     r->offload = 1e9;
@@ -203,7 +203,7 @@ static inline double weights_ms(const Model* model, const Rates* r) {
     double ms = 0;
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
-        bool head = t->offset == model->weights.head_weight;
+        bool head = i == model->weights.head.weight.row;
         if (!t->trains || !(t->shape.hidden || head)) continue;
         Cost cost = cost_matmul_weight(model->options.B * model->options.T, t->size / t->cols, t->cols);
         ms += cost_ms(&cost, r);
@@ -216,7 +216,7 @@ static inline double model_recompute_ms(const Model* model, const Rates* r) {
     BlockShape s = model_block_shape(model);
     double ms = 0;
     for (size_t l = model_backward_ends(model); l < model->config.layers; l++)
-        ms += recompute_ms(model->activations.blocks[l].recomputed, &s, r);
+        ms += recompute_ms(model->activations->blocks[l].recomputed, &s, r);
     return ms;
 }
 
@@ -245,7 +245,7 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
 // The matmuls of Muon's updates, see matrix.h; ranks that shard the state divide them.
 static inline Cost muon_cost(const FlatVector* flat) {
     Cost c = {true, 0, 0};
-    for (size_t i = 0; i < flat->parameters->count && flat->holds.optimizer == OPTIMIZER_MUON; i++) {
+    for (size_t i = 0; i < flat->parameters->count && flat->holds.optimizer->kind == OPTIMIZER_MUON; i++) {
         const TensorShape* t = &flat->parameters->tensors[i].shape;
         double d = (double)min_size(t->rows, t->cols), n = (double)shape_elements(t);
         if (t->hidden) c.flops += 5 * (4 * d * n + 2 * d * d * d);
@@ -259,10 +259,10 @@ static inline double update_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
     bool masters = flat_has_masters(&flat->holds);
     double x = sizeof(floatX), owned = 0, sum = flat->options.reduce == REDUCE_EXACT ? 8 : 4;
-    double rate = r->update[flat->holds.optimizer][masters];
+    double rate = r->update[flat->holds.optimizer->kind][masters];
     for (size_t b = 0; b < flat->count; b++) owned += (double)slice_length(flat->buckets[b].state);
     double bytes = owned * (sum + x + (masters ? 8 : x));
-    for (size_t i = 0; i < optimizer_states(flat->holds.optimizer); i++)
+    for (size_t i = 0; i < optimizer_states(flat->holds.optimizer->kind); i++)
         bytes += 2.0 * (double)flat_state_bytes(flat, i);
     Cost sums = cost_of(0, (flat_stages(flat) ? sum * (double)flat->sums_size : 0) + sum * owned);
     Cost update = cost_of(18 * owned, bytes), muon = muon_cost(flat);

@@ -233,11 +233,11 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
                swiglu_backward(din, dout, in, N, F, stream), \
                WROTE("din", din, N, 2 * (F)), READ("dout", N, F), READ("in", N, 2 * (F)))
 
-#define classifier(logits, losses, targets, dloss, N, V, Vp, stream) \
+#define classifier(logits, losses, targets, dloss, weights, N, V, Vp, stream) \
     TIMED_COST("classifier", 0, 0, cost_classifier(N, V, Vp, (dloss) != 0), \
-               classifier(logits, losses, targets, dloss, N, V, Vp, stream), \
+               classifier(logits, losses, targets, dloss, weights, N, V, Vp, stream), \
                WROTE("losses", losses, N), WROTE("dlogits", (dloss) != 0 ? (logits) : NULL, N, Vp), \
-               READ("logits", N, Vp), READ("targets", N))
+               READ("logits", N, Vp), READ("targets", N), READ_IF(weights, "weights", N))
 
 #define sum_of_squares(out, x, n, stream) \
     TIMED("sum_of_squares", 2.0 * (n), 4.0 * (n), sum_of_squares(out, x, n, stream), WROTE("out", out, 1), READ("x", n))
@@ -297,6 +297,7 @@ static double optimizer_list_elements(const OptimizerSlice* slices, size_t count
 #define flat_end_bucket(flat, bucket) (flat_end_bucket(flat, bucket), tour_end_bucket(bucket))
 #endif
 
+#include "llmtrain/checkpoint/record.h"
 #include "llmtrain/run/flops.h"
 #include "llmtrain/run/presets.h"
 #include "tools/predict.h"
@@ -372,9 +373,10 @@ static bool bench_open(Bench* b, const Options* asked, const char* name, size_t 
     o.B = B;
     o.T = T;
     o.training = true;
-    o.master_weights = asked->master_weights;
-    o.optimizer = asked->optimizer;
-    o.optimizer_rank = OPTIMIZER_RANK;
+    o.optimizer = optimizer_defaults(asked->optimizer);
+    o.optimizer.master_weights = asked->master_weights;
+    o.optimizer.rank = OPTIMIZER_RANK;
+    o.optimizer.seed = 1337;
     o.recompute = recompute;
     if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
     if (!model_randomize(&b->model, 1337, error)) return false;
@@ -392,7 +394,6 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     RunState* state = &b->state;
     Schedule schedule = {SCHEDULE_COSINE, 6e-4, 0.1, 100, 1000, 0.2, 1000, 0.5};
     GuardOptions guard = {1, 4, 20, 20, 0, 0, FLOATX_DTYPE == DTYPE_F16, 2000};
-    OptimizerOptions optimizer = {model->options.optimizer, 0.9, 0.95, 1e-8, 0.1, 1337, OPTIMIZER_RANK};
     size_t B = model->options.B, T = model->options.T;
     for (size_t i = 0; i < B * T; i++) {
         b->tokens[i] = (int32_t)(random_bits(1, RANDOM_TEST, state->step, i) % model->config.vocab);
@@ -407,7 +408,7 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     if (!model_finish_step(model, &result, flags, error)) return false;
     double lr = schedule_lr(&schedule, state->step);
     bool taken = guard_step(state, &factor, &guard, result.grad_norm);
-    if (taken) model_update(model, &optimizer, ++state->updates, lr, factor);
+    if (taken) model_update(model, ++state->updates, lr, factor);
     state->step++;
     device_wait(model->stream);
     *ms = now_ms() - started;

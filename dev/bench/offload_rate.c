@@ -67,8 +67,6 @@ static double alone_at_once_ms(Measured* m) {
 }
 
 static void step(Measured* m, Model* model, const int32_t* tokens, size_t number) {
-    const OptimizerOptions adamw = {
-        .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
     StepFlags flags = {.stop = false};
     StepResult result;
     Error error;
@@ -77,7 +75,7 @@ static void step(Measured* m, Model* model, const int32_t* tokens, size_t number
     model_gradients(model, tokens, tokens, model->options.B, model->options.T);
     need(model_finish_step(model, &result, flags, &error), &error);
     double computed = now_ms();
-    model_update(model, &adamw, number + 1, 1e-5, 1.0);
+    model_update(model, number + 1, 1e-5, 1.0);
     need(offload_flush(&model->flat.offloaded.store, &error) || !flat_offloads(&model->flat), &error);
     m->ms[UPDATE][number] = now_ms() - computed;
     m->ms[STEP][number] = now_ms() - began;
@@ -111,7 +109,7 @@ int main(int argc, char** argv) {
     need(optimizer || offload == OFFLOAD_ACTIVATIONS ||
              fail_with(&error, "--offload is one of optimizer and activations"),
          &error);
-    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .master_weights = true,
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW),
                             .offload = offload, .offload_dir = directory};
     memset(&config, 0, sizeof config);
     config.tied = true;

@@ -91,7 +91,7 @@ KERNELS = (
     (r"add_partial<", None, lambda a, g: moves(0, 4 * a[3] * a[4] * g[1])),
     (r"attention_delta<", "attention_backward",
      lambda a, g: moves((2 * E * a[6] + 4) * math.prod(a[3:6]), 2 * E * math.prod(a[3:7]))),
-    (r"classifier_kernel<", "classifier", lambda a, g: moves(2 * E * a[4] * a[6], 2 * E * a[4] * a[6], 2)),
+    (r"classifier_kernel<", "classifier", lambda a, g: moves(2 * E * a[5] * a[7], 2 * E * a[5] * a[7], 2)),
     (r"column_pieces_kernel<", None, lambda a, g: moves(E * a[3] * a[4])),
     (r"column_join_kernel", None, lambda a, g: moves(0, 4 * a[3] * a[4])),
     (r"embedding_forward_kernel<", "embedding_forward", lambda a, g: moves(2 * E * a[5] * a[7])),

@@ -144,7 +144,7 @@ static void test(void) {
 }
 #endif
 
-#ifdef PIECE_NORMALISATION
+#ifdef PIECE_NORMALIZATION
 static void test(void) {
     enum { N = 6, C = 40 };
     Stored in = numbers(N * C, 1), weight = numbers(C, 2), bias = numbers(C, 3), dout = numbers(N * C, 4);
@@ -245,7 +245,8 @@ static void test(void) {
     Stored logits = numbers(N * VP, 1);
     Array<int32_t> targets = std::vector<int32_t>{4, -1, 20};
     Floats losses(N);
-    RUN(classifier, logits, losses, targets, 0.5f, N, V, VP);
+    Floats weights = std::vector<float>{-1.5f, 1.0f, 0.25f};
+    RUN(classifier, logits, losses, targets, 0.5f, weights, N, V, VP);
     same("loss", losses, 1e-4);
     same("gradient", logits, 0.005);
 }

@@ -790,19 +790,21 @@ static void test_dropout(size_t N, size_t first, float p) {
 // ------------------------------------------------------------------------------------------------
 // Classifier
 
-OPERATION(classifier, x(c, 0), f(c, 1), i32(c, 2), c->dloss, s->N, s->V, s->Vp)
+OPERATION(classifier, x(c, 0), f(c, 1), i32(c, 2), c->dloss, f(c, 3), s->N, s->V, s->Vp)
 
-// ignored: one row in `ignored` has no target (0: no row, 1: every row)
+// Three calls: gradients of unweighted rows; of rows with weights, every third of them 0; losses alone, for which the
+// weights are not read. ignored: one row in `ignored` has no target (0: no row, 1: every row)
 static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t ignored, float dloss) {
     if (!wanted("classifier")) return;
     int32_t* targets = make_tokens(TOKENS_RANDOM, N, V);
     Shape s = {.N = N, .V = V, .Vp = Vp, .tokens = targets};
     double* dout = hold_doubles(N);
     for (size_t row = 0; ignored > 0 && row < N; row += ignored) targets[row] = -1;
-    for (size_t row = 0; row < N; row++) dout[row] = (double)dloss;
-    for (int loss_alone = 0; loss_alone < 2; loss_alone++) {
+    for (int way = 0; way < 3; way++) {
+        static const char* const ways[3] = {"", " weights", " loss"};
+        bool weighted = way > 0, loss_alone = way == 2;
         Case c = case_begin(operation_classifier, &s, "N=%zu V=%zu Vp=%zu x%.3g -1:%zu%s", N, V, Vp, scale,
-                            ignored, loss_alone ? " loss" : "");
+                            ignored, ways[way]);
         c.dloss = loss_alone ? 0.0f : dloss;
         c.silent = ignored == 1;
         Array* logits = array(&c, "logits", IN_PLACE, STORED, N * Vp, scale);
@@ -819,6 +821,13 @@ static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t 
             }
         }
         input_from(&c, "targets", INTEGER, N, targets);
+        Array* weights = array(&c, "weights", loss_alone ? UNREAD : INPUT, FLOAT, weighted ? N : 0, 1);
+        for (size_t row = 0; row < weights->n; row++) {
+            if (row % 3 == 2) array_set(weights, weights->start, row, 0.0);
+            if (targets[row] >= 0) weights->live = row;
+        }
+        for (size_t row = 0; row < N; row++)
+            dout[row] = (double)dloss * (weighted ? array_get(weights, weights->start, row) : 1.0);
         double* in[1] = {doubles(logits, logits->start)};
         reference_classifier(losses, in, &s);
         if (!loss_alone) {

@@ -16,7 +16,7 @@ static inline double model_flops_per_token(const Model* model, size_t T) {
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
         bool multiplies = t->bucket > 0 || c->tied;
-        if (!t->trains && t->cols > 0 && t->offset != model->weights.position_embedding && multiplies)
+        if (!t->trains && t->cols > 0 && i != model->weights.position_embedding.row && multiplies)
             frozen += tensor_elements(t);
     }
     return 6.0 * (double)(model->parameters.true_size - looked_up) - 2.0 * (double)frozen +

@@ -7,6 +7,9 @@
 #ifndef LLMTRAIN_PLAN_H
 #define LLMTRAIN_PLAN_H
 
+#include "../checkpoint/checkpoint.h"
+#include "../ranks/comm.h"
+#include "../text/data.h"
 #include "../../llmtrain.h"
 
 typedef struct {
@@ -76,7 +79,7 @@ static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
 // level, the first that fits. Called before model_allocate. Returns how many bytes the model takes above that.
 static inline double model_recompute_within(Model* model, double bytes) {
     const Rates rates = {.matmul = 300e9, .other = 90e9, .memory = 25e9, .comm = 0, .offload = 0, .update = {{0}}};
-    BlockActivations* blocks = model->activations.blocks;
+    BlockActivations* blocks = model->activations->blocks;
     BlockShape shape = model_block_shape(model);
     bool moves = model->offloaded.moved > 0;
     double excess = 0;  // the first pass keeps every array
@@ -122,7 +125,7 @@ static inline void plan_show_recompute(const Model* model) {
     for (int o = 0; o < BLOCK_OPERATIONS; o++) {
         size_t blocks = 0;
         for (size_t l = model_backward_ends(model); l < model->config.layers; l++)
-            blocks += block_recomputes(&model->activations.blocks[l], (BlockOperation)o);
+            blocks += block_recomputes(&model->activations->blocks[l], (BlockOperation)o);
         if (blocks > 0) printf("%s %s in %zu", shown++ ? "," : "  recomputed:", names[o], blocks);
     }
     if (shown > 0) printf(" of %zu blocks\n", model->config.layers);
