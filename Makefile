@@ -317,7 +317,7 @@ supervise: $(B)/supervise
 $(addprefix $(B)/,test_convert test_trace test_evaluate test_plan test_optimizers test_optimizers_matrix first golden-BF16 \
     test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)): CFLAGS := $(CFLAGS:-O3=-O1)
 
-TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak first $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
+TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero test_seams test_ranks test_supervise soak first $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/plan-BF16 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
