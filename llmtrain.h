@@ -1,16 +1,15 @@
 // llmtrain.h: the model and, by its includes, what it needs: build a model, compute with it, train it.
 //
-//    1. parameters      the tensors of a model: Weights, weights_create
-//    2. model           the struct that owns everything; memory; initial weights
-//    3. layers          linear layers and norms: what every matmul of the model goes through
-//    4. forward         tokens to hidden states: block_forward, model_forward
-//    5. head            hidden states to logits, losses, and the head's own gradients
-//    6. backward        the forward, read from the end: block_backward, model_backward
-//    7. step            micro-batches, loss and norm of a step, the optimizer: model_step, model_update
+//    1. model           the struct that owns everything; memory
+//    2. layers          linear layers and norms: what every matmul of the model goes through
+//    3. forward         tokens to hidden states: block_forward, model_forward
+//    4. head            hidden states to logits, losses, and the head's own gradients
+//    5. backward        the forward, read from the end: block_backward, model_backward
+//    6. step            micro-batches, loss and norm of a step, the optimizer: model_step, model_update
 //
-// Sizes are in llmtrain/model/config.h. The training loop is in train.cu; saving and loading a model in
-// llmtrain/checkpoint/record.h; the validation loss in llmtrain/run/validate.h; text from a model in
-// llmtrain/text/generate.h; the smallest complete program is examples/first.c.
+// Sizes are in llmtrain/model/config.h, the tensors in llmtrain/model/weights.h. The training loop is in train.cu;
+// saving and loading a model in llmtrain/checkpoint/record.h; the validation loss in llmtrain/run/validate.h; text from
+// a model in llmtrain/text/generate.h; the smallest complete program is examples/first.c.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
@@ -18,85 +17,16 @@
 #ifndef LLMTRAIN_H
 #define LLMTRAIN_H
 
-#include "llmtrain/model/config.h"               // Config
 #include "llmtrain/model/documents.h"            // DocumentSpan, documents_find, targets_count
 #include "llmtrain/model/kv_cache.h"             // KvCache
 #include "llmtrain/model/offload_activations.h"  // OffloadBlocks
 #include "llmtrain/model/slots.h"                // Activations; with it activations.h: BlockActivations
 #include "llmtrain/model/watch.h"                // watch_at
+#include "llmtrain/model/weights.h"              // Weights; with it config.h: Config
 #include "llmtrain/ranks/agreement.h"            // StepClock, RankStats; with it zero.h: FlatVector
 
 // ------------------------------------------------------------------------------------------------
-// 1. Parameters
-//
-// Which tensors the model has (model/tensors.h has their table).
-
-// The tensors of one block; TENSOR_NONE where the family has none.
-typedef struct {
-    Norm norm1, norm2;                        // (C)
-    TensorId q_norm_weight, k_norm_weight;    // (D)
-    Linear qkv;                               // ((H + 2K) D, C)
-    Linear attention_out;                     // (C, H D)
-    Linear ffn_in;                            // (F, C), Llama (2F, C): gate, then up
-    Linear ffn_out;                           // (C, F)
-} Block;
-
-typedef struct {
-    Block* blocks;                            // (L)
-    TensorId token_embedding;                 // (Vp, C)
-    TensorId position_embedding;              // (context, C)
-    Norm final_norm;                          // (C)
-    Linear head;                              // (Vp, C), without bias; the token embedding when tied
-} Weights;
-
-// Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
-// Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which then
-// learn faster. It is divided by sqrt(2L) in the two matmuls that add to the residual stream, so that the stream does
-// not grow with depth. train: names of the tensors that train; NULL: all.
-static inline bool weights_create(Weights* w, Parameters* p, const Config* c, const char* train, Error* error) {
-    size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
-    size_t D = config_head_size(c), HD = c->heads * D, KD = c->kv_heads * D;
-    float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
-    bool gpt2 = c->family == FAMILY_GPT2;
-    const size_t single[SHAPE_MATRICES] = {0}, q_k_v[SHAPE_MATRICES] = {HD, KD, KD};
-    const size_t gate_up[SHAPE_MATRICES] = {gpt2 ? 0 : F, gpt2 ? 0 : F};
-    w->blocks = (Block*)memory_allocate(L * sizeof(Block));
-    if (w->blocks == NULL) return fail_with(error, "out of memory for the table of %zu blocks", L);
-    w->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);
-    parameters_last(p)->split = SPLIT_ROWS;
-    w->position_embedding = TENSOR_NONE;
-    if (gpt2)
-        w->position_embedding =
-            parameters_add(p, "position_embedding", c->context, c->context, C, 0, INIT_NORMAL, usual);
-    for (size_t l = 0; l < L; l++) {
-        Block* b = &w->blocks[l];
-        b->norm1 = parameters_add_norm(p, gpt2, l, "norm1", C);
-        b->qkv = parameters_add_linear(p, gpt2 || c->qkv_bias, l, "qkv", config_qkv(c), C, usual, SPLIT_ROWS, q_k_v);
-        parameters_set_heads(p, b->qkv, config_qk(c), D);
-        b->q_norm_weight = parameters_add_block(p, c->qk_norm, l, "q_norm", "weight", D, 0, INIT_ONE, 0);
-        b->k_norm_weight = parameters_add_block(p, c->qk_norm, l, "k_norm", "weight", D, 0, INIT_ONE, 0);
-        b->attention_out =
-            parameters_add_linear(p, gpt2, l, "attention_out", C, HD, residual, SPLIT_COLUMNS, single);
-        b->norm2 = parameters_add_norm(p, gpt2, l, "norm2", C);
-        b->ffn_in = parameters_add_linear(p, gpt2, l, "ffn_in", config_ffn_in(c), C, usual, SPLIT_ROWS, gate_up);
-        b->ffn_out = parameters_add_linear(p, gpt2, l, "ffn_out", C, F, residual, SPLIT_COLUMNS, single);
-    }
-    w->final_norm.weight = parameters_add(p, "final_norm_weight", C, C, 0, L + 1, INIT_ONE, 0);
-    w->final_norm.bias = TENSOR_NONE;
-    if (gpt2) w->final_norm.bias = parameters_add(p, "final_norm_bias", C, C, 0, L + 1, INIT_ZERO, 0);
-    w->head.weight = w->token_embedding;
-    w->head.bias = TENSOR_NONE;
-    p->tied = c->tied;
-    if (!c->tied) {
-        w->head.weight = parameters_add(p, "head_weight", V, Vp, C, L + 1, INIT_NORMAL, usual);
-        parameters_last(p)->split = SPLIT_ROWS;
-    }
-    if (!p->failed) p->tensors[w->head.weight.row].overwritten = true;  // the head's matmul comes first
-    return parameters_finish(p, train, error);
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Model
+// 1. Model
 
 // The programs' help for ModelOptions.matmul_algorithms.
 #define MATMUL_ALGORITHMS_HELP \
@@ -296,7 +226,7 @@ static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
 static inline const Tensor* model_tensor(const Model* model, TensorId id) { return &model->parameters.tensors[id.row]; }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Layers
+// 2. Layers
 //
 // Every matmul of the model is a linear layer, and goes through the functions below: they alone know where a weight is
 // stored, in which type, and on which ranks. Tensor parallelism, FP8, adapters (LoRA) and 4-bit base weights each live
@@ -402,7 +332,7 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Forward
+// 3. Forward
 //
 //   x = token_embedding[tokens] + position_embedding
 //   for each block:   x = x + attention(norm1(x));   x = x + ffn(norm2(x))
@@ -565,7 +495,7 @@ static inline void model_forward(Model* model) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Head
+// 4. Head
 //
 //   logits = hidden head_weight^T;   loss = cross-entropy(logits, targets)
 //
@@ -603,7 +533,7 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Backward
+// 5. Backward
 //
 // model_forward from its last line to its first. gradients.residual holds the gradient of the residual stream, to
 // which every norm's backward adds its part. Gradients of parameters are added at flat_gradient() (matmuls overwrite
@@ -734,7 +664,7 @@ static inline void model_backward(Model* model) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Step
+// 6. Step
 //
 // model_step computes the gradients of a step's micro-batches, model_finish_step its loss and norm over all ranks,
 // model_update changes the parameters. With FP16 the objective, and so every gradient, is loss_scale times what it

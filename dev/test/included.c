@@ -37,7 +37,7 @@ double loss_of_part_2(void) {
     config.context = options.T = LENGTH;
     config.tied = options.training = true;
     options.B = 1;
-    options.optimizer = OPTIMIZER_ADAMW;
+    options.optimizer = optimizer_defaults(OPTIMIZER_ADAMW);
     for (int i = 0; i < LENGTH; i++) tokens[i] = i, targets[i] = i + 1;
     bool ok = config_complete(&config, &error) && model_create(&model, &config, options, &error) &&
               model_randomize(&model, 1, &error);

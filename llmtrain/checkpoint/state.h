@@ -51,6 +51,25 @@ static inline double schedule_lr(const Schedule* s, uint64_t step) {
     return s->lr;
 }
 
+// Appends the flags of the schedule's shape, and sets the defaults; returns the new number of flags.
+static inline size_t schedule_flags(Flag* flags, size_t count, Schedule* s) {
+    const Flag table[] = {
+        FLAG_HEADING("Schedule"),
+        FLAG_CHOICE("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
+                    "shape of the learning rate after warmup"),
+        FLAG_COUNT("warmup", &s->warmup, 100, 0, 1e12, 0, "steps of linear warmup to --lr"),
+        FLAG_REAL("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
+                  "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
+        FLAG_REAL("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
+                  "with --schedule wsd: fraction of the steps after warmup, the last ones, over which the rate decays"),
+        FLAG_COUNT("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
+                   "with --schedule step: multiply the rate by --decay-factor every N steps"),
+        FLAG_REAL("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,
+                  "with --schedule step: multiply the rate by X every --decay-every steps"),
+    };
+    return flags_append(flags, count, table, sizeof table / sizeof table[0]);
+}
+
 // ------------------------------------------------------------------------------------------------
 // 2. State
 
@@ -110,6 +129,12 @@ static inline RunState run_state_begin(bool dynamic_scale, double loss_scale) {
     state.loss_scale = dynamic_scale ? loss_scale : 1.0;
     state.lr_factor = 1.0;
     return state;
+}
+
+// Counts a step; updated: it was not skipped.
+static inline void state_advance(RunState* state, bool updated) {
+    state->skipped_consecutive = updated ? 0 : state->skipped_consecutive + 1;
+    state->step++;
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@
 #include "log.h"
 #include "trace.h"
 #include "heartbeat.h"
+#include "presets.h"
 #include "run_tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -50,8 +51,6 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
     g->dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
     const Flag table[] = {
         FLAG_HEADING("Guards against spikes"),
-        FLAG_REAL("clip", &g->clip, 1, 0, 1e9, 0,
-                  "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
         FLAG_REAL(
             "spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
             "raise the clipping bound to the running mean of the clipped norms + X standard deviations; 0: clip to "
@@ -153,6 +152,8 @@ typedef struct {
     uint64_t loaded;              // step of the checkpoint in --out that was loaded last; 0: none, or a copy in memory
     Followed followed;            // the checkpoint in --out that was saved last, or that the loaded state continues
     Cadence cadence;
+    uint64_t first_step;          // where this process began to train, or rewound to the last time,
+    double began_ms;              // and when: for the time left
     char hot[FILE_PATH_MAX];      // directory of the in-memory copies, if there are any; empty: there can be none
     bool same_devices;            // all ranks compute with the same code on the same kind of device
     uint64_t offload_steps;       // updates seen by run_report_offload,
@@ -775,6 +776,24 @@ static inline bool run_save_last(Run* run, Error* error) {
     return run_save_begin(run, run->options->out, kind, error) && run_save_complete(run, &good, error) && good;
 }
 
+// Where a checkpoint is due after a step: 1 in --out, 2 a copy in memory; 0: nowhere. asked: rank 0's cadence in minutes.
+static inline unsigned run_save_due(const Run* run, uint64_t step, bool stop, bool asked) {
+    const RunOptions* o = run->options;
+    if (o->out && (stop || asked || cadence_due(&run->cadence, step))) return 1;
+    bool hot = o->ckpt_hot && step % o->ckpt_hot == 0 && saver_state(&run->saver) == SAVER_IDLE;
+    return hot ? 2 : 0;
+}
+
+static inline bool run_save(Run* run, unsigned due, bool stop, Error* error) {
+    return stop ? run_save_last(run, error) : run_save_async(run, due == 1 ? run->options->out : run->hot, error);
+}
+
+// Training begins here, or continues here after a rewind.
+static inline void run_begin_clock(Run* run) {
+    run->first_step = run->record.state.step;
+    run->began_ms = now_ms();
+}
+
 // ------------------------------------------------------------------------------------------------
 // 6. Rewinding
 
@@ -1008,7 +1027,7 @@ static inline void run_report_trace(Run* run, const StepTrace* trace, TraceMeasu
 
 // After the guard's decision on a step, and before its update: if it is to be traced, finds its worst sequences and
 // reports them; fills in what the log says of them. False if a rank is lost, or the data has changed.
-static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, Error* error) {
+static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) {
     RunState* state = &run->record.state;
     Model* model = &run->model;
     const Loader* loader = &run->loader;
@@ -1017,7 +1036,7 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
     Error why;
     char sentence[200];
     double began = now_ms();
-    Spike spike = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, update, factor);
+    Spike spike = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, s->updated, factor);
     s->traced = spike != SPIKE_NONE;
     s->trace_ms = 0;
     if (!s->traced) return true;
