@@ -4,7 +4,7 @@
 // reading, comparing, printing and the command line use that table: a new member takes only its row:
 //
 //   static const Field FIELDS[] = {
-//       {"layers", "layers", KIND_COUNT, offsetof(Config, layers), "N", 1, 1000, "blocks", NULL},
+//       FIELD_COUNT(Config, layers, "layers", 1, 1000, NULL, "transformer blocks"),
 //   };
 //   fields_write(&json_writer, FIELDS, 1, &config);
 //   if (!fields_read(&config, FIELDS, 1, &json, node)) ...
@@ -33,6 +33,7 @@ typedef struct {
     const char* missing;  // the value that a file without the member implies, as text; NULL: it cannot be read
 } Field;
 
+// Rows of members that have a flag, or would if `help` were not NULL; files call them as the struct does.
 #define FIELD_COUNT(Struct, member, flag, low, high, missing, help) \
     {#member, flag, KIND_COUNT, offsetof(Struct, member), "N", low, high, help, missing}
 #define FIELD_REAL(Struct, member, flag, low, high, missing, help) \
@@ -41,6 +42,10 @@ typedef struct {
     {#member, flag, KIND_SWITCH, offsetof(Struct, member), "on|off", 0, 0, help, missing}
 #define FIELD_CHOICE(Struct, member, flag, choices, missing, help) \
     {#member, flag, KIND_CHOICE, offsetof(Struct, member), choices, 0, 0, help, missing}
+// Rows of members that are only in files, where they have a name of their own. flag: what messages call them.
+#define FIELD_NAMED(Struct, member, kind, name, flag, missing) \
+    {name, flag, kind, offsetof(Struct, member), NULL, 0, 0, NULL, missing}
+#define FIELD_SAVED(Struct, member, kind, name, missing) FIELD_NAMED(Struct, member, kind, name, name, missing)
 
 // The flag of a member of the struct at `base`, which it reads and writes.
 static inline Flag field_flag(const Field* field, void* base) {

@@ -179,45 +179,38 @@ static inline bool convert_ignores(const char* name, const Config* c) {
 // ------------------------------------------------------------------------------------------------
 // 3. Configuration
 
-#define KEY_COUNT(key, member, missing) \
-    {key, key, KIND_COUNT, offsetof(Config, member), "N", 0, 0, NULL, missing}
-#define KEY_REAL(key, member, missing) \
-    {key, key, KIND_REAL, offsetof(Config, member), "X", 0, 0, NULL, missing}
-#define KEY_SWITCH(key, member, missing) \
-    {key, key, KIND_SWITCH, offsetof(Config, member), "on|off", 0, 0, NULL, missing}
-
 // Keys that are members of Config. The last column is transformers' own value for a file without the key; NULL: the key
 // is required. 0 is filled in by config_complete.
 static const Field GPT2_KEYS[] = {
-    KEY_COUNT("n_embd", channels, NULL),
-    KEY_COUNT("n_layer", layers, NULL),
-    KEY_COUNT("n_head", heads, NULL),
-    KEY_COUNT("n_inner", ffn, "0"),
-    KEY_COUNT("n_positions", context, NULL),
-    KEY_COUNT("vocab_size", vocab, NULL),
-    KEY_REAL("layer_norm_epsilon", norm_epsilon, "1e-5"),
-    KEY_SWITCH("tie_word_embeddings", tied, "on"),
+    FIELD_SAVED(Config, channels, KIND_COUNT, "n_embd", NULL),
+    FIELD_SAVED(Config, layers, KIND_COUNT, "n_layer", NULL),
+    FIELD_SAVED(Config, heads, KIND_COUNT, "n_head", NULL),
+    FIELD_SAVED(Config, ffn, KIND_COUNT, "n_inner", "0"),
+    FIELD_SAVED(Config, context, KIND_COUNT, "n_positions", NULL),
+    FIELD_SAVED(Config, vocab, KIND_COUNT, "vocab_size", NULL),
+    FIELD_SAVED(Config, norm_epsilon, KIND_REAL, "layer_norm_epsilon", "1e-5"),
+    FIELD_SAVED(Config, tied, KIND_SWITCH, "tie_word_embeddings", "on"),
 };
 static const Field LLAMA_KEYS[] = {
-    KEY_COUNT("hidden_size", channels, NULL),
-    KEY_COUNT("num_hidden_layers", layers, NULL),
-    KEY_COUNT("num_attention_heads", heads, NULL),
-    KEY_COUNT("num_key_value_heads", kv_heads, "0"),
-    KEY_COUNT("head_dim", head_size, "0"),
-    KEY_COUNT("intermediate_size", ffn, NULL),
-    KEY_COUNT("max_position_embeddings", context, NULL),
-    KEY_COUNT("vocab_size", vocab, NULL),
-    KEY_REAL("rms_norm_eps", norm_epsilon, "1e-6"),
-    KEY_REAL("rope_theta", rope_theta, "10000"),
-    KEY_SWITCH("tie_word_embeddings", tied, "off"),
+    FIELD_SAVED(Config, channels, KIND_COUNT, "hidden_size", NULL),
+    FIELD_SAVED(Config, layers, KIND_COUNT, "num_hidden_layers", NULL),
+    FIELD_SAVED(Config, heads, KIND_COUNT, "num_attention_heads", NULL),
+    FIELD_SAVED(Config, kv_heads, KIND_COUNT, "num_key_value_heads", "0"),
+    FIELD_SAVED(Config, head_size, KIND_COUNT, "head_dim", "0"),
+    FIELD_SAVED(Config, ffn, KIND_COUNT, "intermediate_size", NULL),
+    FIELD_SAVED(Config, context, KIND_COUNT, "max_position_embeddings", NULL),
+    FIELD_SAVED(Config, vocab, KIND_COUNT, "vocab_size", NULL),
+    FIELD_SAVED(Config, norm_epsilon, KIND_REAL, "rms_norm_eps", "1e-6"),
+    FIELD_SAVED(Config, rope_theta, KIND_REAL, "rope_theta", "10000"),
+    FIELD_SAVED(Config, tied, KIND_SWITCH, "tie_word_embeddings", "off"),
 };
 // Members of "rope_scaling", or of "rope_parameters" since transformers 5, other than the kind.
 static const Field ROPE_KEYS[] = {
-    KEY_REAL("rope_theta", rope_theta, NULL),
-    KEY_REAL("factor", rope_factor, NULL),
-    KEY_REAL("low_freq_factor", rope_low_freq, NULL),
-    KEY_REAL("high_freq_factor", rope_high_freq, NULL),
-    KEY_COUNT("original_max_position_embeddings", rope_original, NULL),
+    FIELD_SAVED(Config, rope_theta, KIND_REAL, "rope_theta", NULL),
+    FIELD_SAVED(Config, rope_factor, KIND_REAL, "factor", NULL),
+    FIELD_SAVED(Config, rope_low_freq, KIND_REAL, "low_freq_factor", NULL),
+    FIELD_SAVED(Config, rope_high_freq, KIND_REAL, "high_freq_factor", NULL),
+    FIELD_SAVED(Config, rope_original, KIND_COUNT, "original_max_position_embeddings", NULL),
 };
 enum {
     GPT2_KEY_COUNT = sizeof GPT2_KEYS / sizeof GPT2_KEYS[0],

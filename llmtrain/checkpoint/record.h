@@ -25,12 +25,11 @@ typedef struct {
 enum { RECORD_FIELD_COUNT = 5 };  // in a function, since the optimizers' names are not a constant
 static inline const Field* record_fields(void) {
     static Field fields[RECORD_FIELD_COUNT] = {
-        {"optimizer", "optimizer", KIND_CHOICE, offsetof(RunRecord, optimizer.kind), NULL, 0, 0, NULL, NULL},
-        {"optimizer_rank", "optimizer-rank", KIND_COUNT, offsetof(RunRecord, optimizer.rank), "N", 0, 0, NULL, "0"},
-        {"master_weights", "masters", KIND_SWITCH, offsetof(RunRecord, optimizer.master_weights), "on|off", 0, 0, NULL,
-         NULL},
-        {"seed", "seed", KIND_COUNT, offsetof(RunRecord, seed), "N", 0, 0, NULL, NULL},
-        {"sequence", "seq", KIND_COUNT, offsetof(RunRecord, T), "N", 0, 0, NULL, NULL},
+        FIELD_NAMED(RunRecord, optimizer.kind, KIND_CHOICE, "optimizer", "optimizer", NULL),
+        FIELD_NAMED(RunRecord, optimizer.rank, KIND_COUNT, "optimizer_rank", "optimizer-rank", "0"),
+        FIELD_NAMED(RunRecord, optimizer.master_weights, KIND_SWITCH, "master_weights", "masters", NULL),
+        FIELD_NAMED(RunRecord, seed, KIND_COUNT, "seed", "seed", NULL),
+        FIELD_NAMED(RunRecord, T, KIND_COUNT, "sequence", "seq", NULL),
     };
     fields[0].choices = optimizer_names();
     return fields;

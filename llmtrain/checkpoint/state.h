@@ -101,27 +101,25 @@ typedef struct {
     uint64_t trace_debt;     // the cost of the steps traced so far, less what was paid off since: guard_traces
 } RunState;
 
-#define STATE_COUNT(name, member) {name, NULL, KIND_COUNT, offsetof(RunState, member), "N", 0, 0, NULL, NULL}
-#define STATE_REAL(name, member) {name, NULL, KIND_REAL, offsetof(RunState, member), "X", 0, 0, NULL, NULL}
 static const Field STATE_FIELDS[] = {
-    STATE_COUNT("step", step),
-    STATE_COUNT("samples", samples),
-    STATE_COUNT("updates", updates),
-    STATE_REAL("norm_mean", norms.mean),
-    STATE_REAL("norm_variance", norms.variance),
-    STATE_COUNT("norm_count", norms.count),
-    STATE_REAL("loss_scale", loss_scale),
-    STATE_COUNT("scale_good", scale_good),
-    STATE_COUNT("skipped_consecutive", skipped_consecutive),
-    STATE_COUNT("rewinds", rewinds),
-    STATE_COUNT("rewound_from", rewound_from),
-    STATE_COUNT("rewound_to", rewound_to),
-    STATE_REAL("lr_factor", lr_factor),
-    {"loss_mean", NULL, KIND_REAL, offsetof(RunState, losses.mean), "X", 0, 0, NULL, "0"},
-    {"loss_variance", NULL, KIND_REAL, offsetof(RunState, losses.variance), "X", 0, 0, NULL, "0"},
-    {"loss_last", NULL, KIND_REAL, offsetof(RunState, losses.last), "X", 0, 0, NULL, "0"},
-    {"loss_count", NULL, KIND_COUNT, offsetof(RunState, losses.count), "N", 0, 0, NULL, "0"},
-    {"trace_debt", NULL, KIND_COUNT, offsetof(RunState, trace_debt), "N", 0, 0, NULL, "0"},
+    FIELD_SAVED(RunState, step, KIND_COUNT, "step", NULL),
+    FIELD_SAVED(RunState, samples, KIND_COUNT, "samples", NULL),
+    FIELD_SAVED(RunState, updates, KIND_COUNT, "updates", NULL),
+    FIELD_SAVED(RunState, norms.mean, KIND_REAL, "norm_mean", NULL),
+    FIELD_SAVED(RunState, norms.variance, KIND_REAL, "norm_variance", NULL),
+    FIELD_SAVED(RunState, norms.count, KIND_COUNT, "norm_count", NULL),
+    FIELD_SAVED(RunState, loss_scale, KIND_REAL, "loss_scale", NULL),
+    FIELD_SAVED(RunState, scale_good, KIND_COUNT, "scale_good", NULL),
+    FIELD_SAVED(RunState, skipped_consecutive, KIND_COUNT, "skipped_consecutive", NULL),
+    FIELD_SAVED(RunState, rewinds, KIND_COUNT, "rewinds", NULL),
+    FIELD_SAVED(RunState, rewound_from, KIND_COUNT, "rewound_from", NULL),
+    FIELD_SAVED(RunState, rewound_to, KIND_COUNT, "rewound_to", NULL),
+    FIELD_SAVED(RunState, lr_factor, KIND_REAL, "lr_factor", NULL),
+    FIELD_SAVED(RunState, losses.mean, KIND_REAL, "loss_mean", "0"),
+    FIELD_SAVED(RunState, losses.variance, KIND_REAL, "loss_variance", "0"),
+    FIELD_SAVED(RunState, losses.last, KIND_REAL, "loss_last", "0"),
+    FIELD_SAVED(RunState, losses.count, KIND_COUNT, "loss_count", "0"),
+    FIELD_SAVED(RunState, trace_debt, KIND_COUNT, "trace_debt", "0"),
 };
 enum { STATE_FIELD_COUNT = sizeof STATE_FIELDS / sizeof STATE_FIELDS[0] };
 

@@ -70,40 +70,38 @@ static inline void step_print(FILE* out, const StepLog* s) {
 // ------------------------------------------------------------------------------------------------
 // 2. Metrics
 
-#define METRIC_COUNT_OF(name, member) {name, NULL, KIND_COUNT, offsetof(StepLog, member), "N", 0, 0, NULL, NULL}
-#define METRIC(name, member) {name, NULL, KIND_REAL, offsetof(StepLog, member), "X", 0, 0, NULL, NULL}
 // The keys of a line. What was not measured is null.
 static const Field METRICS[] = {
-    METRIC_COUNT_OF("step", step),
-    METRIC("loss", result.loss),
-    METRIC("val_loss", val_loss),
-    METRIC("grad_norm", result.grad_norm),
-    METRIC("lr", lr),
-    METRIC_COUNT_OF("tokens", tokens),
-    METRIC_COUNT_OF("skipped", skipped),
-    METRIC("loss_ranks_min", result.loss_min),
-    METRIC("loss_ranks_median", result.loss_median),
-    METRIC("loss_ranks_max", result.loss_max),
-    METRIC("ms", ms),
-    METRIC("ms_ranks_min", result.busy_min),
-    METRIC("ms_ranks_median", result.busy_median),
-    METRIC("ms_ranks_max", result.busy_max),
-    METRIC_COUNT_OF("slowest_rank", result.slowest),
-    METRIC("wait_share", result.wait_share),
-    METRIC_COUNT_OF("comm_bytes", sent),
-    METRIC("tok_per_s", tokens_per_second),
-    METRIC("mfu", mfu),
-    METRIC_COUNT_OF("mem_bytes", memory),
+    FIELD_SAVED(StepLog, step, KIND_COUNT, "step", NULL),
+    FIELD_SAVED(StepLog, result.loss, KIND_REAL, "loss", NULL),
+    FIELD_SAVED(StepLog, val_loss, KIND_REAL, "val_loss", NULL),
+    FIELD_SAVED(StepLog, result.grad_norm, KIND_REAL, "grad_norm", NULL),
+    FIELD_SAVED(StepLog, lr, KIND_REAL, "lr", NULL),
+    FIELD_SAVED(StepLog, tokens, KIND_COUNT, "tokens", NULL),
+    FIELD_SAVED(StepLog, skipped, KIND_COUNT, "skipped", NULL),
+    FIELD_SAVED(StepLog, result.loss_min, KIND_REAL, "loss_ranks_min", NULL),
+    FIELD_SAVED(StepLog, result.loss_median, KIND_REAL, "loss_ranks_median", NULL),
+    FIELD_SAVED(StepLog, result.loss_max, KIND_REAL, "loss_ranks_max", NULL),
+    FIELD_SAVED(StepLog, ms, KIND_REAL, "ms", NULL),
+    FIELD_SAVED(StepLog, result.busy_min, KIND_REAL, "ms_ranks_min", NULL),
+    FIELD_SAVED(StepLog, result.busy_median, KIND_REAL, "ms_ranks_median", NULL),
+    FIELD_SAVED(StepLog, result.busy_max, KIND_REAL, "ms_ranks_max", NULL),
+    FIELD_SAVED(StepLog, result.slowest, KIND_COUNT, "slowest_rank", NULL),
+    FIELD_SAVED(StepLog, result.wait_share, KIND_REAL, "wait_share", NULL),
+    FIELD_SAVED(StepLog, sent, KIND_COUNT, "comm_bytes", NULL),
+    FIELD_SAVED(StepLog, tokens_per_second, KIND_REAL, "tok_per_s", NULL),
+    FIELD_SAVED(StepLog, mfu, KIND_REAL, "mfu", NULL),
+    FIELD_SAVED(StepLog, memory, KIND_COUNT, "mem_bytes", NULL),
 };
 
 // Further keys of a step that was traced.
 static const Field TRACED_METRICS[] = {
-    METRIC("worst_loss", worst.loss),
-    METRIC("worst_loss_shard", worst.loss_shard),
-    METRIC("worst_loss_at", worst.loss_at),
-    METRIC("worst_grad_norm", worst.norm),
-    METRIC("worst_grad_shard", worst.norm_shard),
-    METRIC("worst_grad_at", worst.norm_at),
+    FIELD_SAVED(StepLog, worst.loss, KIND_REAL, "worst_loss", NULL),
+    FIELD_SAVED(StepLog, worst.loss_shard, KIND_REAL, "worst_loss_shard", NULL),
+    FIELD_SAVED(StepLog, worst.loss_at, KIND_REAL, "worst_loss_at", NULL),
+    FIELD_SAVED(StepLog, worst.norm, KIND_REAL, "worst_grad_norm", NULL),
+    FIELD_SAVED(StepLog, worst.norm_shard, KIND_REAL, "worst_grad_shard", NULL),
+    FIELD_SAVED(StepLog, worst.norm_at, KIND_REAL, "worst_grad_at", NULL),
 };
 
 typedef struct {
