@@ -1114,7 +1114,7 @@ static void test_sampling(void) {
         seen[sample_token(candidates, logits, NULL, 0, &o, random_uniform(1, RANDOM_TEST, 4, (uint64_t)i), V)]++;
     for (int v = 0; v < V; v++) {
         double p = exp(2 * (double)logit[v]) / sum;
-        worst = fmax(worst, fabs(seen[v] - DRAWS * p) / sqrt(DRAWS * p * (1 - p)));
+        worst = fmax(worst, fabs(seen[v] - (int)DRAWS * p) / sqrt((int)DRAWS * p * (1 - p)));
     }
     check("sampling: frequencies at temperature 0.5, in deviations", worst, 4);
     o.top_k = 2;
@@ -1893,7 +1893,7 @@ static void test_two_ranks(void) {
             if (!isnan(of_one)) worst = error_of_two <= worst ? worst : error_of_two;
             ok = ok && isnan(of_one) == isnan(error_of_two);
         }
-        sent += n[0][4][i] / STEPS;
+        sent += n[0][4][i] / (int)STEPS;
     }
     check("two ranks: loss, norm, validation and tokens of one rank", ok ? worst : NAN, 1e-9);
 
