@@ -69,10 +69,11 @@ static void fixture_close(Fixture* f) {
 static void fixture_model(Model* model, const Fixture* f) {
     Error error;
     need(model_create(model, &f->config, small_options(f->B, f->T), &error), "%s", error.text);
-    for (size_t i = 0; i < model->parameters.count; i++) {
-        const Tensor* t = &model->parameters.tensors[i];
+    for (uint32_t i = 0; i < model->parameters.count; i++) {
+        const TensorId id = {i};
+        const Tensor* t = model_tensor(model, id);
         float* values = (float*)fixture_read(f, "param.", t->name);
-        need(model_set_params(model, t->offset, values, tensor_elements(t), &error), "%s", error.text);
+        need(flat_set_params(&model->flat, id, 0, values, tensor_elements(t), &error), "%s", error.text);
         free(values);
     }
 }
@@ -90,10 +91,11 @@ static void test_gradients(const Fixture* f) {
           *logits = (float*)memory_allocate(N * V * sizeof(float)),
           *grads = (float*)memory_allocate(model.parameters.flat_size * sizeof(float));
 
-    model_forward(&model, model_upload(&model, f->tokens, NULL, f->B, f->T), f->B, f->T, false);
+    model_upload(&model, f->tokens, NULL, f->B, f->T, false);
+    model_forward(&model);
     for (size_t row = 0; row < N; row++) {
         model_logits(&model, row, 1);
-        floats_download(logits + row * V, model.activations.logits, V, &model);
+        floats_download(logits + row * V, model.activations->logits, V, &model);
     }
     check_bound(relative_error(logits, expected_logits, N * V), bound, "%s logits", f->name);
 
@@ -119,7 +121,6 @@ static void test_gradients(const Fixture* f) {
 // gradient.
 static void test_loss_scale(const Fixture* f) {
     const double lr = 64, factor = 0.25;
-    const OptimizerOptions sgd = {.kind = OPTIMIZER_SGD, .epsilon = 1e-8};
     Model model;
     fixture_model(&model, f);
     size_t P = model.parameters.flat_size;
@@ -130,7 +131,9 @@ static void test_loss_scale(const Fixture* f) {
     check_bound(fabs(norm / expected_norms[0] - 1), bound_of(1e-5, f->config.layers),
                 "%s norm with a loss scale of 1024", f->name);
     device_download(before, weights, P * sizeof(float), model.stream);
-    model_update(&model, &sgd, 1, lr, factor);
+    const OptimizerOptions sgd = {.kind = OPTIMIZER_SGD, .epsilon = 1e-8};
+    model.options.optimizer = sgd;
+    model_update(&model, 1, lr, factor);
     device_download(after, weights, P * sizeof(float), model.stream);
     for (size_t i = 0; i < P; i++) after[i] = (float)((double)(before[i] - after[i]) / (lr * factor));
     for (size_t i = 0; i < model.parameters.count; i++) {
@@ -155,13 +158,13 @@ enum { STEPS = 20, SAVED_STEP = 10 };
 
 // One step on its own batch: gradients, clipping, AdamW. Counts it in the state, and returns the loss.
 static double fixture_step(Model* model, RunState* state, double* norm, const Fixture* f, const double* hyper) {
-    OptimizerOptions adamw = {.kind = OPTIMIZER_ADAMW, .beta1 = hyper[1], .beta2 = hyper[2], .epsilon = hyper[3],
-                              .weight_decay = hyper[4]};
+    OptimizerOptions* adamw = &model->options.optimizer;
+    adamw->beta1 = hyper[1], adamw->beta2 = hyper[2], adamw->epsilon = hyper[3], adamw->weight_decay = hyper[4];
     GuardOptions guard = {.clip = hyper[5], .spike_warmup = 1, .scale_growth = 1};
     size_t batch = (size_t)state->step * f->B * f->T;
     double factor, loss = batch_gradients(model, norm, f->tokens + batch, f->targets + batch, f->B, f->T);
     need(guard_step(state, &factor, &guard, *norm), "the guard skipped a step of %s", f->name);
-    model_update(model, &adamw, ++state->updates, hyper[0], factor);
+    model_update(model, ++state->updates, hyper[0], factor);
     state->step++;
     return loss;
 }
