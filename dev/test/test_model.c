@@ -208,7 +208,7 @@ static void cache_forward(float* hidden, Model* model, const int32_t* tokens, si
         count = min_size(step, T - t);
         for (size_t b = 0; b < B; b++) memcpy(part + b * count, tokens + b * T + t, count * sizeof(int32_t));
         model_upload(model, part, NULL, B, count, true);
-    model_forward(model);
+        model_forward(model);
         floats_download(rows, model->activations->hidden, B * count * C, model);
         for (size_t b = 0; b < B; b++)
             memcpy(hidden + (b * T + t) * C, rows + b * count * C, count * C * sizeof(float));
@@ -242,7 +242,7 @@ static void test_cache(Family family) {
         options.kv_q8 = q8;
         small_create(&model, &c, options, 11);
         model_upload(&model, tokens, NULL, B, T, false);
-    model_forward(&model);
+        model_forward(&model);
         floats_download(whole, model.activations->hidden, n, &model);
         for (int w = 0; w < WAYS; w++) {
             size_t count = ways[w].B * T * C;
