@@ -151,7 +151,7 @@ NCCL_FOUND := $(if $(filter off,$(NCCL)),,$(if $(wildcard $(CUDA_HOME)/include/n
 ifeq ($(NCCL)$(NCCL_FOUND),on)
 $(error NCCL=on, but there is no nccl.h; apt-get install -y libnccl-dev)
 endif
-NVCCFLAGS := -std=c++17 -O3 -DLLMTRAIN_CUDA $(NCCL_FOUND:yes=-DLLMTRAIN_NCCL) -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
+NVCCFLAGS := -std=c++20 -O3 -DLLMTRAIN_CUDA $(NCCL_FOUND:yes=-DLLMTRAIN_NCCL) -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
 CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh llmtrain/*/*.cuh llmtrain/*/*/*.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
@@ -166,7 +166,7 @@ $(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench/bench.c $(CUDA_H
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(CUDA_HOME)/include \
     -isystem $(CUDA_HOME)/include/cccl)
-EMULATE := -std=c++17 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
+EMULATE := -std=c++20 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
     -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I$(B)/emulated -I. -Idev/emulator $(or $(CUDA_INCLUDE),-isystem dev/emulator/standins)
 EMULATOR := $(wildcard dev/emulator/*.h dev/emulator/standins/*.h)
 TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu \
@@ -174,7 +174,7 @@ TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu \
 EMULATED_NEEDS := $(TRANSLATED) $(EMULATOR) $(HEADERS)
 .SECONDARY: $(TRANSLATED)
 $(B)/translate: dev/emulator/translate.cpp | $(B)
-	$(CXX) -std=c++17 -O1 $(WARNINGS) $< -o $@
+	$(CXX) -std=c++20 -O1 $(WARNINGS) $< -o $@
 $(B)/emulated/%: % $(B)/translate
 	@mkdir -p $(@D)
 	@$(B)/translate $< > $@.new && mv $@.new $@
@@ -317,7 +317,7 @@ supervise: $(B)/supervise
 $(addprefix $(B)/,test_convert test_trace test_evaluate test_plan test_optimizers test_optimizers_matrix first golden-BF16 \
     test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)): CFLAGS := $(CFLAGS:-O3=-O1)
 
-TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak first $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
+TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero test_seams test_ranks test_supervise soak first $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/plan-BF16 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)

@@ -1,7 +1,7 @@
 // train.cu: the program that trains. Flags, set-up in named steps, and the training loop, from top to bottom.
 //
 //   cc -O3 -march=native -ffp-contract=off -x c train.cu -o train -lm -pthread    (the Makefile adds OpenMP: all cores)
-//   nvcc -O3 -std=c++17 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 train.cu -o train -lcublasLt        for a GPU
+//   nvcc -O3 -std=c++20 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 train.cu -o train -lcublasLt        for a GPU
 //
 // Reads:  token shards (--data, --val), a checkpoint (--resume in --out, --init-from).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the

@@ -14,7 +14,7 @@
 //
 // On a GPU (make bench CUDA=on ARCH=sm_90a):
 //
-//     nvcc -std=c++17 -O3 -arch=sm_90a -DLLMTRAIN_CUDA -DPRECISION_BF16 -I. -Xcompiler -fopenmp -x cu dev/bench/bench.c
+//     nvcc -std=c++20 -O3 -arch=sm_90a -DLLMTRAIN_CUDA -DPRECISION_BF16 -I. -Xcompiler -fopenmp -x cu dev/bench/bench.c
 //         -o build/bench-cuda-BF16 -lcublasLt
 //     build/bench-cuda-BF16 --batch 64 --seq 1024 --steps 80
 //

@@ -68,7 +68,7 @@ find_libraries() {
 # for any x86 processor since 2013, with their libraries.
 build_lines() {
     case $* in *ladders*) make -s CUDA=off MPI=off NCCL=off B="$work" "$work/ladders.cu" || return 1 ;; esac
-    cuda="$nvcc -std=c++17 -O3 -gencode arch=compute_${arch#sm_},code=$arch -DLLMTRAIN_CUDA -I. $blas_include"
+    cuda="$nvcc -std=c++20 -O3 -gencode arch=compute_${arch#sm_},code=$arch -DLLMTRAIN_CUDA -I. $blas_include"
     cuda="$cuda -Xcompiler -fopenmp -Xlinker -s"
     cpu="$cc -std=c11 -O3 $([ -n "$carry" ] && echo "-march=x86-64-v3 -static -s" || echo -march=native)"
     cpu="$cpu -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -pthread -I."

@@ -13,7 +13,7 @@
 //     verdict("every element");                                         that do not hold are printed, below its line
 //     return tests_end();                                               N passed, N failed
 //
-// Processes that the test forks count into the same sums. The header needs system.h, and compiles as C11 and C++17.
+// Processes that the test forks count into the same sums. The header needs system.h, and compiles as C11 and C++20.
 
 #ifndef LLMTRAIN_HARNESS_H
 #define LLMTRAIN_HARNESS_H

@@ -1,7 +1,7 @@
 // test_cuda.cu: tests every operation of the CUDA backend against the CPU operation of the same name, for one storage
 // dtype (-DPRECISION_BF16, -DPRECISION_FP16, or float). test_kernels.c tests the CPU operations.
 //
-//     nvcc -std=c++17 -O3 -arch=native -DLLMTRAIN_CUDA -I. -Xcompiler -fopenmp dev/test/test_cuda.cu
+//     nvcc -std=c++20 -O3 -arch=native -DLLMTRAIN_CUDA -I. -Xcompiler -fopenmp dev/test/test_cuda.cu
 //         -o build/test_cuda -lcublasLt
 //     build/test_cuda                        the same where dev/emulator and a C++ compiler have built it
 //     build/test_cuda --only attention       the operations with that in their names

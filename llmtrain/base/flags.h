@@ -37,7 +37,7 @@ enum {
     FLAG_FIXED = 8             // a run that is resumed with another value is refused: it would be another run
 };
 
-typedef struct {
+typedef struct Flag {
     const char* name;     // without the dashes; NULL: a heading of the help, whose text is in `help`
     FlagKind kind;
     void* value;          // holds the default before parsing
