@@ -47,11 +47,10 @@ typedef struct {
     uint64_t at, tokens;               // position, and number of tokens from there on
 } Options;
 
-enum { FLAGS_MAX = 32 };
 #define VAL_MIN 1e-9  // besides 0: with less, the number of a document far ahead would not fit 64 bits
 enum { DEDUP_OFF, DEDUP_EXACT, DEDUP_NEAR };
 
-static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
+static Flags options_flags(Options* o) {
     const Flag table[] = {
         FLAG_HEADING("Texts"),
         FLAG_TEXT("bytes", &o->bytes, NULL, "FILE", 0, "text file to convert, one token per byte; -: standard input"),
@@ -99,16 +98,15 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         FLAG_HEADING("Program"),
         FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
-    return flags_append(flags, 0, table, sizeof table / sizeof table[0]);
+    return flags_of(table, sizeof table / sizeof table[0]);
 }
 
 static bool options_read(Options* o, int argc, char** argv, Error* error) {
-    Flag flags[FLAGS_MAX];
     memset(o, 0, sizeof *o);
-    size_t count = options_flags(flags, o);
-    if (!flags_parse(flags, count, argc, argv, error)) return false;
-    o->val_given = flag_was_given(flags, count, "val");
-    if (!o->show && (flag_was_given(flags, count, "at") || flag_was_given(flags, count, "tokens")))
+    Flags flags = options_flags(o);
+    if (!flags_parse(&flags, argc, argv, error)) return false;
+    o->val_given = flag_was_given(&flags, "val");
+    if (!o->show && (flag_was_given(&flags, "at") || flag_was_given(&flags, "tokens")))
         return fail_with(error, "--at and --tokens are for --show FILE, the shard to print from; give it too");
     if (o->show) {
         if (o->bytes || o->text || o->jsonl || o->out || o->encode || o->decode)
@@ -630,10 +628,9 @@ int main(int argc, char** argv) {
     struct sigaction action;
     files_open_standard();
     if (flags_want_help(argc, argv)) {
-        Flag flags[FLAGS_MAX];
-        size_t count = options_flags(flags, &options);
+        Flags flags = options_flags(&options);
         printf("tokenize: converts texts to token shards; replaces existing shards of the same prefix\n\n");
-        flags_help(flags, count);
+        flags_help(&flags);
         return 0;
     }
     if (!options_read(&options, argc, argv, &error)) {

@@ -889,7 +889,7 @@ static bool supervise_open(Supervisor* s, Error* error) {
 int main(int argc, char** argv) {
     static Supervisor supervisor = {.max_restarts = 5};
     Supervisor* s = &supervisor;
-    Flag flags[] = {
+    const Flag rows[] = {
         {"max-restarts", KIND_COUNT, &s->max_restarts, "N", 1, 1e6,
          "give up after N consecutive failures that reached no new step", false},
         {"timeout", KIND_REAL, &s->limits[HEARTBEAT_STEP], "S", 0, 1e9,
@@ -904,6 +904,7 @@ int main(int argc, char** argv) {
         {"out", KIND_TEXT, &s->out, "DIR", 0, 0,
          "directory for events.jsonl and failures/; default: the --out of COMMAND", false},
     };
+    Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
     const char* title = "supervise [FLAGS] -- COMMAND...: runs COMMAND, which is ./train with --resume, alone or\n"
                         "under a launcher (mpirun, srun), and restarts it when it dies or hangs.\n";
     Error error;
@@ -912,7 +913,7 @@ int main(int argc, char** argv) {
     s->limits[HEARTBEAT_STEP] = 600;
     s->limits[HEARTBEAT_SETUP] = s->limits[HEARTBEAT_PAUSE] = 1800;
     while (dashes < argc && strcmp(argv[dashes], "--") != 0) dashes++;
-    if (!flags_begin(&code, "supervise", title, flags, sizeof flags / sizeof flags[0], dashes, argv)) return code;
+    if (!flags_begin(&code, "supervise", title, &flags, dashes, argv)) return code;
     s->limits[HEARTBEAT_COLLECTIVE] = s->limits[HEARTBEAT_DONE] = s->limits[HEARTBEAT_STEP];
     s->words = argv + (dashes < argc ? dashes + 1 : argc);
     for (int i = 0; i < 2; i++) {

@@ -217,7 +217,6 @@ int main(int argc, char** argv) {
     Options o;
     memset(&o, 0, sizeof o);
     Sampler* s = &o.sampler;
-    Flag flags[32];
     const Flag table[] = {
         FLAG_TEXT("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
         FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", 0,
@@ -245,10 +244,10 @@ int main(int argc, char** argv) {
     Error error;
     int code;
     files_open_standard();
-    size_t count = sampler_flags(flags, flags_append(flags, 0, table, sizeof table / sizeof table[0]), s);
-    if (!flags_begin(&code, "generate", "generate: continues a text with a model", flags, count, argc, argv))
-        return code;
-    o.prompt_given = flag_was_given(flags, count, "prompt");
+    Flags flags = flags_of(table, sizeof table / sizeof table[0]);
+    sampler_flags(&flags, s);
+    if (!flags_begin(&code, "generate", "generate: continues a text with a model", &flags, argc, argv)) return code;
+    o.prompt_given = flag_was_given(&flags, "prompt");
     bool right = options_check(&o, &error);
     if (o.threads) threads_set(o.threads);
     if (right && generate(&o, &error)) return 0;

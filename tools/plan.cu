@@ -203,7 +203,6 @@ int main(int argc, char** argv) {
     Rates rates;
     Launch launch;
     Error error;
-    Flag flags[FLAGS_MAX + 2];
     const char* rate;
     int code;
     const Flag own[] = {
@@ -215,18 +214,18 @@ int main(int argc, char** argv) {
     files_open_standard();
     memset(&run, 0, sizeof run);
     launch_alone(&launch);
-    size_t count = flags_append(flags, 0, own, sizeof own / sizeof own[0]);
-    count += options_flags(flags + count, &o);
+    Flags flags = flags_of(own, sizeof own / sizeof own[0]);
+    options_flags(&flags, &o);
     run.options = &o.run;
     const char* title = "plan: predicts the memory and the time of a step of ./train (" FLOATX_NAME " build); with "
                         "--memory, lists the flags that fit, fastest first.";
-    if (!flags_begin(&code, "plan", title, flags, count, argc, argv)) return code;
+    if (!flags_begin(&code, "plan", title, &flags, argc, argv)) return code;
     o.plan.show = true;
     if (o.threads) threads_set(o.threads);
     bool ok = ((rate == NULL || rates_parse(&rates, rate, &error)) &&
                cadence_parse(&run.cadence, o.run.ckpt_every, o.run.mtbf, o.run.ckpt_async, &error) &&
                options_check(&o, &run.cadence, &error)) || fail_as(&error, ERROR_USAGE);
-    ok = ok && run_join_plan(&launch, &o.ranks, &error) && run_set_up(&run, &o, flags, count, &error) &&
+    ok = ok && run_join_plan(&launch, &o.ranks, &error) && run_set_up(&run, &o, &flags, &error) &&
          show_predictions(&rates, rate != NULL, &run.model, &o.plan, &error);
     if (!ok) launch_report(&launch, "plan", error.text);
     run_free(&run);

@@ -38,9 +38,7 @@ typedef struct {
     bool master_weights, tf32;
 } Options;
 
-enum { FLAGS_MAX = 64 };
-
-static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
+static Flags options_flags(Options* o) {
     memset(o, 0, sizeof *o);
     o->config.tied = true;
     o->config.rope_theta = 10000;
@@ -61,9 +59,10 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         FLAG_HEADING("The result"),
         FLAG_TEXT("out", &o->out, NULL, "FILE", 0, "file to write, for --matmul-algorithms of ./train"),
     };
-    size_t count = flags_append(flags, 0, table, sizeof table / sizeof(Flag));
-    count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
-    return flags_append(flags, count, own, sizeof own / sizeof(Flag));
+    Flags flags = flags_of(table, sizeof table / sizeof(Flag));
+    fields_flags(&flags, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
+    flags_append(&flags, own, sizeof own / sizeof(Flag));
+    return flags;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -436,15 +435,14 @@ static bool tune(const Config* config, const Options* o, Error* error) {
 int main(int argc, char** argv) {
     Options o;
     Config config;
-    Flag flags[FLAGS_MAX];
     Error error;
     int code;
     files_open_standard();
-    size_t count = options_flags(flags, &o);
+    Flags flags = options_flags(&o);
     const char* title = "tune: times cuBLASLt's algorithms for the matmuls of a training step, and stores the best";
-    if (!flags_begin(&code, "tune", title, flags, count, argc, argv)) return code;
+    if (!flags_begin(&code, "tune", title, &flags, argc, argv)) return code;
     bool right = (o.out && o.out[0]) || fail_with(&error, "give --out, the file to write");
-    right = right && config_choose(&config, o.model, &o.config, flags, count, &error);
+    right = right && config_choose(&config, o.model, &o.config, &flags, &error);
     if (right && config.context == 0) config.context = o.seq;
     right = right && config_complete(&config, &error);
     if (right && o.recompute == RECOMPUTE_AUTO)

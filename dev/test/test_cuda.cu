@@ -552,13 +552,14 @@ int main(int argc, char** argv) {
 #ifndef EMULATED
     shapes = SHAPES_LARGE;
 #endif
-    Flag flags[] = {
+    const Flag rows[] = {
         {"only", KIND_TEXT, &only, "NAME", 0, 0, "the operations with this in their names", false},
         {"shapes", KIND_CHOICE, &shapes, "tiny|odd|large|huge", 0, 0,
          "all up to this size; tiny: no others, and each once", false},
         {"exact", KIND_SWITCH, &exact_memory, "", 0, 0, "arrays without guard zones around them", false},
     };
-    if (!flags_begin(&code, "test_cuda", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    Flags flags = flags_of(rows, COUNT_OF(rows));
+    if (!flags_begin(&code, "test_cuda", NULL, &flags, argc, argv)) return code;
     tests_begin("test_cuda");
     need(device_open(&stream, false, &error), "%s", error.text);
     if (only == NULL) test_device();

@@ -873,13 +873,14 @@ static void memory_limit_try(void) {
 int main(int argc, char** argv) {
     int code;
     const char* programs[PROGRAMS] = {"./train", "build/generate", "build/tokenize", "build/corpus"};
-    Flag flags[] = {
+    const Flag rows[] = {
         {"train", KIND_TEXT, &programs[TRAIN], "PATH", 0, 0, "the program", false},
         {"generate", KIND_TEXT, &programs[GENERATE], "PATH", 0, 0, "the program", false},
         {"tokenize", KIND_TEXT, &programs[TOKENIZE], "PATH", 0, 0, "the program", false},
         {"corpus", KIND_TEXT, &programs[CORPUS], "PATH", 0, 0, "the program", false},
     };
-    if (!flags_begin(&code, "test_errors", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    Flags flags = flags_of(rows, COUNT_OF(rows));
+    if (!flags_begin(&code, "test_errors", NULL, &flags, argc, argv)) return code;
     for (int p = 0; p < PROGRAMS; p++) {
         if (realpath(programs[p], program_paths[p]) != NULL && access(program_paths[p], X_OK) == 0) continue;
         fprintf(stderr, "test_errors: cannot run %s: %s; build it, or give --%s PATH\n", programs[p], strerror(errno),

@@ -192,10 +192,11 @@ static void test_program(void) {
 
 int main(int argc, char** argv) {
     static char paths[2][PATH_MAX];
-    Flag flags[] = {FLAG_TEXT("plan", &plan_program, plan_program, "PATH", 0, "the program, for BF16"),
-                    FLAG_TEXT("train", &train_program, train_program, "PATH", 0, "the trainer, for BF16")};
+    const Flag rows[] = {FLAG_TEXT("plan", &plan_program, plan_program, "PATH", 0, "the program, for BF16"),
+                         FLAG_TEXT("train", &train_program, train_program, "PATH", 0, "the trainer, for BF16")};
+    Flags flags = flags_of(rows, COUNT_OF(rows));
     int code;
-    if (!flags_begin(&code, "test_plan", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    if (!flags_begin(&code, "test_plan", NULL, &flags, argc, argv)) return code;
     tests_begin("test_plan");
     need(realpath(plan_program, paths[0]) != NULL, "%s", plan_program);
     need(realpath(train_program, paths[1]) != NULL, "%s", train_program);

@@ -67,11 +67,12 @@ static inline void field_text(char* text, size_t size, const Field* field, const
     flag_text(text, size, &flag);
 }
 
-// Appends the flags of the members that have one; returns the new number of flags.
-static inline size_t fields_flags(Flag* flags, size_t count, const Field* fields, size_t field_count, void* base) {
-    for (size_t i = 0; i < field_count; i++)
-        if (fields[i].help) flags[count++] = field_flag(&fields[i], base);
-    return count;
+// Appends the flags of the members that have one.
+static inline void fields_flags(Flags* flags, const Field* fields, size_t count, void* base) {
+    for (size_t i = 0; i < count; i++) {
+        Flag flag = field_flag(&fields[i], base);
+        if (fields[i].help) flags_append(flags, &flag, 1);
+    }
 }
 
 // Writes the members into the JSON object that is open.

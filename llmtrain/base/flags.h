@@ -11,6 +11,8 @@
 
 #include "../ops/base.h"
 
+#include <assert.h>
+
 typedef enum {
     KIND_TEXT,    // const char*
     KIND_COUNT,   // uint64_t
@@ -45,6 +47,13 @@ typedef struct Flag {
     unsigned marks;       // FLAG_FREE, FLAG_LOCAL, FLAG_FIXED or none; FLAG_GIVEN
 } Flag;
 
+// A table of flags, which a program puts together from those of its parts.
+enum { FLAGS_MAX = 160 };
+typedef struct {
+    Flag rows[FLAGS_MAX];
+    size_t count;
+} Flags;
+
 // Rows of a table that is built at run time: each sets the default and says where the value goes.
 #define FLAG_ROW(name, kind, value, initial, what, low, high, marks, help) \
     {name, kind, (*(value) = (initial), (value)), what, low, high, help, marks}
@@ -77,20 +86,27 @@ static inline size_t edit_distance(const char* a, const char* b) {
     return rows[(i + 2) % 3][length];
 }
 
-// Appends rows to a table; returns its new length.
-static inline size_t flags_append(Flag* flags, size_t count, const Flag* rows, size_t row_count) {
-    memcpy(flags + count, rows, row_count * sizeof(Flag));
-    return count + row_count;
+static inline void flags_append(Flags* flags, const Flag* rows, size_t count) {
+    assert(flags->count + count <= FLAGS_MAX);
+    memcpy(flags->rows + flags->count, rows, count * sizeof(Flag));
+    flags->count += count;
 }
 
-static inline Flag* flag_find(Flag* flags, size_t count, const char* name) {
-    for (size_t i = 0; i < count; i++)
-        if (flags[i].name != NULL && strcmp(flags[i].name, name) == 0) return &flags[i];
+static inline Flags flags_of(const Flag* rows, size_t count) {
+    Flags flags;
+    flags.count = 0;
+    flags_append(&flags, rows, count);
+    return flags;
+}
+
+static inline Flag* flag_find(Flags* flags, const char* name) {
+    for (size_t i = 0; i < flags->count; i++)
+        if (flags->rows[i].name != NULL && strcmp(flags->rows[i].name, name) == 0) return &flags->rows[i];
     return NULL;
 }
 
-static inline bool flag_was_given(Flag* flags, size_t count, const char* name) {
-    Flag* flag = flag_find(flags, count, name);
+static inline bool flag_was_given(Flags* flags, const char* name) {
+    Flag* flag = flag_find(flags, name);
     return flag != NULL && (flag->marks & FLAG_GIVEN);
 }
 
@@ -154,29 +170,30 @@ static inline int flag_unlikeness(const char* a, const char* b) {
     return (int)edit_distance(a, b) - alike;
 }
 
-static inline bool flag_unknown(Flag* flags, size_t count, const char* argument, Error* error) {
+static inline bool flag_unknown(const Flags* flags, const char* argument, Error* error) {
     if (strncmp(argument, "--", 2) != 0)
         return fail_with(error, "'%s' is not a flag; flags are written --name value (see --help)", argument);
     // The fewest edits; letters that agree at the beginning count in favor, so that --shards finds --shard-tokens.
     const char *name = argument + 2, *nearest = "help";
     int best = flag_unlikeness(name, nearest);
-    for (size_t i = 0; i < count; i++) {
-        if (flags[i].name == NULL || flag_unlikeness(name, flags[i].name) >= best) continue;
-        nearest = flags[i].name;
+    for (size_t i = 0; i < flags->count; i++) {
+        const char* other = flags->rows[i].name;
+        if (other == NULL || flag_unlikeness(name, other) >= best) continue;
+        nearest = other;
         best = flag_unlikeness(name, nearest);
     }
     return fail_with(error, "unknown flag %s; did you mean --%s? (see --help)", argument, nearest);
 }
 
 // Reads argv[1] and on into the flags' values. Does not handle --help: check flags_want_help first.
-static inline bool flags_parse(Flag* flags, size_t count, int argc, char** argv, Error* error) {
+static inline bool flags_parse(Flags* flags, int argc, char** argv, Error* error) {
     for (int i = 1; i < argc; i++) {
         char name[64];
         const char* equals = strchr(argv[i], '=');
         size_t length = equals ? (size_t)(equals - argv[i]) : strlen(argv[i]);
         snprintf(name, sizeof name, "%.*s", (int)min_size(length, 63), argv[i]);
-        Flag* flag = strncmp(name, "--", 2) == 0 ? flag_find(flags, count, name + 2) : NULL;
-        if (flag == NULL) return flag_unknown(flags, count, name, error);
+        Flag* flag = strncmp(name, "--", 2) == 0 ? flag_find(flags, name + 2) : NULL;
+        if (flag == NULL) return flag_unknown(flags, name, error);
         if ((flag->marks & FLAG_GIVEN) && flag->kind != KIND_TEXTS)
             return fail_with(error, "--%s is given twice; give it once", flag->name);
         bool next_is_value = i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0;
@@ -231,10 +248,10 @@ static inline void help_wrap(const char* text, size_t column) {
     printf("\n");
 }
 
-static inline void flags_help(const Flag* flags, size_t count) {
+static inline void flags_help(const Flags* flags) {
     printf("Flags are written --name value or --name=value; switches --name, --name on or --name off.\n");
-    for (size_t i = 0; i < count; i++) {
-        const Flag* flag = &flags[i];
+    for (size_t i = 0; i < flags->count; i++) {
+        const Flag* flag = &flags->rows[i];
         if (flag->name == NULL) {
             printf("\n%s\n", flag->help);
             continue;
@@ -253,16 +270,16 @@ static inline void flags_help(const Flag* flags, size_t count) {
 
 // The start of a program that needs no more than this: reads the flags, or prints the help, headed by `title` unless it
 // is NULL, or prints what is wrong with the flags. False if the program is to exit, with *code.
-static inline bool flags_begin(int* code, const char* program, const char* title, Flag* flags, size_t count, int argc,
+static inline bool flags_begin(int* code, const char* program, const char* title, Flags* flags, int argc,
                                char** argv) {
     Error error;
     *code = 0;
     if (flags_want_help(argc, argv)) {
         if (title) printf("%s\n", title);
-        flags_help(flags, count);
+        flags_help(flags);
         return false;
     }
-    if (flags_parse(flags, count, argc, argv, &error)) return true;
+    if (flags_parse(flags, argc, argv, &error)) return true;
     fprintf(stderr, "%s: %s\n", program, error.text);
     *code = 2;
     return false;

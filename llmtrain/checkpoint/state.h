@@ -51,8 +51,8 @@ static inline double schedule_lr(const Schedule* s, uint64_t step) {
     return s->lr;
 }
 
-// Appends the flags of the schedule's shape, and sets the defaults; returns the new number of flags.
-static inline size_t schedule_flags(Flag* flags, size_t count, Schedule* s) {
+// Appends the flags of the schedule's shape, and sets the defaults.
+static inline void schedule_flags(Flags* flags, Schedule* s) {
     const Flag table[] = {
         FLAG_HEADING("Schedule"),
         FLAG_CHOICE("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
@@ -67,7 +67,7 @@ static inline size_t schedule_flags(Flag* flags, size_t count, Schedule* s) {
         FLAG_REAL("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,
                   "with --schedule step: multiply the rate by X every --decay-every steps"),
     };
-    return flags_append(flags, count, table, sizeof table / sizeof table[0]);
+    flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
 // ------------------------------------------------------------------------------------------------
