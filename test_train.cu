@@ -66,13 +66,16 @@ static void fixture_close(Fixture* f) {
 }
 
 // The fixture's model: with its initial parameters.
-static void fixture_model(Model* model, const Fixture* f) {
+static void fixture_model(Model* model, const Fixture* f, OptimizerOptions optimizer) {
+    ModelOptions options = small_options(f->B, f->T);
     Error error;
-    need(model_create(model, &f->config, small_options(f->B, f->T), &error), "%s", error.text);
-    for (size_t i = 0; i < model->parameters.count; i++) {
-        const Tensor* t = &model->parameters.tensors[i];
+    options.optimizer = optimizer;
+    need(model_create(model, &f->config, options, &error), "%s", error.text);
+    for (uint32_t i = 0; i < model->parameters.count; i++) {
+        const TensorId id = {i};
+        const Tensor* t = model_tensor(model, id);
         float* values = (float*)fixture_read(f, "param.", t->name);
-        need(model_set_params(model, t->offset, values, tensor_elements(t), &error), "%s", error.text);
+        need(flat_set_params(&model->flat, id, 0, values, tensor_elements(t), &error), "%s", error.text);
         free(values);
     }
 }
@@ -84,16 +87,17 @@ static void test_gradients(const Fixture* f) {
     size_t V = f->config.vocab, N = f->B * f->T;
     double bound = bound_of(1e-5, f->config.layers);
     Model model;
-    fixture_model(&model, f);
+    fixture_model(&model, f, optimizer_defaults(OPTIMIZER_ADAMW));
     double* expected_loss = (double*)fixture_read(f, "", "loss");
     float *expected_logits = (float*)fixture_read(f, "", "logits"),
           *logits = (float*)memory_allocate(N * V * sizeof(float)),
           *grads = (float*)memory_allocate(model.parameters.flat_size * sizeof(float));
 
-    model_forward(&model, model_upload(&model, f->tokens, NULL, f->B, f->T), f->B, f->T, false);
+    model_upload(&model, f->tokens, NULL, f->B, f->T, false);
+    model_forward(&model);
     for (size_t row = 0; row < N; row++) {
         model_logits(&model, row, 1);
-        floats_download(logits + row * V, model.activations.logits, V, &model);
+        floats_download(logits + row * V, model.activations->logits, V, &model);
     }
     check_bound(relative_error(logits, expected_logits, N * V), bound, "%s logits", f->name);
 
@@ -119,9 +123,9 @@ static void test_gradients(const Fixture* f) {
 // gradient.
 static void test_loss_scale(const Fixture* f) {
     const double lr = 64, factor = 0.25;
-    const OptimizerOptions sgd = {.kind = OPTIMIZER_SGD, .epsilon = 1e-8};
+    const OptimizerOptions sgd = {.kind = OPTIMIZER_SGD, .master_weights = true};
     Model model;
-    fixture_model(&model, f);
+    fixture_model(&model, f, sgd);
     size_t P = model.parameters.flat_size;
     double *expected_norms = (double*)fixture_read(f, "", "grad_norms"), norm, worst = 0;
     float *before = (float*)memory_allocate(P * sizeof(float)), *after = (float*)memory_allocate(P * sizeof(float));
@@ -130,7 +134,7 @@ static void test_loss_scale(const Fixture* f) {
     check_bound(fabs(norm / expected_norms[0] - 1), bound_of(1e-5, f->config.layers),
                 "%s norm with a loss scale of 1024", f->name);
     device_download(before, weights, P * sizeof(float), model.stream);
-    model_update(&model, &sgd, 1, lr, factor);
+    model_update(&model, 1, lr, factor);
     device_download(after, weights, P * sizeof(float), model.stream);
     for (size_t i = 0; i < P; i++) after[i] = (float)((double)(before[i] - after[i]) / (lr * factor));
     for (size_t i = 0; i < model.parameters.count; i++) {
@@ -155,13 +159,11 @@ enum { STEPS = 20, SAVED_STEP = 10 };
 
 // One step on its own batch: gradients, clipping, AdamW. Counts it in the state, and returns the loss.
 static double fixture_step(Model* model, RunState* state, double* norm, const Fixture* f, const double* hyper) {
-    OptimizerOptions adamw = {.kind = OPTIMIZER_ADAMW, .beta1 = hyper[1], .beta2 = hyper[2], .epsilon = hyper[3],
-                              .weight_decay = hyper[4]};
     GuardOptions guard = {.clip = hyper[5], .spike_warmup = 1, .scale_growth = 1};
     size_t batch = (size_t)state->step * f->B * f->T;
     double factor, loss = batch_gradients(model, norm, f->tokens + batch, f->targets + batch, f->B, f->T);
     need(guard_step(state, &factor, &guard, *norm), "the guard skipped a step of %s", f->name);
-    model_update(model, &adamw, ++state->updates, hyper[0], factor);
+    model_update(model, ++state->updates, hyper[0], factor);
     state->step++;
     return loss;
 }
@@ -185,11 +187,13 @@ static void test_training(const Fixture* f) {
     double bound = bound_of(1e-5, f->config.layers), loss_error = 0, norm_error = 0, norm;
     double *hyper = (double*)fixture_read(f, "", "hyper"), *losses = (double*)fixture_read(f, "", "losses"),
            *norms = (double*)fixture_read(f, "", "grad_norms");
-    RunRecord record = {.config = f->config, .state = run_state_begin(false, 1)};
+    OptimizerOptions adamw = {.kind = OPTIMIZER_ADAMW, .beta1 = hyper[1], .beta2 = hyper[2], .epsilon = hyper[3],
+                              .weight_decay = hyper[4], .master_weights = true};
+    RunRecord record = {.config = f->config, .optimizer = adamw, .state = run_state_begin(false, 1)};
     RunState* state = &record.state;
     Model model, resumed;
     Error error;
-    fixture_model(&model, f);
+    fixture_model(&model, f, adamw);
     while (state->step < STEPS) {
         size_t step = (size_t)state->step;
         if (step == SAVED_STEP) need(model_save(&model, &record, f->name, &error), "%s", error.text);
@@ -202,7 +206,7 @@ static void test_training(const Fixture* f) {
     check_bound(loss_error, bound, "%s losses of 20 steps", f->name);
     check_bound(norm_error, bound, "%s gradient norms of 20 steps", f->name);
 
-    fixture_model(&resumed, f);
+    fixture_model(&resumed, f, adamw);
     need(model_load(&resumed, &record, text_of("%s/step_%08d", f->name, SAVED_STEP), false, &error), "%s", error.text);
     while (state->step < STEPS) fixture_step(&resumed, state, &norm, f, hyper);
     check(model_hash(&resumed) == model_hash(&model), "%s resumed at step 10: the same bits after 20", f->name);

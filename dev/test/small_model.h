@@ -25,13 +25,9 @@ static inline Config small_config(Family family) {
 }
 
 static inline ModelOptions small_options(size_t B, size_t T) {
-    ModelOptions o = {.B = B, .T = T, .training = true, .master_weights = true, .cached_sequences = 3};
-    return o;
-}
-
-static inline OptimizerOptions small_adamw(void) {
-    OptimizerOptions o = {.kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1,
-                          .seed = 1};
+    ModelOptions o = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW),
+                      .cached_sequences = 3};
+    o.optimizer.seed = 1;
     return o;
 }
 

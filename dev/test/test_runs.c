@@ -367,32 +367,20 @@ static void test_two_ranks(void) {
             if (!isnan(of_one)) worst = error_of_two <= worst ? worst : error_of_two;
             ok = ok && isnan(of_one) == isnan(error_of_two);
         }
-        sent += n[0][4][i] / STEPS;
+        sent += n[0][4][i] / (int)STEPS;
     }
     check_bound(ok ? worst : NAN, 1e-9, "two ranks: loss, norm, validation and tokens of one rank");
 
-    ok = train(small_run("nothing", "--plan --ranks 2 --total-batch 192 --memory 1")) == 0;
+    ok = train(small_run("nothing", "--plan --ranks 2 --zero 1 --total-batch 192 --memory 1")) == 0;
     char* text = text_read("output", NULL);
-    const char* row = strstr(text, "\n  1          exact");
-    if (row) sscanf(row, " 1 exact %*f %lf", &planned);
+    const char* row = strstr(text, "\n  sent per step ");
+    if (row) sscanf(row, " sent per step %lf", &planned);
     // Rounded to 0.01; of the twenty steps' gathers one or two end outside the steps.
     check_bound(fabs(planned - 1e-6 * sent), 0.012, "--plan: MB sent per step of two ranks");
-    ok = train(small_run("nothing", "--plan --ranks 2 --total-batch 192 --memory 1 --rate 100,10")) == 0;
-    check(ok && output_contains("within 1 GB") && output_contains("--zero 1 --optimizer adamw"),
-          "--plan --memory: what fits, with the time of a step");
-    ok = train("--plan --model llama:1B --seq 2048 --batch 1 --memory 12 --rate 300,25") == 0;
-    if (FLOATX_DTYPE == DTYPE_BF16)
-        check(ok && output_contains("--optimizer adamw-8bit --masters off"),
-              "--plan: all parameters of llama:1B train within 12 GB at 2048 tokens");
-    ok = train(small_run("nothing", "--plan --memory 0.001")) == 0;
-    check(ok && output_contains("nothing fits in 0.001 GB; the nearest needs 0.") &&
-              output_contains("--batch 1 --optimizer adamw") && output_contains("--recompute auto --memory 0."),
-          "--plan --memory: what is nearest if nothing fits");
     ok = train(small_run("nothing", "--recompute auto --memory 0.001")) == 2;
     check(ok && output_contains("the run needs 0.") && output_contains("--memory larger"),
           "--recompute auto: a budget that nothing fits is refused, with what the run needs");
-    check(ok && strstr(text, "--zero 0 --reduce exact is the lowest stage that fits") != NULL,
-          "--plan: the lowest stage that fits");
+    check(ok && strstr(text, "GB in all, within --memory 1\n") != NULL, "--plan --memory: whether it fits");
     free(text);
 }
 
