@@ -29,7 +29,7 @@
 typedef struct {
     const char *data, *val, *model, *train, *matmul_algorithms;
     bool tf32;
-    Config config;                // as far as flags give it
+    Config config;                // only the fields set by flags
     uint64_t batch, seq, total_batch, seed, threads;
     Schedule schedule;
     OptimizerOptions optimizer;
@@ -39,12 +39,13 @@ typedef struct {
     uint64_t end_of_text;         // only used if the flag was given
     int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every;
-    PlanOptions plan;             // their flags are in plan.h, generate.h and run.h
+    PlanOptions plan;             // these have their flags in plan.h, generate.h and run.h
     Sampler sampler;
     RunOptions run;
 } Options;
 
-// Sets the defaults, and appends the flags. A row without FREE or LOCAL changes what the run computes (flags.h).
+// Sets the defaults, and appends the flags. Unmarked flags affect the result, and are saved with it; FREE ones do not;
+// LOCAL ones may even differ between ranks.
 static void options_flags(Flags* flags, Options* o) {
     enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
     OptimizerOptions* a = &o->optimizer;
@@ -103,7 +104,7 @@ static void options_flags(Flags* flags, Options* o) {
             "dtype of gradient reduction: float is fp32, storage the build's dtype, exact int64 fixed point (same "
             "bits for every --zero and number of ranks); auto: exact with several ranks, otherwise float"),
         FLAG_REAL("timeout", &o->timeout, 600, 1, 1e6, FREE,
-                  "seconds without a byte from a rank after which it counts as lost"),
+                  "declare a rank lost after X seconds without data from it"),
         FLAG_HEADING("Logging, validation and samples"),
         FLAG_COUNT("log-every", &o->log_every, 1, 1, 1e12, FREE, "log every N steps"),
         FLAG_REAL("peak-tflops", &o->peak_tflops, 0, 0, 1e6, LOCAL,
@@ -131,8 +132,7 @@ static bool options_check(const Options* o, const Cadence* cadence, Error* error
     if (o->val_every && o->val == NULL) return fail_with(error, "--val-every needs --val, the shards to validate on");
     if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
     return o->data || o->plan.show ||
-           fail_with(error,
-                     "there is nothing to train on; give --data (build/generate --out DIR --prompt TEXT samples text)");
+           fail_with(error, "no training data: give --data (build/generate --out DIR --prompt TEXT samples text)");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -207,15 +207,18 @@ static void record_fill(Run* run, const Options* o, const Flags* flags) {
     r->flags = flags;
 }
 
-// Everything before the first step. After run_agree all ranks continue, or all fail with an error.
+// Everything before the first step. What one rank alone may find wrong is followed by run_agree: all ranks continue, or
+// all fail with an error, since the next collective waits for every rank.
 static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     bool found, ok;
     Model* model = &run->model;
+    // Nothing is allocated yet: a rank whose files or flags are wrong must not leave others waiting in run_compare_ranks.
     if (!run_agree(run, run_prepare(run, o, flags, error), error)) return false;
     run_print_model(run);
     if (o->plan.show) return plan_show(&run->model, &o->plan), true;
     if (!run_compare_ranks(run, flags, error)) return false;
     record_fill(run, o, flags);
+    // Memory may be short on one machine; model_connect is the first collective of the model.
     ok = model_allocate(model, error) && run_allocate(run, error);
     if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, &run->tokenizer, error);
     if (!run_agree(run, ok, error) || !model_connect(model, error)) return false;
@@ -223,9 +226,11 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     if (!run_compare_devices(run, error)) return false;
     model->dropout.p = (float)o->dropout;
     model->dropout.seed = o->seed;
+    // The snapshot may not fit either; run_open_out loads a checkpoint, all ranks together.
     ok = saver_open(&run->saver, &model->flat, run_takes_snapshots(run), 1e6 * o->run.ckpt_bandwidth, error);
     if (!run_agree(run, ok, error) || !run_open_out(run, &found, error)) return false;
     run_print_notes(run, &o->schedule);
+    // One rank may be unable to read its shards; the first step reduces gradients.
     ok = loader_open(&run->loader, &run->train, (int32_t)model->config.vocab, o->seed, run->comm.rank, run->comm.world,
                      o->batch, o->seq, error) &&
          loader_start(&run->loader, run->record.state.samples, error);

@@ -18,6 +18,7 @@
 #define LLMTRAIN_CONVERT_H
 
 #include "../../llmtrain.h"
+#include "../base/json_fields.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Architectures

@@ -10,7 +10,7 @@
 #ifndef LLMTRAIN_STATE_H
 #define LLMTRAIN_STATE_H
 
-#include "../base/fields.h"
+#include "../base/json_fields.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Schedule
