@@ -66,9 +66,11 @@ static void fixture_close(Fixture* f) {
 }
 
 // The fixture's model: with its initial parameters.
-static void fixture_model(Model* model, const Fixture* f) {
+static void fixture_model(Model* model, const Fixture* f, OptimizerOptions optimizer) {
+    ModelOptions options = small_options(f->B, f->T);
     Error error;
-    need(model_create(model, &f->config, small_options(f->B, f->T), &error), "%s", error.text);
+    options.optimizer = optimizer;
+    need(model_create(model, &f->config, options, &error), "%s", error.text);
     for (uint32_t i = 0; i < model->parameters.count; i++) {
         const TensorId id = {i};
         const Tensor* t = model_tensor(model, id);
@@ -85,7 +87,7 @@ static void test_gradients(const Fixture* f) {
     size_t V = f->config.vocab, N = f->B * f->T;
     double bound = bound_of(1e-5, f->config.layers);
     Model model;
-    fixture_model(&model, f);
+    fixture_model(&model, f, optimizer_defaults(OPTIMIZER_ADAMW));
     double* expected_loss = (double*)fixture_read(f, "", "loss");
     float *expected_logits = (float*)fixture_read(f, "", "logits"),
           *logits = (float*)memory_allocate(N * V * sizeof(float)),
@@ -121,8 +123,9 @@ static void test_gradients(const Fixture* f) {
 // gradient.
 static void test_loss_scale(const Fixture* f) {
     const double lr = 64, factor = 0.25;
+    const OptimizerOptions sgd = {.kind = OPTIMIZER_SGD, .master_weights = true};
     Model model;
-    fixture_model(&model, f);
+    fixture_model(&model, f, sgd);
     size_t P = model.parameters.flat_size;
     double *expected_norms = (double*)fixture_read(f, "", "grad_norms"), norm, worst = 0;
     float *before = (float*)memory_allocate(P * sizeof(float)), *after = (float*)memory_allocate(P * sizeof(float));
@@ -131,8 +134,6 @@ static void test_loss_scale(const Fixture* f) {
     check_bound(fabs(norm / expected_norms[0] - 1), bound_of(1e-5, f->config.layers),
                 "%s norm with a loss scale of 1024", f->name);
     device_download(before, weights, P * sizeof(float), model.stream);
-    const OptimizerOptions sgd = {.kind = OPTIMIZER_SGD, .epsilon = 1e-8};
-    model.options.optimizer = sgd;
     model_update(&model, 1, lr, factor);
     device_download(after, weights, P * sizeof(float), model.stream);
     for (size_t i = 0; i < P; i++) after[i] = (float)((double)(before[i] - after[i]) / (lr * factor));
@@ -158,8 +159,6 @@ enum { STEPS = 20, SAVED_STEP = 10 };
 
 // One step on its own batch: gradients, clipping, AdamW. Counts it in the state, and returns the loss.
 static double fixture_step(Model* model, RunState* state, double* norm, const Fixture* f, const double* hyper) {
-    OptimizerOptions* adamw = &model->options.optimizer;
-    adamw->beta1 = hyper[1], adamw->beta2 = hyper[2], adamw->epsilon = hyper[3], adamw->weight_decay = hyper[4];
     GuardOptions guard = {.clip = hyper[5], .spike_warmup = 1, .scale_growth = 1};
     size_t batch = (size_t)state->step * f->B * f->T;
     double factor, loss = batch_gradients(model, norm, f->tokens + batch, f->targets + batch, f->B, f->T);
@@ -188,11 +187,13 @@ static void test_training(const Fixture* f) {
     double bound = bound_of(1e-5, f->config.layers), loss_error = 0, norm_error = 0, norm;
     double *hyper = (double*)fixture_read(f, "", "hyper"), *losses = (double*)fixture_read(f, "", "losses"),
            *norms = (double*)fixture_read(f, "", "grad_norms");
-    RunRecord record = {.config = f->config, .state = run_state_begin(false, 1)};
+    OptimizerOptions adamw = {.kind = OPTIMIZER_ADAMW, .beta1 = hyper[1], .beta2 = hyper[2], .epsilon = hyper[3],
+                              .weight_decay = hyper[4], .master_weights = true};
+    RunRecord record = {.config = f->config, .optimizer = adamw, .state = run_state_begin(false, 1)};
     RunState* state = &record.state;
     Model model, resumed;
     Error error;
-    fixture_model(&model, f);
+    fixture_model(&model, f, adamw);
     while (state->step < STEPS) {
         size_t step = (size_t)state->step;
         if (step == SAVED_STEP) need(model_save(&model, &record, f->name, &error), "%s", error.text);
@@ -205,7 +206,7 @@ static void test_training(const Fixture* f) {
     check_bound(loss_error, bound, "%s losses of 20 steps", f->name);
     check_bound(norm_error, bound, "%s gradient norms of 20 steps", f->name);
 
-    fixture_model(&resumed, f);
+    fixture_model(&resumed, f, adamw);
     need(model_load(&resumed, &record, text_of("%s/step_%08d", f->name, SAVED_STEP), false, &error), "%s", error.text);
     while (state->step < STEPS) fixture_step(&resumed, state, &norm, f, hyper);
     check(model_hash(&resumed) == model_hash(&model), "%s resumed at step 10: the same bits after 20", f->name);

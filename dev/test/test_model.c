@@ -13,7 +13,6 @@
 //
 // Run it in the root of the checkout.
 
-#include "llmtrain.h"
 #include "llmtrain/checkpoint/record.h"
 #include "llmtrain/run/flops.h"
 #include "llmtrain/run/plan.h"
@@ -86,20 +85,20 @@ static void test_dropout_masks(void) {
     random_tokens(tokens, N, c.vocab, 1);
     need(model_create(&model, &c, small_options(B, T), &error), "%s", error.text);
     for (size_t i = 0; i < c.vocab * c.channels; i++) values[i] = 1;
-    need(flat_set_params(&model.flat, model.weights.token_embedding, 0, values, c.vocab * c.channels, &error), "%s",
-         error.text);
+    bool set = flat_set_params(&model.flat, model.weights.token_embedding, 0, values, c.vocab * c.channels, &error);
     for (size_t l = 0; l < c.layers; l++) {
         const Block* b = &model.weights.blocks[l];
-        need(flat_set_params(&model.flat, b->attention_out.bias, 0, values, c.channels, &error), "%s", error.text);
-        need(flat_set_params(&model.flat, b->ffn_out.bias, 0, values, c.channels, &error), "%s", error.text);
+        set = set && flat_set_params(&model.flat, b->attention_out.bias, 0, values, c.channels, &error) &&
+              flat_set_params(&model.flat, b->ffn_out.bias, 0, values, c.channels, &error);
     }
+    need(set, "%s", error.text);
     model.dropout.p = 0.5f;
     model.dropout.seed = 7;
     model_upload(&model, tokens, NULL, B, T, false);
     model_forward(&model);
     const BlockActivations* blocks = model.activations->blocks;
-    const floatX* sites[MASKS + 1] = {
-        NULL, blocks[0].input, blocks[0].attention_residual, blocks[1].input, blocks[1].attention_residual, model.activations->output};
+    const floatX* sites[MASKS + 1] = {NULL, blocks[0].input, blocks[0].attention_residual, blocks[1].input,
+                                      blocks[1].attention_residual, model.activations->output};
     for (int m = 0; m <= MASKS; m++) {
         stream[m] = (float*)memory_allocate(n * sizeof(float));
         if (m > 0) floats_download(stream[m], sites[m], n, &model);
@@ -208,7 +207,7 @@ static void cache_forward(float* hidden, Model* model, const int32_t* tokens, si
         count = min_size(step, T - t);
         for (size_t b = 0; b < B; b++) memcpy(part + b * count, tokens + b * T + t, count * sizeof(int32_t));
         model_upload(model, part, NULL, B, count, true);
-    model_forward(model);
+        model_forward(model);
         floats_download(rows, model->activations->hidden, B * count * C, model);
         for (size_t b = 0; b < B; b++)
             memcpy(hidden + (b * T + t) * C, rows + b * count * C, count * C * sizeof(float));
@@ -242,7 +241,7 @@ static void test_cache(Family family) {
         options.kv_q8 = q8;
         small_create(&model, &c, options, 11);
         model_upload(&model, tokens, NULL, B, T, false);
-    model_forward(&model);
+        model_forward(&model);
         floats_download(whole, model.activations->hidden, n, &model);
         for (int w = 0; w < WAYS; w++) {
             size_t count = ways[w].B * T * C;
@@ -437,7 +436,8 @@ static void test_recompute(Family family, bool relatives) {
     Model model;
     Error error;
     need(model_plan(&model, &c, small_options(2, 12), &error), "%s", error.text);
-    check(model_recompute_within(&model, 0.5 * bytes[RECOMPUTE_BLOCK]) > 0, "a budget below the last level: what is missing is said");
+    check(model_recompute_within(&model, 0.5 * bytes[RECOMPUTE_BLOCK]) > 0,
+          "a budget below the last level: what is missing is said");
     model_free(&model);
 }
 
@@ -486,8 +486,7 @@ static void test_frozen(Family family, const char* train) {
     device_download(last, model[0].flat.params, n * sizeof(floatX), model[0].stream);
     for (size_t i = 0; i < all.parameters.count; i++) {
         const Tensor *t = &all.parameters.tensors[i], *u = &model[0].parameters.tensors[i];
-        const TensorId id = {(uint32_t)i};
-        float* gradient = model_grad(&model[0], id);
+        float* gradient = flat_gradient(&model[0].flat, u);
         started += memcmp(first + t->offset, last + u->offset, t->size * sizeof(floatX)) != 0;
         wrong += u->trains != is_named(train, u->name) || u->trains != (gradient != NULL);
         if (!u->trains) continue;
@@ -890,7 +889,7 @@ static void test_sampling(void) {
         seen[sample_token(candidates, logits, NULL, 0, &o, random_uniform(1, RANDOM_TEST, 4, (uint64_t)i), V)]++;
     for (int v = 0; v < V; v++) {
         double p = exp(2 * (double)logit[v]) / sum;
-        worst = fmax(worst, fabs(seen[v] - DRAWS * p) / sqrt(DRAWS * p * (1 - p)));
+        worst = fmax(worst, fabs(seen[v] - (int)DRAWS * p) / sqrt((int)DRAWS * p * (1 - p)));
     }
     check_bound(worst, 4, "sampling: frequencies at temperature 0.5, in deviations");
     o.top_k = 2;

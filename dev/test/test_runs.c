@@ -367,7 +367,7 @@ static void test_two_ranks(void) {
             if (!isnan(of_one)) worst = error_of_two <= worst ? worst : error_of_two;
             ok = ok && isnan(of_one) == isnan(error_of_two);
         }
-        sent += n[0][4][i] / STEPS;
+        sent += n[0][4][i] / (int)STEPS;
     }
     check_bound(ok ? worst : NAN, 1e-9, "two ranks: loss, norm, validation and tokens of one rank");
 
@@ -380,7 +380,7 @@ static void test_two_ranks(void) {
     ok = train(small_run("nothing", "--recompute auto --memory 0.001")) == 2;
     check(ok && output_contains("the run needs 0.") && output_contains("--memory larger"),
           "--recompute auto: a budget that nothing fits is refused, with what the run needs");
-    check(strstr(text, "GB in all, within --memory 1\n") != NULL, "--plan --memory: whether it fits");
+    check(ok && strstr(text, "GB in all, within --memory 1\n") != NULL, "--plan --memory: whether it fits");
     free(text);
 }
 
