@@ -11,8 +11,8 @@
 //   1. flags
 //   2. bytes       --bytes: a token per byte of one text
 //   3. documents   --text, --jsonl: documents by a tokenizer
-//   4. duplicates  --dedup: which documents are left out
-//   5. conversion  the two together
+//   4. duplicates  --dedup: finds the documents to leave out
+//   5. conversion  both together
 //   6. training    --train-bpe: a tokenizer from documents
 //   7. main        and --encode, --decode, --show: to standard output
 //
@@ -151,7 +151,7 @@ static void interrupt(int signal_number) {
     interrupted = 1;
 }
 
-// Publishes the shards and prints what they are, or removes them if anything has failed.
+// Publishes the shards and lists them, or removes them if anything has failed.
 static bool publish(ShardSet* set, bool ok, Error* error) {
     if (interrupted) ok = fail_with(error, "interrupted; nothing was written");
     ok = ok && shard_set_publish(set, error);
@@ -234,7 +234,7 @@ enum { JOBS_MAX = 256 };
 
 typedef struct {
     size_t first, count;  // pieces of the batch
-    Tokens tokens;        // of all of them
+    Tokens tokens;        // of all pieces
     Error error;
     bool failed;
 } Job;
@@ -386,7 +386,7 @@ static bool conversion_tokenize(Conversion* c, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 4. Duplicates
 //
-// The documents are read twice: once to find duplicates, whose sketches threads make, and again for the shards.
+// The documents are read twice: once to find duplicates, by sketches that threads make, and again for the shards.
 
 enum { SKETCHES = 1024 };  // pieces at a time
 
@@ -511,7 +511,7 @@ static bool conversion_run(Conversion* c, Error* error) {
     return conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
 }
 
-// Publishes the report on duplicates; without --dedup, removes that of earlier shards.
+// Publishes the report on duplicates; without --dedup, removes the report of earlier shards.
 static bool conversion_publish_report(Conversion* c, Error* error) {
     char path[FILE_PATH_MAX];
     if (c->options->dedup) return file_end(&c->report, error);

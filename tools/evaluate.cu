@@ -43,7 +43,7 @@ static Flags options_flags(Options* o) {
         FLAG_COUNT("ranks", &o->ranks, 1, 1, 65536, 0, "processes to start here"),
         FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads per rank; 0: OpenMP's default"),
         FLAG_REAL("timeout", &o->timeout, 600, 1, 1e6, 0,
-                  "seconds without a byte from a rank after which it counts as lost"),
+                  "declare a rank lost after X seconds without data from it"),
     };
     return flags_of(table, sizeof table / sizeof table[0]);
 }
@@ -56,7 +56,7 @@ static bool options_check(const Options* o, Error* error) {
     return true;
 }
 
-// The tokens of a file, after the tokenizer's begin-of-text where its template puts one.
+// The tokens of a file, after a begin-of-text token if the tokenizer's template puts one.
 static bool text_read(Dataset* dataset, Tokens* tokens, const char* path, const Tokenizer* tokenizer, Error* error) {
     char* text;
     size_t bytes;
@@ -82,7 +82,7 @@ static void print_text(const Source* source, const Score* scores) {
     json_writer_free(&w);
 }
 
-// Refuses shards of another tokenizer than the model's.
+// Refuses shards if their tokenizer is not the model's.
 static bool data_check(const Dataset* dataset, const Model* model, const Tokenizer* tokenizer, const Options* o,
                        Error* error) {
     FoundTokenizer of_data, of_model;

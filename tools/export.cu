@@ -5,8 +5,8 @@
 //   build/export --out runs/x --to gguf --dtype q8_0 --dir models/z                 models/z/model.gguf, for llama.cpp
 //
 // A model is read and written a tensor at a time, whatever the number of ranks and the ZeRO stage that saved it. It is
-// written under a temporary name and renamed at the end: under --dir it is whole. Exit code: 0 done; 1 something
-// failed; 2 a flag is wrong.
+// written under a temporary name and renamed at the end: --dir is complete or does not exist. Exit code: 0 done; 1
+// something failed; 2 a flag is wrong.
 
 #include "export.h"
 
@@ -29,7 +29,7 @@ static const ExportFormat FORMATS[] = {
 typedef struct {
     const char *out, *init_from, *dir;
     uint64_t step;
-    int format, type;         // type: 0 as it is; otherwise ExportType + 1
+    int format, type;         // type: 0 as saved; otherwise ExportType + 1
     double shard_gb;
 } Options;
 

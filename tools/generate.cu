@@ -22,11 +22,11 @@ typedef struct {
 
 #define KV_NAMES "full|q8"
 enum { KV_FULL, KV_Q8 };
-enum { PROMPT_ROWS = 128,      // tokens of the prompt per forward pass, about
+enum { PROMPT_ROWS = 128,      // approximate tokens of the prompt per forward pass
        CHAT_KV_TOKENS = 8192 };  // capacity of a conversation's KV cache
 
 // ------------------------------------------------------------------------------------------------
-// What 8 bits cost: the logits after the beginning of the prompt, read with and without the cache.
+// The error of 8 bits: the logits after the beginning of the prompt, computed with and without the cache.
 
 static bool show_kv_error(Model* model, const Tokens* prompt, Error* error) {
     size_t V = model->config.vocab, n = min_size(prompt->count, model->options.B * model->options.T);

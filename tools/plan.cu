@@ -94,7 +94,7 @@ static int choice_compare(const void* a, const void* b) {
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-// Whether an optimizer is an alternative to that of the flags: the same method with other states.
+// Whether an optimizer is an alternative to the one of the flags: the same method with other states.
 static bool choice_of_optimizer(OptimizerKind kind, OptimizerKind asked) {
     const char *name = OPTIMIZERS[kind].name, *wanted = OPTIMIZERS[asked].name;
     return kind == asked || (strncmp(wanted, "adamw", 5) == 0 && strncmp(name, "adamw", 5) == 0);
@@ -206,7 +206,7 @@ int main(int argc, char** argv) {
     const char* rate;
     int code;
     const Flag own[] = {
-        FLAG_HEADING("Prediction; the other flags are those of ./train"),
+        FLAG_HEADING("Prediction; all other flags are the same as for ./train"),
         FLAG_TEXT("rate", &rate, NULL, "F,M[,N[,O]]", FLAG_FREE,
                   "speed of one rank: matmul GFLOP/s, memory GB/s[, network GB/s[, offload GB/s]]; default: measured "
                   "on this CPU, 1 GB/s for offloading"),

@@ -4,15 +4,16 @@
 //   build/tune --model gpt2:124M --batch 64 --seq 1024 --out h200.json       with the model and batch of the run
 //   ./train ... --matmul-algorithms h200.json                                the same file, the same bits
 //
-//   1. flags     those of ./train that determine the matmuls
+//   1. flags     the flags of ./train that determine the matmuls
 //   2. shapes    of one micro-batch and an update, found by computing them
 //   3. operands  random numbers in the device's memory
 //   4. trial     the algorithms of a shape: checked against the first, timed in turn
 //   5. program   the table, the file
 //
 // A trial runs the library's first 8 proposals in turn, one run of each after the other, until each has had 5 runs and
-// 20 ms; the one with the smallest median is stored. One whose results differ from the first's by more than sums of
-// another order can is reported, and never stored. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
+// 20 ms; the one with the smallest median is stored. A proposal whose results differ from the first's by
+// more than the order of sums explains is reported, and never stored. Exit code: 0 done; 1 something failed; 2 a flag
+// is wrong.
 
 #include "../llmtrain/run/presets.h"
 
@@ -31,7 +32,7 @@ int main(void) {
 
 typedef struct {
     const char *model, *train, *out;
-    Config config;  // as far as flags give it
+    Config config;  // only the fields set by flags
     uint64_t batch, seq, rank;
     OptimizerKind optimizer;
     RecomputeLevel recompute;
@@ -205,7 +206,7 @@ static bool operands_make(Operands* p, const MatmulShape* s, const Bench* bench,
 // ------------------------------------------------------------------------------------------------
 // 4. Trial
 
-// worst[thread]: the largest |a - b| / (absolute + relative |a|); NaN counts as infinite.
+// worst[thread]: the largest |a - b| / (absolute + relative |a|); NaN is taken as infinite.
 template <typename T>
 static __global__ void compare_kernel(float* worst, const T* a, const T* b, size_t n, float absolute, float relative) {
     float most = 0.0f;
@@ -265,7 +266,7 @@ static cublasStatus_t proposal_run(const Proposal* proposal, const Operands* p, 
                            bench->stream);
 }
 
-// Asks the library for proposals, and finds out which of them run and are right: the first, which the model uses, is
+// Gets proposals from the library, and checks which of them run and are right: the first, which the model uses, is
 // right by definition.
 static void trial_check(Trial* trial, const MatmulShape* s, const Operands* p, const Bench* bench) {
     cublasLtMatmulHeuristicResult_t results[PROPOSALS];
@@ -299,7 +300,7 @@ static void trial_end(const Trial* trial) {
     if (trial->count > 0) matmul_plan_free(&trial->proposals[0].plan);
 }
 
-// Times in turn those that run and are right; the best is the one with the smallest median.
+// Times in turn the proposals that run and are right; the best is the one with the smallest median.
 static void trial_time(Trial* trial, const Operands* p, const Bench* bench) {
     size_t runs = 0;
     double least = 0;

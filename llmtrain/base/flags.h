@@ -2,7 +2,7 @@
 //
 // A program lists its flags once: name, kind, where the value goes, bounds, and a line of help. From that table come
 // the parser, the defaults shown by --help (the values before parsing), and the messages: for an unknown flag the
-// nearest valid one, for a bad value that value and what is allowed.
+// nearest valid one, for a bad value that value and the allowed ones.
 //
 // Flags are written --name value or --name=value; switches --name, --name on, --name off.
 
@@ -28,11 +28,11 @@ typedef struct {
     size_t count;
 } TextList;
 
-// What a flag means to a run that is resumed, and whether it was given. 0: it changes what the run computes, so that a
+// How a flag affects a run that is resumed, and whether it was given. 0: the flag changes the results of the run, so a
 // checkpoint records it and a resume reports a difference.
 enum {
     FLAG_GIVEN = 1,            // set by the parser
-    FLAG_FREE = 2,             // it does not change what the run computes
+    FLAG_FREE = 2,             // it does not change the results of the run
     FLAG_LOCAL = 4 | FLAG_FREE,// and the ranks of a run may differ in it
     FLAG_FIXED = 8             // a run that is resumed with another value is refused: it would be another run
 };
@@ -41,13 +41,13 @@ typedef struct Flag {
     const char* name;     // without the dashes; NULL: a heading of the help, whose text is in `help`
     FlagKind kind;
     void* value;          // holds the default before parsing
-    const char* choices;  // KIND_CHOICE: "cosine|linear"; other kinds: what the help calls the value
+    const char* choices;  // KIND_CHOICE: "cosine|linear"; other kinds: the name of the value in the help
     double low, high;     // KIND_COUNT, KIND_REAL: bounds, both allowed
     const char* help;
     unsigned marks;       // FLAG_FREE, FLAG_LOCAL, FLAG_FIXED or none; FLAG_GIVEN
 } Flag;
 
-// A table of flags, which a program puts together from those of its parts.
+// The flags of a program, put together from the tables of its parts.
 enum { FLAGS_MAX = 160 };
 typedef struct {
     Flag rows[FLAGS_MAX];
@@ -220,7 +220,7 @@ static inline uint64_t flag_value_count(const Flag* flag) {
     return count;
 }
 
-// The value of a flag as one would write it.
+// The value of a flag, as it is written on the command line.
 static inline void flag_text(char* text, size_t size, const Flag* flag) {
     const char* words = flag->kind == KIND_TEXT ? *(const char**)flag->value : NULL;
     if (flag->kind == KIND_TEXT || flag->kind == KIND_TEXTS) snprintf(text, size, "%s", words ? words : "");
@@ -268,8 +268,8 @@ static inline void flags_help(const Flags* flags) {
     }
 }
 
-// The start of a program that needs no more than this: reads the flags, or prints the help, headed by `title` unless it
-// is NULL, or prints what is wrong with the flags. False if the program is to exit, with *code.
+// Reads the flags of a program; or prints the help, headed by `title` unless it is NULL; or prints the error in the
+// flags. False if the program must exit, with *code.
 static inline bool flags_begin(int* code, const char* program, const char* title, Flags* flags, int argc,
                                char** argv) {
     Error error;

@@ -1058,8 +1058,8 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
     comm_extend_timeout(&run->comm, true);
     if (!run_agree(run, ok, error) || !trace_gather(&trace, error)) return false;
     comm_extend_timeout(&run->comm, false);
-    snprintf(sentence, sizeof sentence, "step %llu is %s: the loss is %.4g, its running mean %.4g; the gradient's "
-             "norm %.4g, its running mean (as clipped) %.4g", step, SPIKE_NAMES[spike], result->loss,
+    snprintf(sentence, sizeof sentence,
+             "step %llu: %s, loss %.4g (mean %.4g), grad norm %.4g (mean %.4g)", step, SPIKE_NAMES[spike], result->loss,
              state->losses.mean, result->grad_norm, state->norms.mean);
     TraceMeasure first_measure = spike == SPIKE_LOSS ? TRACE_LOSS : TRACE_NORM;
     if (run->comm.rank == 0) run_report_trace(run, &trace, first_measure, sentence, result);
