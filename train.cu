@@ -212,7 +212,7 @@ static void record_fill(Run* run, const Options* o, const Flags* flags) {
 static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     bool found, ok;
     Model* model = &run->model;
-    // Nothing is allocated yet: a rank whose files or flags are wrong must not leave others waiting in run_compare_ranks.
+    // Before the first collective: a rank whose files or flags are wrong must not leave the others waiting in it.
     if (!run_agree(run, run_prepare(run, o, flags, error), error)) return false;
     run_print_model(run);
     if (o->plan.show) return plan_show(&run->model, &o->plan), true;
