@@ -287,7 +287,9 @@ typedef struct {
     Dropout dropout;
     size_t logits_rows;       // rows of logits that exist at a time
     void* scratch;            // (model_scratch_bytes) for the operations
-    int32_t* batches[2];      // each (2, B, T) on the device, used in turn: tokens, then targets
+    int32_t* batches[2];      // each (3, B, T) on the device, used in turn: tokens, targets, positions
+    const int32_t* batch;     // the one of the batch in progress
+    int32_t* positions;       // (B, T) on the host: of the batch that is being uploaded
     Arena memory;
     Watch watch;              // a callback that looks at what was computed (trace.h)
     Stream stream;
@@ -319,7 +321,7 @@ static inline void model_layout(Model* model) {
     BlockShape shape = model_block_shape(model);
     if (o->training) gradients_layout(&model->gradients, &shape, plan);
     offload_blocks_layout(&model->offloaded, a->blocks, c->layers, model_backward_ends(model), &shape, plan);
-    for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(plan, "batches", 2 * N * sizeof(int32_t));
+    for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(plan, "batches", 3 * N * sizeof(int32_t));
     model->scratch = arena_take(plan, "scratch of the operations", model_scratch_bytes(model));
     for (int i = 0; i < 2 && o->train; i++)
         model->discarded[i] = (float*)arena_take(plan, "gradients that are not used", max_size(C, D) * sizeof(float));
@@ -346,6 +348,7 @@ static inline void model_free(Model* model) {
     if (model->memory.base) device_free(model->memory.base, arena_bytes(&model->memory));
     free(model->activations.blocks);
     free(model->spans);
+    free(model->positions);
     free(model->weights.blocks);
     parameters_free(&model->parameters);
     memset(model, 0, sizeof *model);
@@ -386,7 +389,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
               flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error) &&
               offload_blocks_plan(&model->offloaded, config->layers, options.training ? options.offload : 0, error);
     model->spans = (DocumentSpan*)memory_allocate((options.mask_documents ? N : 1) * sizeof(DocumentSpan));
-    if (ok && (model->activations.blocks == NULL || model->spans == NULL))
+    model->positions = (int32_t*)memory_allocate(N * sizeof(int32_t));
+    if (ok && (model->activations.blocks == NULL || model->spans == NULL || model->positions == NULL))
         ok = fail_with(error, "out of memory for the table of activations");
     while (ok && model->flat.buckets[model->first_trained].first == model->flat.buckets[model->first_trained].end)
         model->first_trained++;
@@ -400,7 +404,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
 static inline bool model_allocate(Model* model, Error* error) {
     const Config* c = &model->config;
     const ModelOptions* o = &model->options;
-    size_t D = config_head_size(c), batch_bytes = 2 * o->B * o->T * sizeof(int32_t);
+    size_t D = config_head_size(c), batch_bytes = 3 * o->B * o->T * sizeof(int32_t);
     if (!device_choose(o->ranks.local_rank, error) || !device_open(&model->stream, o->tf32, error) ||
         !matmul_choices_open(o->matmul_algorithms, o->ranks.rank == 0, model->stream, error) ||
         !arena_allocate(&model->memory, o->ranks.world, model->stream, error)) return false;
@@ -517,15 +521,19 @@ static inline void model_dropout(const Model* model, floatX* out, const floatX* 
 }
 
 // Uploads a batch of tokens (B, T), and its targets unless they are NULL; returns the tokens on the device, followed by
-// the targets. They stay valid until the batch after the next is uploaded.
+// the targets and the positions. They stay valid until the batch after the next is uploaded. decoding: the positions
+// follow those in the KV cache.
 static inline const int32_t* model_upload(Model* model, const int32_t* tokens, const int32_t* targets, size_t B,
-                                          size_t T) {
+                                          size_t T, bool decoding) {
     DocumentSpan whole = {0, B, T};
+    size_t first = decoding ? model->cache.length : 0;
+    for (size_t row = 0; row < B * T; row++) model->positions[row] = (int32_t)(first + row % T);
     model->spans[0] = whole;
     model->span_count = 1;
     if (model->options.mask_documents)
         model->span_count = documents_find(model->spans, tokens, model->options.end_of_text, B, T);
-    return device_upload_batch(model->batches, tokens, targets, B * T * sizeof(int32_t), model->stream);
+    return device_upload_batch(model->batches, tokens, targets, model->positions, B * T * sizeof(int32_t),
+                               model->stream);
 }
 
 // Block l of the batch in progress: x = x + attention(norm1(x)); x = x + ffn(norm2(x)). The second addition is left to
@@ -544,8 +552,7 @@ static inline void block_qkv(const Model* model, size_t l) {
         qk_norm_forward(s->qkv, s->qk, s->qk_rstd, model_param(model, b->q_norm_weight),
                         model_param(model, b->k_norm_weight), (float)c->norm_epsilon, N, H, K, D, model->stream);
     if (c->family == FAMILY_LLAMA)
-        rope_forward(s->qkv, model->activations.rope, model->decoding ? model->cache.length : 0, model->B, model->T, H,
-                     K, D, model->stream);
+        rope_forward(s->qkv, model->activations.rope, model->batch + 2 * N, N, H, K, D, model->stream);
 }
 
 static inline void block_attention(const Model* model, size_t l) {
@@ -614,7 +621,7 @@ static inline void block_forward(Model* model, size_t l) {
     watch_at(&model->watch, WATCH_FFN, l);
 }
 
-// Fills activations.hidden for tokens (B, T) on the device; waits for each bucket of parameters before it uses it.
+// Fills activations.hidden for tokens (B, T) that model_upload has returned; waits for each bucket of parameters before it uses it.
 // decoding: the tokens follow those in the KV cache, and are appended to it.
 static inline void model_forward(Model* model, const int32_t* tokens, size_t B, size_t T, bool decoding) {
     const Config* c = &model->config;
@@ -624,11 +631,11 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
     model->B = B;
     model->T = T;
     model->decoding = decoding;
+    model->batch = tokens;
     flat_await(&model->flat, 0);
     offload_block_forward(&model->offloaded, 0);
-    embedding_forward(a->blocks[0].input, tokens, model_param(model, w->token_embedding),
-                      model_param(model, w->position_embedding), decoding ? model->cache.length : 0, B, T, c->channels,
-                      model->stream);
+    embedding_forward(a->blocks[0].input, tokens, tokens + 2 * N, model_param(model, w->token_embedding),
+                      model_param(model, w->position_embedding), N, c->channels, model->stream);
     if (model->dropout.p > 0) model_dropout(model, a->blocks[0].input, a->blocks[0].input, 0, N);
     for (size_t l = 0; l < c->layers; l++) block_forward(model, l);
     flat_await(&model->flat, c->layers + 1);
@@ -771,7 +778,8 @@ static inline void block_backward(Model* model, size_t l) {
                            s->qkv + qkv, d.B, d.T, H, K, D, stream);
     }
     watch_at(&model->watch, WATCH_ATTENTION_BACKWARD, l);
-    if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->activations.rope, B, T, H, K, D, stream);
+    if (c->family == FAMILY_LLAMA)
+        rope_backward(g->qkv, model->activations.rope, model->batch + 2 * N, N, H, K, D, stream);
     if (c->qk_norm)
         qk_norm_backward(g->qkv, model_norm_grad(model, b->q_norm_weight, 0),
                          model_norm_grad(model, b->k_norm_weight, 1), s->qk, s->qk_rstd,
@@ -803,7 +811,7 @@ static inline void model_backward(Model* model, const int32_t* tokens) {
     if (model->first_trained > 0) return;
     if (!c->tied) flat_begin_bucket(flat, 0);
     embedding_backward(model_grad(model, w->token_embedding), model_grad(model, w->position_embedding),
-                       branch_gradient(model, 0, N), tokens, model->B, model->T, C, model->stream);
+                       branch_gradient(model, 0, N), tokens, tokens + 2 * N, N, C, model->stream);
     watch_at(&model->watch, WATCH_EMBEDDING_BACKWARD, 0);
     flat_end_bucket(flat, 0);
 }
@@ -817,7 +825,7 @@ static inline void model_begin_step(Model* model, double loss_scale, size_t micr
 // Adds the sum of the losses of a batch, tokens and targets (B, T) on the host, to flat.scalars[SUM_LOSS], without
 // gradients.
 static inline void model_losses(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
-    const int32_t* batch = model_upload(model, tokens, targets, B, T);
+    const int32_t* batch = model_upload(model, tokens, targets, B, T, false);
     model_forward(model, batch, B, T, false);
     model_head(model, batch + B * T, 0.0f, B * T);
     sum_scaled(model->flat.scalars + SUM_LOSS, model->activations.losses, 1.0, B * T, model->stream);
@@ -830,7 +838,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)count;
     flat->micro++;
     if (!flat->discards) collective_barrier(&flat->collectives);
-    const int32_t* batch = model_upload(model, tokens, targets, B, T);
+    const int32_t* batch = model_upload(model, tokens, targets, B, T, false);
     fault_point("forward");
     model->offloaded.backward = true;
     model_forward(model, batch, B, T, false);

@@ -159,7 +159,7 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
     float *logits = (float*)memory_allocate(N * V * sizeof(float)),
           *grads = (float*)memory_allocate(model->parameters.flat_size * sizeof(float));
 
-    model_forward(model, model_upload(model, tokens, NULL, B, T), B, T, false);
+    model_forward(model, model_upload(model, tokens, NULL, B, T, false), B, T, false);
     for (size_t row = 0; row < N; row++) {
         model_logits(model, row, 1);
         read_floatX(logits + row * V, model->activations.logits, V, model);
@@ -382,7 +382,7 @@ static void test_dropout_masks(void) {
     }
     model.dropout.p = 0.5f;
     model.dropout.seed = 7;
-    model_forward(&model, model_upload(&model, tokens, NULL, B, T), B, T, NULL);
+    model_forward(&model, model_upload(&model, tokens, NULL, B, T, false), B, T, false);
     const BlockActivations* blocks = model.activations.blocks;
     const floatX* sites[MASKS + 1] = {
         NULL, blocks[0].input, blocks[0].middle, blocks[1].input, blocks[1].middle, model.activations.output};
@@ -406,7 +406,7 @@ static void test_dropout_masks(void) {
     }
     check_true("dropout 0.5 keeps an element twice as large or drops it", scaled);
     model.dropout.first_token = T;
-    model_forward(&model, model_upload(&model, tokens + T, NULL, 1, T), 1, T, NULL);
+    model_forward(&model, model_upload(&model, tokens + T, NULL, 1, T, false), 1, T, false);
     read_floatX(values, blocks[0].input, T * c.channels, &model);
     check_true("dropout drops the same of a batch and of its second half",
                memcmp(values, stream[1] + T * c.channels, T * c.channels * sizeof(float)) == 0);
@@ -1091,7 +1091,7 @@ static void cache_forward(float* hidden, Model* model, const int32_t* tokens, si
     for (size_t t = 0, count; t < T; t += count) {
         count = min_size(step, T - t);
         for (size_t b = 0; b < B; b++) memcpy(part + b * count, tokens + b * T + t, count * sizeof(int32_t));
-        model_forward(model, model_upload(model, part, NULL, B, count), B, count, true);
+        model_forward(model, model_upload(model, part, NULL, B, count, true), B, count, true);
         read_floatX(rows, model->activations.hidden, B * count * C, model);
         for (size_t b = 0; b < B; b++)
             memcpy(hidden + (b * T + t) * C, rows + b * count * C, count * C * sizeof(float));
@@ -1126,7 +1126,7 @@ static void test_cache(Family family) {
         options.kv_q8 = q8;
         need(model_create(&model, &c, options, &error), &error);
         randomize(&model, 11);
-        model_forward(&model, model_upload(&model, tokens, NULL, B, T), B, T, false);
+        model_forward(&model, model_upload(&model, tokens, NULL, B, T, false), B, T, false);
         read_floatX(whole, model.activations.hidden, n, &model);
         for (int w = 0; w < WAYS; w++) {
             size_t count = ways[w].B * T * C;
@@ -1409,7 +1409,7 @@ static void test_validation(void) {
             batch[0][t] = text[start + t];
             batch[1][t] = start == 0 || t == T - 1 ? text[start + t + 1] : -1;
         }
-        const int32_t* on_device = model_upload(&model, batch[0], batch[1], 1, T);
+        const int32_t* on_device = model_upload(&model, batch[0], batch[1], 1, T, false);
         float losses[T];
         model_forward(&model, on_device, 1, T, false);
         model_head(&model, on_device + T, 0.0f, T);

@@ -36,7 +36,7 @@ static bool show_kv_error(Model* model, const Tokens* prompt, Error* error) {
     n = min_size(n, model->cache.context);
     model->cache.length = 0;
     for (int cached = 0; cached < 2; cached++) {
-        model_forward(model, model_upload(model, prompt->ids, NULL, 1, n), 1, n, cached);
+        model_forward(model, model_upload(model, prompt->ids, NULL, 1, n, cached), 1, n, cached);
         model_logits(model, n - 1, 1);
         device_download(logits + (cached ? V : 0), model->activations.logits, V * sizeof(floatX), model->stream);
     }

@@ -41,7 +41,7 @@ static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const c
         tokens[i] = batch[i / T * (T + 1) + i % T];
         targets[i] = batch[i / T * (T + 1) + i % T + 1];
     }
-    model_forward(model, model_upload(model, tokens, NULL, B, T), B, T, false);
+    model_forward(model, model_upload(model, tokens, NULL, B, T, false), B, T, false);
     for (size_t row = 0; row < N; row++) {
         model_logits(model, row, 1);
         for (size_t v = 0; v < V; v++) logits[row * V + v] = float_of(model->activations.logits[v]);

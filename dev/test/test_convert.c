@@ -114,7 +114,7 @@ static double logits_apart(const char* path, const char* expected, double* loss_
         targets[i] = batch[i / T * (T + 1) + i % T + 1];
     }
     need(model_open(&model, &tokenizer, NULL, path, &options, "test", &error), "%s", error.text);
-    model_forward(&model, model_upload(&model, tokens, NULL, B, T), B, T, false);
+    model_forward(&model, model_upload(&model, tokens, NULL, B, T, false), B, T, false);
     for (size_t row = 0; row < B * T; row++) {
         model_logits(&model, row, 1);
         for (size_t v = 0; v < model.config.vocab; v++) {

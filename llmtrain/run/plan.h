@@ -76,7 +76,7 @@ static inline size_t plan_snapshot_bytes(const Model* model, const PlanOptions* 
 // Bytes of the process outside the model's block of memory.
 static inline size_t plan_bytes_outside(const Model* model, const PlanOptions* o) {
     size_t B = model->options.B, T = model->options.T;
-    return plan_snapshot_bytes(model, o) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) +
+    return plan_snapshot_bytes(model, o) + loader_bytes(B, T) + 3 * B * T * sizeof(int32_t) +
         (device_is_host() ? gemm_workspace_bytes((int)threads_count()) + o->program : 0);
 }
 
@@ -339,7 +339,7 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
                reductions[ranks->reduce]);
     arena_print(stdout, &model->memory);
     plan_show_optimizers(model);
-    printf("  %-34s %12.2f\n", "outside: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
+    printf("  %-34s %12.2f\n", "outside: batches", 1e-6 * (double)(loader_bytes(B, T) + 3 * B * T * sizeof(int32_t)));
     size_t snapshot = plan_snapshot_bytes(model, o);
     if (snapshot) printf("  %-34s %12.2f\n", "outside: snapshot", 1e-6 * (double)snapshot);
     if (o->hot)  // two that are kept, and one that is being written

@@ -104,7 +104,7 @@ static inline void generator_cut(Generator* g, size_t count) {
 static inline void generator_forward(Generator* g, size_t samples, size_t count) {
     for (size_t s = 0; s < samples; s++)
         memcpy(g->batch + s * count, g->tokens + s * g->size + g->seen, count * sizeof(int32_t));
-    model_forward(g->model, model_upload(g->model, g->batch, NULL, samples, count), samples, count, true);
+    model_forward(g->model, model_upload(g->model, g->batch, NULL, samples, count, true), samples, count, true);
     g->seen += count;
 }
 
