@@ -9,7 +9,7 @@
 # make test-more  tests that take longer, or repeat others: the emulator's own; the CUDA build in BF16 and FP16; kernels
 #                 and ladders under AddressSanitizer and the race check; machine code in FP32 and FP16; clang's bits;
 #                 macOS; speeds for AVX2
-# make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
+# make test-ranks several ranks: the transport, whole runs, faults, several machines, Slurm
 # make soak       kills a run 500 times, at every point of a step and of a save: each time it resumes to the same bits
 # make sanitize   make test-cpu under the address and undefined-behavior sanitizers, and the threaded parts under
 #                 ThreadSanitizer (make races: only these)
@@ -109,8 +109,8 @@ train: $(B)/train$(if $(MPICC),-mpi)-$(PRECISION)
 endif
 
 # Programs that use a model without training it, for the same precision: tools/.
-TOOLS := generate evaluate tune
-$(B)/generate $(B)/evaluate: $(B)/%: $(B)/%-$(PRECISION)
+TOOLS := generate evaluate plan tune
+$(B)/generate $(B)/evaluate $(B)/plan: $(B)/%: $(B)/%-$(PRECISION)
 	@cp -f $< $@
 $(B)/tune: $(B)/tune$(if $(FOR_GPU),-cuda)-$(PRECISION)
 	@cp -f $< $@
@@ -127,7 +127,7 @@ $(B)/train-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/train-mpi-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -x none -o $@ $(MPIFLAGS) $(LIBS)
-$(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-%)): $(HEADERS) $(wildcard tools/*.cu) | $(B)
+$(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-%)): $(HEADERS) $(wildcard tools/*.cu) train.cu | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$(lastword $(subst -, ,$(@F))) -x c tools/$(firstword $(subst -, ,$(@F))).cu -o $@ $(LIBS)
 $(B)/test_train-%: test_train.cu train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
@@ -156,7 +156,7 @@ CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh llmtrain/*/*.cuh llmtrain/*/*/*.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 
-$(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-cuda-%)): $(CUDA_HEADERS) $(wildcard tools/*.cu) | $(B)
+$(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-cuda-%)): $(CUDA_HEADERS) $(wildcard tools/*.cu) train.cu | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$(lastword $(subst -, ,$(@F))) tools/$(firstword $(subst -, ,$(@F))).cu -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 $(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench/bench.c $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* -x cu $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
@@ -314,12 +314,12 @@ supervise: $(B)/supervise
 
 # Tests that compute little take longer to optimize than to run. The code that they share with the trainer is tested at
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
-$(addprefix $(B)/,test_convert test_trace test_evaluate test_optimizers test_optimizers_matrix first golden-BF16 \
+$(addprefix $(B)/,test_convert test_trace test_evaluate test_plan test_optimizers test_optimizers_matrix first golden-BF16 \
     test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)): CFLAGS := $(CFLAGS:-O3=-O1)
 
-TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak first $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
+TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero test_seams test_ranks test_supervise soak first $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
 # For tests of processes that connect, train, die and stop.
-RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
+RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/plan-BF16 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(RANKS_TESTS)
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
@@ -339,7 +339,7 @@ test-cpu: test-cpu-programs test-cpu-processes
 test-cpu-programs: $(CPU_TESTS)
 	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" compilers inlined $(filter-out $(PROCESS_TESTS),$(TESTS)) golden tour single floors
 test-cpu-processes: $(CPU_TESTS)
-	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) launch gpu_check
+	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) same_weights machines gpu_check
 
 test-cpu-only: test-cpu
 	@rm -f $(B)/test-cuda-*.sum
@@ -366,7 +366,7 @@ soak: $(B)/soak $(B)/train-FP32
 
 # A part of test-cpu.
 test-ranks: $(RANKS_TESTS)
-	@sh dev/test/test.sh ranks $(B) "$(CC)" test_comm test_zero test_ranks launch
+	@sh dev/test/test.sh ranks $(B) "$(CC)" test_comm test_zero test_ranks machines
 
 # test-cpu, built with the address and undefined-behavior sanitizers, with which gcc's warnings are not reliable.
 sanitize:

@@ -1062,7 +1062,7 @@ static inline void exact_read(float* out, const int64_t* sums, double quantum, s
 // ------------------------------------------------------------------------------------------------
 // 11. Casts, add
 //
-// Defines: cast_to_float, cast_from_float, add, vector_add_stored.
+// Defines: cast_to_float, cast_from_float, vector_add, vector_add_stored, residual_forward.
 // Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // A thread owns W elements. Casts move 4 + sizeof(floatX) bytes per element, add moves 8 + sizeof(x).
@@ -1116,6 +1116,24 @@ static inline void add_launch(float* out, const T* x, size_t n, Stream stream) {
 static inline void vector_add(float* out, const float* x, size_t n, Stream stream) { add_launch(out, x, n, stream); }
 static inline void vector_add_stored(float* out, const floatX* x, size_t n, Stream stream) {
     add_launch(out, x, n, stream);
+}
+
+// A thread owns W elements. Bytes: 3 x floatX per element.
+template <int W>
+static __global__ void residual_forward_kernel(floatX* out, const floatX* in, const floatX* branch, size_t n) {
+    size_t i = flat_index(W);
+    if (i >= n) return;
+    Lanes<W> sum = lanes_load<W>(in + i), other = lanes_load<W>(branch + i);
+    #pragma unroll
+    for (int j = 0; j < W; j++) sum.x[j] += other.x[j];
+    lanes_store<W>(out + i, sum);
+}
+
+static inline void residual_forward(floatX* out, const floatX* in, const floatX* branch, size_t n, Stream stream) {
+    bool packs = packs_fit(n, out, in, branch, NULL);
+    auto kernel = packs ? residual_forward_kernel<PACK> : residual_forward_kernel<1>;
+    kernel<<<flat_blocks(n, packs ? PACK : 1), FLAT_THREADS, 0, stream->compute>>>(out, in, branch, n);
+    LAUNCH_CHECK();
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1187,13 +1205,13 @@ static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combi
 // One launch for all slices, except with factored and matrix optimizers, which take a slice at a time.
 static inline void optimizer_update_list(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
                                          Stream stream) {
-    Cut cut = OPTIMIZERS[o->kind].cut;
+    ShardRule rule = OPTIMIZERS[o->kind].rule;
     if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slices, count, o, stream);
     else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slices, count, o, stream);
-    else if (cut == SHARD_ANYWHERE) elements_update(slices, count, o, stream);
-    for (size_t i = 0; i < count && (cut == SHARD_TENSORS || cut == SHARD_MATRICES); i++) {
+    else if (rule == SHARD_ANYWHERE) elements_update(slices, count, o, stream);
+    for (size_t i = 0; i < count && (rule == SHARD_TENSORS || rule == SHARD_MATRICES); i++) {
         OptimizerStep own = optimizer_step_of(&slices[i], o);
-        if (cut == SHARD_TENSORS) factored_update(&slices[i], &own, stream);
+        if (rule == SHARD_TENSORS) factored_update(&slices[i], &own, stream);
         else matrix_update(&MATRIX_OPERATIONS, &slices[i], &own, stream);
     }
 }

@@ -731,6 +731,13 @@ static inline void vector_add_stored(float* out, const floatX* x, size_t n, Stre
     for (size_t i = 0; i < n; i++) out[i] += float_of(x[i]);
 }
 
+// out = in + branch, all (n): what a norm stores as the residual, without the norm.
+static inline void residual_forward(floatX* out, const floatX* in, const floatX* branch, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) out[i] = floatX_of(float_of(in[i]) + float_of(branch[i]));
+}
+
 // Sums in fixed point: integers, whose order and grouping cannot change a bit. sums (n) += x (n) * scale, rounded to
 // the nearest. An element outside of +-limit, or NaN, adds nothing and sets *bad to 1.
 static inline void exact_add(int64_t* sums, double* bad, const float* x, double scale, double limit, size_t n,
@@ -808,8 +815,8 @@ static inline void optimizer_update(const OptimizerSlice* slice, const Optimizer
     const OptimizerStep own = optimizer_step_of(slice, step), *o = &own;
     if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slice, o);
     else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slice, o);
-    else if (OPTIMIZERS[o->kind].cut == SHARD_TENSORS) factored_update(slice, o);
-    else if (OPTIMIZERS[o->kind].cut == SHARD_MATRICES) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
+    else if (OPTIMIZERS[o->kind].rule == SHARD_TENSORS) factored_update(slice, o);
+    else if (OPTIMIZERS[o->kind].rule == SHARD_MATRICES) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
     else optimizer_update_elements(slice, o, stream);
 }
 

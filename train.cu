@@ -12,12 +12,14 @@
 // Under mpirun, torchrun or srun, or with --ranks N, several processes train together; rank 0 writes the console, the
 // log and the manifests.
 
-#include "llmtrain.h"           // model; state.h (schedule_lr, guard_step), saver.h (Cadence), data.h, zero.h, log.h
+#include "llmtrain.h"                // Model: model_step, model_finish_step, model_update
+#include "llmtrain/run/describe.h"   // what is printed before the first step
+#include "llmtrain/run/flops.h"      // model_flops_per_token
+#include "llmtrain/run/plan.h"       // plan_show
+#include "llmtrain/run/presets.h"    // config_choose
+#include "llmtrain/run/step.h"       // StepLog, Due; with it run.h: Run, joining ranks, resuming, saving, rewinding
+#include "llmtrain/run/validate.h"   // model_validate
 #include "llmtrain/text/generate.h"  // Sampler
-#include "llmtrain/run/plan.h"      // plan_show
-#include "llmtrain/run/presets.h"   // config_choose
-#include "llmtrain/run/run.h"       // Run: joining ranks, resuming, saving, rewinding
-#include "llmtrain/run/validate.h"  // model_validate
 
 #include <signal.h>
 
@@ -26,7 +28,7 @@
 
 typedef struct {
     const char *data, *val, *model, *train, *matmul_algorithms;
-    bool master_weights, tf32;
+    bool tf32;
     Config config;                // as far as flags give it
     uint64_t batch, seq, total_batch, seed, threads;
     Schedule schedule;
@@ -48,7 +50,6 @@ enum { FLAGS_MAX = 160 };
 // what the run computes (flags.h).
 static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
-    Schedule* s = &o->schedule;
     OptimizerOptions* a = &o->optimizer;
     memset(o, 0, sizeof *o);
     o->config.tied = true;
@@ -76,34 +77,26 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
                     "join: ignore the boundaries between documents; mask: attention and loss do not cross them"),
         FLAG_COUNT("end-of-text", &o->end_of_text, 0, 0, 1 << 24, 0,
                    "with --documents mask: id of the token between documents; default: that of the shards' tokenizer"),
-        FLAG_COUNT("steps", &s->steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
+        FLAG_COUNT("steps", &o->schedule.steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
         FLAG_HEADING("Optimizer"),
         FLAG_TEXT("train", &o->train, NULL, "NAMES", FLAG_FIXED,
                   "train only these tensors, e.g. 'block.*' or '*norm*,head_weight'; the others are frozen"),
         FLAG_CHOICE("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
-        FLAG_REAL("lr", &s->lr, 6e-4, 0, 100, 0, "peak learning rate"),
+        FLAG_REAL("lr", &o->schedule.lr, 6e-4, 0, 100, 0, "peak learning rate"),
         FLAG_REAL("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: the coefficient"),
         FLAG_REAL("beta2", &a->beta2, 0.95, 0, 0.99999, 0, "adamw: decay of the second moment; lion: of the momentum"),
         FLAG_REAL("epsilon", &a->epsilon, 1e-8, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
         FLAG_REAL("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
         FLAG_COUNT("optimizer-rank", &a->rank, 128, 1, 65536, 0,
                    "galore, ldadam: rank of the subspace that holds a matrix's optimizer state"),
-        FLAG_SWITCH("masters", &o->master_weights, true, 0,
+        FLAG_REAL("clip", &o->run.guard.clip, 1, 0, 1e9, 0,
+                  "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
+        FLAG_SWITCH("masters", &a->master_weights, true, 0,
                     "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
         FLAG_SWITCH("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
         FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
-        FLAG_HEADING("Schedule"),
-        FLAG_CHOICE("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
-                    "shape of the learning rate after warmup"),
-        FLAG_COUNT("warmup", &s->warmup, 100, 0, 1e12, 0, "steps of linear warmup to --lr"),
-        FLAG_REAL("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
-                  "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
-        FLAG_REAL("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
-                  "with --schedule wsd: fraction of the steps after warmup, the last ones, over which the rate decays"),
-        FLAG_COUNT("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
-                   "with --schedule step: multiply the rate by --decay-factor every N steps"),
-        FLAG_REAL("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,
-                  "with --schedule step: multiply the rate by X every --decay-every steps"),
+    };
+    const Flag after_schedule[] = {
         FLAG_HEADING("Ranks: processes that train together"),
         FLAG_COUNT("ranks", &o->ranks, 1, 1, 65536, FREE,
                    "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
@@ -128,6 +121,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     size_t count = flags_append(flags, 0, before_config, sizeof before_config / sizeof(Flag));
     count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
     count = flags_append(flags, count, after_config, sizeof after_config / sizeof(Flag));
+    count = schedule_flags(flags, count, &o->schedule);
+    count = flags_append(flags, count, after_schedule, sizeof after_schedule / sizeof(Flag));
     count = plan_flags(flags, count, &o->plan);
     count = sampler_flags(flags, count, &o->sampler);
     count = run_flags(flags, count, &o->run);
@@ -154,30 +149,15 @@ static uint64_t options_micro_batches(const Options* o, size_t world) {
 }
 
 static ModelOptions model_options(Run* run, const Options* o, size_t world) {
-    ModelOptions m;
-    memset(&m, 0, sizeof m);
-    m.B = o->batch;
-    m.T = o->seq;
-    m.training = true;
-    m.train = o->train;
-    m.optimizer = o->optimizer.kind;
-    m.optimizer_rank = o->optimizer.rank;
-    m.master_weights = o->master_weights;
-    m.cached_sequences = o->sample_every > 0;
-    m.mask_documents = run->train.mask_documents;
-    m.end_of_text = run->train.end_of_text;
-    m.tf32 = o->tf32;
-    m.matmul_algorithms = o->matmul_algorithms;
-    m.recompute = o->plan.recompute;
-    m.offload = o->plan.offload;
-    m.offload_dir = o->plan.offload_dir;
-    m.ranks.comm = o->plan.show ? NULL : &run->comm;
-    m.ranks.rank = run->comm.rank;
-    m.ranks.local_rank = run->comm.local_rank;
-    m.ranks.world = world;
-    m.ranks.stage = o->zero;
-    m.ranks.reduce = world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
-    if (o->reduce != 0) m.ranks.reduce = (ReduceKind)(o->reduce - 1);  // 0 is auto
+    ReduceKind automatic = world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
+    RankOptions ranks = {.transport = o->plan.show ? NULL : &run->comm.transport, .rank = run->comm.rank,
+                         .world = world, .local_rank = run->comm.local_rank, .stage = o->zero,
+                         .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : automatic};
+    ModelOptions m = {.B = o->batch, .T = o->seq, .training = true, .optimizer = o->optimizer,
+                      .cached_sequences = o->sample_every > 0, .mask_documents = run->train.mask_documents,
+                      .end_of_text = run->train.end_of_text, .tf32 = o->tf32,
+                      .matmul_algorithms = o->matmul_algorithms, .recompute = o->plan.recompute, .train = o->train,
+                      .ranks = ranks, .offload = o->plan.offload, .offload_dir = o->plan.offload_dir};
     return m;
 }
 
@@ -221,48 +201,11 @@ static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Er
     return o->plan.show || o->run.out == NULL || run->comm.rank > 0 || run_check_out(&o->run, error);
 }
 
-static void print_model(const Run* run) {
-    for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
-        char value[32];
-        const Field* field = &CONFIG_FIELDS[i];
-        field_text(value, sizeof value, field, &run->record.config);
-        if (field->missing && strcmp(value, field->missing) == 0) continue;  // a feature that most models lack
-        printf("%s%s %s", i ? ", " : "model: ", field->name, value);
-    }
-    const Parameters* p = &run->model.parameters;
-    size_t trained = parameters_trained(p);
-    printf(": %zu parameters", p->true_size);
-    if (trained < p->true_size) printf(", of which %zu are trained", trained);
-    printf("\n");
-}
-
-// Prints the device, and the peak against which MFU is computed: --peak-tflops, or else the device's if it is known.
-static void print_device(const Run* run, Options* o) {
-    char text[320];
-    double peak;
-    device_describe(text, sizeof text, &peak, run->model.stream);
-    const char* source = o->peak_tflops > 0 ? " (--peak-tflops)" : "";
-    if (o->peak_tflops == 0) o->peak_tflops = peak;
-    printf("precision %s, matmuls by %s", FLOATX_NAME, text);
-    if (o->peak_tflops > 0) printf(", MFU against %g TFLOP/s%s", o->peak_tflops, source);
-    printf("\n");
-}
-
-static void print_notes(const Run* run, const Options* o) {
-    unsigned long long step = run->record.state.step, steps = o->schedule.steps, warmup = o->schedule.warmup;
-    if (warmup > steps && step < steps)
-        printf("note: --warmup %llu is longer than the run, %llu steps: the rate never reaches --lr\n", warmup, steps);
-    if (o->run.out == NULL) printf("no --out: nothing will be saved\n");
-    if (step >= steps) printf("nothing to do: the run is already at step %llu of %llu\n", step, steps);
-    fflush(stdout);
-}
-
 // Fills in what checkpoints record about the run.
 static void record_fill(Run* run, const Options* o, const Flag* flags, size_t flag_count) {
     RunRecord* r = &run->record;
-    r->optimizer = o->optimizer.kind;
-    r->optimizer_rank = optimizer_has_rank(r->optimizer) ? o->optimizer.rank : 0;
-    r->master_weights = o->master_weights;
+    r->optimizer = o->optimizer;
+    if (!optimizer_has_rank(r->optimizer.kind)) r->optimizer.rank = 0;
     r->seed = o->seed;
     r->T = o->seq;
     r->data = dataset_fingerprint(&run->train);
@@ -275,20 +218,20 @@ static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Err
     bool found, ok;
     Model* model = &run->model;
     if (!run_agree(run, run_prepare(run, o, flags, flag_count, error), error)) return false;
-    print_model(run);
-    if (o->plan.show) return plan_show(&run->model, &o->plan, error);
+    run_print_model(run);
+    if (o->plan.show) return plan_show(&run->model, &o->plan), true;
     if (!run_compare_ranks(run, flags, flag_count, error)) return false;
     record_fill(run, o, flags, flag_count);
     ok = model_allocate(model, error) && run_allocate(run, error);
     if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, &run->tokenizer, error);
     if (!run_agree(run, ok, error) || !model_connect(model, error)) return false;
-    print_device(run, o);
+    run_print_device(run, &o->peak_tflops);
     if (!run_compare_devices(run, error)) return false;
     model->dropout.p = (float)o->dropout;
     model->dropout.seed = o->seed;
     ok = saver_open(&run->saver, &model->flat, run_takes_snapshots(run), 1e6 * o->run.ckpt_bandwidth, error);
     if (!run_agree(run, ok, error) || !run_open_out(run, &found, error)) return false;
-    print_notes(run, o);
+    run_print_notes(run, &o->schedule);
     ok = loader_open(&run->loader, &run->train, (int32_t)model->config.vocab, o->seed, run->comm.rank, run->comm.world,
                      o->batch, o->seq, error) &&
          loader_start(&run->loader, run->record.state.samples, error);
@@ -315,38 +258,34 @@ static void interrupt(int signal_number) {
     if (first && write(STDOUT_FILENO, message, sizeof message - 1) < 0) return;  // only rank 0's goes to the console
 }
 
-// Computes gradients of the mean loss over the step's micro-batches; each rank has its own. heartbeat_send() informs a
-// supervisor (heartbeat.h); fault_*() do nothing outside of tests (fault.h).
-static bool accumulate_gradients(Run* run, uint64_t micro_batches, Error* error) {
+// The next micro-batch of this rank: model_step calls it. heartbeat_send() informs a supervisor (run/heartbeat.h);
+// fault_*() do nothing outside of tests (base/fault.h).
+static bool next_batch(void* source, const int32_t** tokens, const int32_t** targets, Error* error) {
+    Run* run = (Run*)source;
     Model* model = &run->model;
     RunState* state = &run->record.state;
     size_t B = model->options.B, T = model->options.T;
-    model_begin_step(model, state->loss_scale, micro_batches);
-    for (uint64_t i = 0; i < micro_batches; i++) {
-        heartbeat_send(HEARTBEAT_STEP, state->step + 1);
-        if (fault_point("load")) fault_flip(model);
-        if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
-        model->dropout.first_token =
-            (state->samples + run->comm.rank * B) * T;  // makes its masks the same for any number of ranks
-        model_gradients(model, run->tokens, run->targets, B, T);
-        state->samples += B * run->comm.world;
-    }
+    heartbeat_send(HEARTBEAT_STEP, state->step + 1);
+    if (fault_point("load")) fault_flip(model);
+    if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
+    *tokens = run->tokens;
+    *targets = run->targets;
+    model->dropout.first_token =
+        (state->samples + run->comm.rank * B) * T;  // makes its masks the same for any number of ranks
+    state->samples += B * run->comm.world;
     return true;
 }
 
-// Reads the step's loss and gradient norm over all ranks, and the flags that they exchange; completes a save that all
-// ranks have written.
-static bool read_step(Run* run, StepResult* result, Error* error) {
-    Saver* saver = &run->saver;
-    SaverState state = saver_state(saver);
-    StepFlags flags = {interrupted != 0, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN,
-                       state == SAVER_FAILED};
-    heartbeat_collective("the reduction of gradients");
-    if (!model_finish_step(&run->model, result, flags, error)) return false;
-    heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);
-    if (state != SAVER_IDLE && result->flags.failed) saver_stop(saver);
-    bool ends = state != SAVER_IDLE && (result->flags.saved || result->flags.failed);
-    return !ends || run_save_complete_or_report(run, error);
+static Due run_due(const Run* run, const Options* o, const StepFlags* flags) {
+    uint64_t step = run->record.state.step;
+    bool last = step == o->schedule.steps, signaled = flags->stop && !last;  // there may be time for the save alone
+    Due due;
+    due.stop = last || flags->stop;
+    due.validate = o->val && !signaled && (last || every(step, o->val_every));
+    due.log = last || due.validate || every(step, o->log_every);
+    due.sample = !signaled && every(step, o->sample_every);
+    due.save = run_save_due(run, step, due.stop, flags->save);
+    return due;
 }
 
 static bool validate(Run* run, const Options* o, double* val_loss, Error* error) {
@@ -358,11 +297,12 @@ static bool validate(Run* run, const Options* o, double* val_loss, Error* error)
     return ok;
 }
 
-// Reports a step on the console and in the log, after adding to `s` what follows from the state. tokens: per step and
-// rank.
-static bool report(Run* run, const Options* o, StepLog* s, double tokens, Error* error) {
+// Reports a step on the console and in the log, after adding to `s` what follows from the state.
+static bool report(Run* run, const Options* o, StepLog* s, Error* error) {
     const RunState* state = &run->record.state;
     const Model* model = &run->model;
+    double tokens = (double)(model->flat.micro_batches * o->batch * o->seq);  // of this rank
+    double done = (double)(state->step - run->first_step), left = (double)(o->schedule.steps - state->step);
     s->step = state->step;
     s->steps = o->schedule.steps;
     s->tokens = state->samples * o->seq;
@@ -371,132 +311,107 @@ static bool report(Run* run, const Options* o, StepLog* s, double tokens, Error*
     s->tokens_per_second = 1e3 * tokens * (double)run->comm.world / s->ms;
     s->mfu = NAN;
     if (o->peak_tflops > 0) s->mfu = 1e-9 * tokens * model_flops_per_token(model, o->seq) / (s->ms * o->peak_tflops);
+    s->minutes_left = (now_ms() - run->began_ms) / 6e4 / done * left;
     s->memory = device_is_host() ? memory_peak() : arena_bytes(&model->memory);
     s->ranks = run->comm.world;
     step_print(stdout, s);
     return run->log.file == NULL || log_write(&run->log, s, error);
 }
 
-// The training loop, from state.step to --steps. With FP16 the loss is multiplied by state.loss_scale, and so are the
-// gradients until model_update divides by it.
+static bool sample(Run* run, Options* o, Error* error) {
+    return run_agree(run, run->comm.rank > 0 || sampler_write(&o->sampler, stdout, error), error);
+}
+
+// The training loop, from state.step to --steps.
 static bool run_train(Run* run, Options* o, Error* error) {
     Model* model = &run->model;
     RunState* state = &run->record.state;
-    uint64_t micro_batches = options_micro_batches(o, run->comm.world), first_step = state->step;
-    double began = now_ms(), tokens = (double)(micro_batches * o->batch * o->seq);
+    uint64_t micro_batches = options_micro_batches(o, run->comm.world);
+    run_begin_clock(run);
+    for (Due due = {0}; !due.stop && state->step < o->schedule.steps;) {
+        StepLog s = step_begin(run);
+        if (!model_step(model, next_batch, run, state->loss_scale, micro_batches, error)) return false;
+        if (!step_read(run, &s, interrupted != 0, error)) return false;  // loss, norm and flags of all ranks
 
-    bool stop = state->step >= o->schedule.steps;
-    while (!stop) {
-        StepLog s;
-        double started = now_ms();
-        uint64_t sent = collective_bytes_sent(&model->flat.collectives);
-        fault_step(run->comm.rank, state->step + 1);
-        if (!accumulate_gradients(run, micro_batches, error)) return false;
-        bool was_saving = saver_state(&run->saver) != SAVER_IDLE;
-        if (!read_step(run, &s.result, error)) return false;
+        // --check-every: are the ranks still equal? The update would overwrite a wrong bit, or spread it.
+        if (every(state->step + 1, o->run.check_every) && !run_compare(run, error)) return false;
 
-        // Checks the parameters that made these gradients: the update would overwrite a wrong bit, or spread it.
-        uint64_t check = o->run.check_every;
-        if (check && (state->step + 1) % check == 0 && !run_compare(run, error)) return false;
-
-        // The guard decides whether the optimizer steps, and by what factor it multiplies the gradients (clipping); the
-        // schedule how far (after rewinds less far: lr_factor). run_trace finds the cause of a step that stands out.
-        double factor = 0.0;
-        s.lr = state->lr_factor * schedule_lr(&o->schedule, state->step);
-        bool finite = isfinite(s.result.loss);
-        bool update = guard_step(state, &factor, &o->run.guard, finite ? s.result.grad_norm : NAN);
-        if (!run_trace(run, &s, update, factor, error)) return false;
-        fault_point("update");
-        if (update) saver_await_snapshot(&run->saver);
-        if (update) model_update(model, &o->optimizer, ++state->updates, s.lr, factor);
-        state->skipped_consecutive = update ? 0 : state->skipped_consecutive + 1;
-        state->step++;
+        double factor;                                      // of the gradients: clipping
+        s.lr = state->lr_factor * schedule_lr(&o->schedule, state->step);  // reduced after each rewind
+        s.updated = guard_step(state, &factor, &o->run.guard, guarded_norm(&s.result));  // false: skip this step
+        if (!run_trace(run, &s, factor, error)) return false;              // which sequences are behind a spike?
+        run_update(run, &s, factor);
+        state_advance(state, s.updated);
         run_report_straggler(run, &s.result);
-        // Diverged: this step is not logged; the run returns to a checkpoint, or ends.
-        if (state->skipped_consecutive >= o->run.diverged_after || (!finite && o->run.rewind)) {
+        if (run_diverged(run, &s.result)) {                 // not logged: back to a checkpoint, or the end
             if (!run_rewind(run, &s.result, error)) return false;
-            first_step = state->step;
-            began = now_ms();
+            run_begin_clock(run);
             continue;
         }
 
-        // The step's time excludes tracing, validation, sampling and saving. The host runs ahead of a GPU: it waits
-        // before a pause, so that the update is counted, and after the first step, which is not counted.
-        bool last = state->step == o->schedule.steps;
-        stop = last || s.result.flags.stop;
-        bool signaled = stop && !last;  // a signal: there may be no time for anything but the save
-        bool validates = o->val && !signaled && (last || (o->val_every && state->step % o->val_every == 0));
-        bool samples = !signaled && o->sample_every && state->step % o->sample_every == 0;
-        bool saves = o->run.out && (stop || s.result.flags.save || cadence_due(&run->cadence, state->step));
-        bool saves_hot = !saves && o->run.ckpt_hot && state->step % o->run.ckpt_hot == 0 &&
-            saver_state(&run->saver) == SAVER_IDLE;
-        bool pauses = validates || samples || saves || saves_hot;
-        if (pauses || state->step == first_step + 1) device_wait(model->stream);
-        s.ms = now_ms() - started - s.trace_ms;
-        if (state->step > first_step + 1) cadence_count_step(&run->cadence, s.ms, was_saving);
-        run_schedule_save(run);
-        if (update) run_report_offload(run, s.ms);
-        if (pauses) heartbeat_send(HEARTBEAT_PAUSE, state->step);
-        s.val_loss = NAN;
-        if (validates && !validate(run, o, &s.val_loss, error)) return false;
-
-        s.sent = collective_bytes_sent(&model->flat.collectives) - sent;
-        s.minutes_left =
-            (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->schedule.steps - state->step);
-        bool reports = last || state->step % o->log_every == 0 || !isnan(s.val_loss);
-        if (reports && !report(run, o, &s, tokens, error)) return false;
-        bool sampled = !samples || run->comm.rank > 0 || sampler_write(&o->sampler, stdout, error);
-        if (samples && !run_agree(run, sampled, error)) return false;
-        if (stop && saves && !run_save_last(run, error)) return false;
-        if (!stop && (saves || saves_hot) && !run_save_async(run, saves ? o->run.out : run->hot, error)) return false;
-        if (pauses) flat_start_clock(&model->flat);
+        due = run_due(run, o, &s.result.flags);
+        step_end(run, &s, &due);
+        if (due.validate && !validate(run, o, &s.val_loss, error)) return false;
+        if (due.log && !report(run, o, &s, error)) return false;
+        if (due.sample && !sample(run, o, error)) return false;
+        if (due.save && !run_save(run, due.save, due.stop, error)) return false;
+        if (due_pauses(&due)) clock_start(&model->clock, &model->flat);
     }
     return run_finish(run, o->schedule.steps, error);
 }
 
 // ------------------------------------------------------------------------------------------------
 
+static int print_help(const Flag* flags, size_t flag_count) {
+    printf("train: trains a GPT-2 or Llama model (%s build). ./supervise restarts it when it dies or hangs; "
+           "build/generate writes text.\n", FLOATX_NAME);
+    flags_help(flags, flag_count);
+    return 0;
+}
+
+// Reads the command line.
+static bool options_parse(Options* o, Run* run, Flag* flags, size_t flag_count, int argc, char** argv, Error* error) {
+    if (argc > 1 && strcmp(argv[1], "supervise") == 0)
+        fail_with(error, "the supervisor is a separate program: ./supervise [FLAGS] -- ./train ...");
+    else if (flags_parse(flags, flag_count, argc, argv, error) &&
+             cadence_parse(&run->cadence, o->run.ckpt_every, o->run.mtbf, o->run.ckpt_async, error) &&
+             options_check(o, &run->cadence, error)) {
+        o->optimizer.seed = o->sampler.options.seed = o->seed;
+        return true;
+    }
+    return fail_as(error, ERROR_USAGE);
+}
+
+// Makes this process one rank of the run.
+static bool join(Run* run, Options* o, Launch* launch, Flag* flags, size_t flag_count, Error* error) {
+    bool forks = flag_was_given(flags, flag_count, "ranks");
+    if (o->threads) threads_set(o->threads);
+    if (o->plan.show) return run_join_plan(launch, &o->ranks, error);
+    signal(SIGINT, interrupt);
+    signal(SIGTERM, interrupt);
+    signal(SIGUSR1, interrupt);
+    if (o->run.out) signal(SIGPIPE, SIG_IGN);  // if the console goes away, the log has it all
+    return run_join(run, launch, forks ? o->ranks : 0, o->timeout, o->threads == 0, error);
+}
+
 int main(int argc, char** argv) {
     Run run;
     Options options;
     Flag flags[FLAGS_MAX];
-    Error error;
     Launch launch;
+    Error error;
     files_open_standard();
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
-    if (argc > 1 && strcmp(argv[1], "supervise") == 0)
-        return fputs("train: the supervisor is a separate program: ./supervise [FLAGS] -- ./train ...\n", stderr), 2;
     memset(&run, 0, sizeof run);
     launch_alone(&launch);
     size_t flag_count = options_flags(flags, &options);
     run.options = &options.run;
-    if (flags_want_help(argc, argv)) {
-        printf("train: trains a GPT-2 or Llama model (%s build). ./supervise restarts it when it dies or hangs; "
-               "build/generate writes text.\n", FLOATX_NAME);
-        flags_help(flags, flag_count);
-        return 0;
-    }
-    bool ok = (flags_parse(flags, flag_count, argc, argv, &error) &&
-               cadence_parse(&run.cadence, options.run.ckpt_every, options.run.mtbf, options.run.ckpt_async, &error) &&
-               options_check(&options, &run.cadence, &error)) || fail_as(&error, ERROR_USAGE);
-    if (ok) {
-        options.optimizer.seed = options.sampler.options.seed = options.seed;
-        if (options.threads) threads_set(options.threads);
-        if (!options.plan.show) {
-            signal(SIGINT, interrupt);
-            signal(SIGTERM, interrupt);
-            signal(SIGUSR1, interrupt);
-            if (options.run.out) signal(SIGPIPE, SIG_IGN);  // if the console goes away, the log has it all
-        }
-        bool forks = flag_was_given(flags, flag_count, "ranks");
-        ok = options.plan.show
-                 ? run_join_plan(&launch, &options.ranks, &error)
-                 : run_join(&run, &launch, forks ? options.ranks : 0, options.timeout, options.threads == 0, &error);
-        ok = ok && run_set_up(&run, &options, flags, flag_count, &error) &&
-             (options.plan.show || run_train(&run, &options, &error));
-    } else {
-        run_refuse(&run, &launch, options.timeout);
-    }
+    if (flags_want_help(argc, argv)) return print_help(flags, flag_count);
+    bool ok = options_parse(&options, &run, flags, flag_count, argc, argv, &error);
+    if (!ok) run_refuse(&run, &launch, options.timeout);
+    ok = ok && join(&run, &options, &launch, flags, flag_count, &error) &&
+         run_set_up(&run, &options, flags, flag_count, &error) &&
+         (options.plan.show || run_train(&run, &options, &error));
     sampler_close(&options.sampler);
     return run_exit(&run, &launch, ok, &error, options.timeout, interrupted == SIGINT);
 }

@@ -3,7 +3,10 @@
 //
 //   mkdir -p build && cc -O3 -ffp-contract=off -I. examples/first.c -o build/example -lm -pthread && build/example
 
-#include "llmtrain/text/generate.h"
+#include "llmtrain.h"                    // Model
+#include "llmtrain/checkpoint/record.h"  // model_save, model_load
+#include "llmtrain/text/data.h"          // Dataset, Loader
+#include "llmtrain/text/generate.h"      // Generator
 
 int main(void) {
     const char* line = "the cat sat on the mat. the dog sat on the log. ";
@@ -17,9 +20,8 @@ int main(void) {
     Loader loader;
     Config config = {.family = FAMILY_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .channels = 64, .ffn = 128,
                      .context = T, .vocab = 256, .tied = true};
-    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .cached_sequences = 1};
-    OptimizerOptions adamw = {
-        .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW),
+                            .cached_sequences = 1};
     bool ok = dataset_from_memory(&data, text, sizeof text[0], TEXT, &error) &&
               model_create(&model, &config, options, &error) && model_randomize(&model, 1, &error) &&
               loader_open(&loader, &data, 256, 1, 0, 1, B, T, &error) && loader_start(&loader, 0, &error);
@@ -33,11 +35,11 @@ int main(void) {
         model_begin_step(&model, 1.0, 1);
         model_gradients(&model, tokens, targets, B, T);
         if (!model_finish_step(&model, &result, flags, &error)) return fprintf(stderr, "example: %s\n", error.text), 1;
-        model_update(&model, &adamw, step, 3e-3, 1.0 / fmax(1.0, result.grad_norm));
+        model_update(&model, step, 3e-3, 1.0 / fmax(1.0, result.grad_norm));
         if (step % 50 == 0) printf("step %d loss %.3f\n", (int)step, result.loss);
     }
 
-    RunRecord record = {.config = model.config, .optimizer = adamw.kind, .T = T}, saved;
+    RunRecord record = {.config = model.config, .optimizer = options.optimizer, .T = T}, saved;
     record.state = run_state_begin(false, 1.0);
     record.state.step = STEPS;
     // The checkpoint is a directory, example.out/step_00000150, that tools/generate.cu can open too.

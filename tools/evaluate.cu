@@ -160,7 +160,7 @@ static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
     options.B = o->batch;
     options.T = o->seq ? o->seq : (uint64_t)SEQUENCE;
     options.matmul_algorithms = o->matmul_algorithms;
-    options.ranks.comm = comm;
+    options.ranks.transport = &comm->transport;
     options.ranks.rank = comm->rank;
     options.ranks.local_rank = comm->local_rank;
     options.ranks.world = comm->world;

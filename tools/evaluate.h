@@ -21,6 +21,9 @@
 #define LLMTRAIN_EVALUATE_H
 
 #include "../llmtrain.h"
+#include "../llmtrain/checkpoint/checkpoint.h"
+#include "../llmtrain/ranks/comm.h"
+#include "../llmtrain/text/data.h"
 #include "../llmtrain/text/tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -480,7 +483,7 @@ static inline bool scorer_run(Scorer* s, Model* model, const Source* source, siz
     }
     if (end == 0) return true;
     model_losses(model, s->inputs, s->targets, end, T);
-    device_download(s->losses, model->activations.losses, end * T * sizeof(float), model->stream);
+    device_download(s->losses, model->activations->losses, end * T * sizeof(float), model->stream);
     for (size_t r = 0; r < end; r++) {
         const PendingRow* p = &s->pending[r];
         Score* score = &s->scores[p->row];
@@ -551,7 +554,7 @@ static inline bool evaluate_key(uint64_t* key, Model* model, const Source* sourc
 }
 
 // The items of a rank, and the bytes of their scores.
-static inline CommSlice evaluate_items(const Source* source, size_t rank, size_t world) {
+static inline Slice evaluate_items(const Source* source, size_t rank, size_t world) {
     return comm_even_slice(rank, world, source->items);
 }
 
@@ -560,9 +563,9 @@ typedef struct {
     size_t world;
 } EvaluateShares;
 
-static inline CommSlice evaluate_bytes(size_t rank, const void* context) {
+static inline Slice evaluate_bytes(size_t rank, const void* context) {
     const EvaluateShares* shares = (const EvaluateShares*)context;
-    CommSlice items = evaluate_items(shares->source, rank, shares->world), bytes;
+    Slice items = evaluate_items(shares->source, rank, shares->world), bytes;
     bytes.first = shares->source->rows[items.first] * sizeof(Score);
     bytes.end = shares->source->rows[items.end] * sizeof(Score);
     return bytes;
@@ -586,9 +589,9 @@ static inline bool scorer_open(Scorer* s, Model* model, const Source* source, Sc
 // score log; NULL: none. All ranks of the model call it; if one fails, all fail.
 static inline bool evaluate(Score** scores, Model* model, const Source* source, const char* log, Error* error) {
     const RankOptions* ranks = &model->flat.options;
-    Comm* comm = ranks->comm;
+    Comm* comm = ranks->transport ? ranks->transport->comm : NULL;
     Scorer s;
-    CommSlice items = evaluate_items(source, ranks->rank, ranks->world);
+    Slice items = evaluate_items(source, ranks->rank, ranks->world);
     uint64_t key = 0;
     bool ok = scorer_open(&s, model, source, scores, error) && (!log || evaluate_key(&key, model, source, error));
     if (ok && log && ranks->rank == 0)

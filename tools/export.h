@@ -168,7 +168,7 @@ static inline bool hf_write_configs(const Export* e, Error* error) {
 static inline bool export_hf(const Export* e, Error* error) {
     ForeignTensor* list = NULL;
     HfShard* shards = NULL;
-    size_t count = 0, files = 0, held = NO_TENSOR;
+    size_t count = 0, files = 0, held = SIZE_MAX;
     if (!hf_write_configs(e, error)) return false;
     float* values = (float*)memory_allocate(export_largest(e->source));
     float* chunk = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));

@@ -36,9 +36,10 @@ static bool show_kv_error(Model* model, const Tokens* prompt, Error* error) {
     n = min_size(n, model->cache.context);
     model->cache.length = 0;
     for (int cached = 0; cached < 2; cached++) {
-        model_forward(model, model_upload(model, prompt->ids, NULL, 1, n, cached), 1, n, cached);
+        model_upload(model, prompt->ids, NULL, 1, n, cached);
+        model_forward(model);
         model_logits(model, n - 1, 1);
-        device_download(logits + (cached ? V : 0), model->activations.logits, V * sizeof(floatX), model->stream);
+        device_download(logits + (cached ? V : 0), model->activations->logits, V * sizeof(floatX), model->stream);
     }
     for (size_t v = 0; v < V; v++) mean += (double)float_of(logits[v]) / (double)V;
     for (size_t v = 0; v < V; v++) {

@@ -131,7 +131,7 @@ static inline bool gguf_write_rope(GgufWriter* w, const Config* c, Error* error)
 static inline bool gguf_write_all(GgufWriter* w, const ForeignTensor* list, size_t count, const Config* c,
                                   bool interleaves, TensorRead read, void* context, float* values, float* head,
                                   Error* error) {
-    size_t held = NO_TENSOR;  // our tensor in values
+    size_t held = SIZE_MAX;  // our tensor in values
     if (c->rope_scaling == ROPE_SCALING_LLAMA3 && !gguf_write_rope(w, c, error)) return false;
     for (size_t i = 0; i < count; i++) {
         const ForeignTensor* f = &list[i];
@@ -192,10 +192,10 @@ static inline bool gguf_is_sentencepiece(const Rules* rules, bool* prefix) {
         const Normalizer* n = &rules->normalizers[i];
         if (n->kind == NORMALIZE_PREPEND) {
             *prefix = true;
-            other |= strcmp(n->content, META) != 0;
+            other |= strcmp(n->content, METASPACE) != 0;
         } else if (n->kind == NORMALIZE_REPLACE) {
-            spaces |= strcmp(n->pattern, " ") == 0 && strcmp(n->content, META) == 0;
-            other |= strcmp(n->pattern, " ") != 0 || strcmp(n->content, META) != 0;
+            spaces |= strcmp(n->pattern, " ") == 0 && strcmp(n->content, METASPACE) == 0;
+            other |= strcmp(n->pattern, " ") != 0 || strcmp(n->content, METASPACE) != 0;
         }
     }
     for (int byte = 0; byte < 256; byte++) other |= rules->vocabulary.bytes[byte] < 0;

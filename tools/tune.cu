@@ -106,15 +106,13 @@ static bool shapes_find(UsedShape** shapes, size_t* count, const Config* config,
     ModelOptions options;
     StepResult result;
     StepFlags none;
-    OptimizerOptions optimizer = {o->optimizer, 0.9, 0.95, 1e-8, 0.1, 1, o->rank};
     memset(&options, 0, sizeof options);
     memset(&none, 0, sizeof none);
     options.B = o->batch;
     options.T = o->seq ? o->seq : config->context;
     options.training = true;
-    options.optimizer = o->optimizer;
-    options.optimizer_rank = o->rank;
-    options.master_weights = o->master_weights;
+    OptimizerOptions optimizer = {o->optimizer, 0.9, 0.95, 1e-8, 0.1, o->rank, o->master_weights, 1};
+    options.optimizer = optimizer;
     options.tf32 = o->tf32;
     options.recompute = o->recompute;
     options.train = o->train;
@@ -130,7 +128,7 @@ static bool shapes_find(UsedShape** shapes, size_t* count, const Config* config,
         ok = model_finish_step(&model, &result, none, error);
     }
     if (ok) {
-        model_update(&model, &optimizer, 1, 1e-4, 1.0);
+        model_update(&model, 1, 1e-4, 1.0);
         device_wait(model.stream);
         ok = shapes_list(shapes, count, model.stream->matmul, error);
     }

@@ -299,8 +299,10 @@ static double optimizer_list_elements(const OptimizerSlice* slices, size_t count
 #define flat_end_bucket(flat, bucket) (flat_end_bucket(flat, bucket), tour_end_bucket(bucket))
 #endif
 
-#include "llmtrain/run/predict.h"
+#include "llmtrain/checkpoint/record.h"
+#include "llmtrain/run/flops.h"
 #include "llmtrain/run/presets.h"
+#include "tools/predict.h"
 
 // ------------------------------------------------------------------------------------------------
 // 3. Steps
@@ -373,9 +375,10 @@ static bool bench_open(Bench* b, const Options* asked, const char* name, size_t 
     o.B = B;
     o.T = profile_T = T;
     o.training = true;
-    o.master_weights = asked->master_weights;
-    o.optimizer = asked->optimizer;
-    o.optimizer_rank = OPTIMIZER_RANK;
+    o.optimizer = optimizer_defaults(asked->optimizer);
+    o.optimizer.master_weights = asked->master_weights;
+    o.optimizer.rank = OPTIMIZER_RANK;
+    o.optimizer.seed = 1337;
     o.recompute = recompute;
     if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
     if (!model_randomize(&b->model, 1337, error)) return false;
@@ -393,7 +396,6 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     RunState* state = &b->state;
     Schedule schedule = {SCHEDULE_COSINE, 6e-4, 0.1, 100, 1000, 0.2, 1000, 0.5};
     GuardOptions guard = {1, 4, 20, 20, 0, 0, FLOATX_DTYPE == DTYPE_F16, 2000};
-    OptimizerOptions optimizer = {model->options.optimizer, 0.9, 0.95, 1e-8, 0.1, 1337, OPTIMIZER_RANK};
     size_t B = model->options.B, T = model->options.T;
     for (size_t i = 0; i < B * T; i++) {
         b->tokens[i] = (int32_t)(random_bits(1, RANDOM_TEST, state->step, i) % model->config.vocab);
@@ -408,7 +410,7 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     if (!model_finish_step(model, &result, flags, error)) return false;
     double lr = schedule_lr(&schedule, state->step);
     bool taken = guard_step(state, &factor, &guard, result.grad_norm);
-    if (taken) model_update(model, &optimizer, ++state->updates, lr, factor);
+    if (taken) model_update(model, ++state->updates, lr, factor);
     state->step++;
     device_wait(model->stream);
     *ms = now_ms() - started;
@@ -728,7 +730,7 @@ static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level,
     }
     BlockShape shape = model_block_shape(&all.model);
     bool ok = bench_step(&all, &ms, error) && bench_step(&less, &ms, error) &&
-        (!device_is_host() || rates_measure(&rates, &shape, error));
+        (!device_is_host() || rates_measure(&rates, &shape, 1, error));
     for (size_t i = 0; ok && i < o->steps; i++) {
         double began = processor_ms();
         ok = bench_step(&all, &times[i], error);

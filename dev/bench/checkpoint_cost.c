@@ -14,6 +14,7 @@
 // the first touch of the memory that it gets back is slower than most disks. Prints medians of the rounds. The
 // table needs a machine, and a disk, without other users.
 
+#include "llmtrain/checkpoint/record.h"
 #include "llmtrain/run/presets.h"
 
 typedef enum { WRITE, SYNC, ASYNC, READ_COLD, LOAD_COLD, READ_WARM, LOAD_WARM, STALL, LOST, TIMES } Time;
@@ -52,8 +53,6 @@ static void touch_memory(const SaveCost* c) {
 
 static double step_ms(SaveCost* c, Saver* saver) {
     static int32_t tokens[B * T], targets[B * T];
-    const OptimizerOptions adamw = {
-        .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
     StepFlags flags = {.stop = false};
     StepResult result;
     Error error;
@@ -63,7 +62,7 @@ static double step_ms(SaveCost* c, Saver* saver) {
     model_gradients(&c->model, tokens, targets, B, T);
     need(model_finish_step(&c->model, &result, flags, &error), &error);
     saver_await_snapshot(saver);
-    model_update(&c->model, &adamw, ++c->run.state.updates, 1e-5, 1.0);
+    model_update(&c->model, ++c->run.state.updates, 1e-5, 1.0);
     return now_ms() - began;
 }
 
@@ -129,13 +128,13 @@ int main(int argc, char** argv) {
         {"rounds", KIND_COUNT, &rounds, "N", 1, ROUNDS_MAX, "of which the medians are told", false},
     };
     if (!flags_begin(&code, "checkpoint_cost", NULL, flags, sizeof flags / sizeof flags[0], argc, argv)) return code;
-    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .master_weights = true};
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
     memset(&config, 0, sizeof config);
     config.tied = true;
     need(config_preset(&config, name, &error) && config_complete(&config, &error), &error);
     need(model_create(&c.model, &config, options, &error) && model_randomize(&c.model, 1, &error), &error);
     c.run.config = config;
-    c.run.master_weights = true;
+    c.run.optimizer = options.optimizer;
     c.run.state = run_state_begin(false, 1);
     snprintf(c.out, sizeof c.out, "%.3900s/checkpoint_cost.out", directory);
     snprintf(c.copy, sizeof c.copy, "%s/copy", c.out);

@@ -10,8 +10,8 @@
 // and of the processor time of a step, which other programs do not lengthen; and the update and the step as multiples
 // of the faster loop. Compile it with -DPRECISION_BF16 for states with master weights.
 
-#include "llmtrain/run/predict.h"
 #include "llmtrain/run/presets.h"
+#include "tools/predict.h"
 
 enum { STEPS_MAX = 100, WARM = 2 };
 typedef enum { STEP, UPDATE, DISK, DISK_AT_ONCE, PROCESSOR, TIMES } Time;
@@ -67,8 +67,6 @@ static double alone_at_once_ms(Measured* m) {
 }
 
 static void step(Measured* m, Model* model, const int32_t* tokens, size_t number) {
-    const OptimizerOptions adamw = {
-        .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
     StepFlags flags = {.stop = false};
     StepResult result;
     Error error;
@@ -77,7 +75,7 @@ static void step(Measured* m, Model* model, const int32_t* tokens, size_t number
     model_gradients(model, tokens, tokens, model->options.B, model->options.T);
     need(model_finish_step(model, &result, flags, &error), &error);
     double computed = now_ms();
-    model_update(model, &adamw, number + 1, 1e-5, 1.0);
+    model_update(model, number + 1, 1e-5, 1.0);
     need(offload_flush(&model->flat.offloaded.store, &error) || !flat_offloads(&model->flat), &error);
     m->ms[UPDATE][number] = now_ms() - computed;
     m->ms[STEP][number] = now_ms() - began;
@@ -91,27 +89,27 @@ static double median(double* values, size_t count) {
 
 int main(int argc, char** argv) {
     static Measured m;
-    const char *name = "gpt2:124M", *directory = "build";
-    uint64_t steps = 8, B = 1, T = 64, vocabulary = 0;
-    int offload = OFFLOAD_OPTIMIZER, code;
+    const char *name, *directory;
+    uint64_t steps, B, T, vocabulary;
+    int offload, code;
     Config config;
     Error error;
     Model model;
     Flag flags[] = {
-        {"model", KIND_TEXT, &name, "NAME", 0, 0, "as of the trainer", false},
-        {"dir", KIND_TEXT, &directory, "DIR", 0, 0, "on the disk in question", false},
-        {"offload", KIND_CHOICE, &offload, OFFLOAD_CHOICES, 0, 0, "optimizer or activations", false},
-        {"batch", KIND_COUNT, &B, "N", 1, 1 << 20, "sequences of a step", false},
-        {"seq", KIND_COUNT, &T, "N", 1, 1 << 20, "tokens of a sequence", false},
-        {"vocab", KIND_COUNT, &vocabulary, "N", 0, 1 << 20, "vocabulary; 0: the model's", false},
-        {"steps", KIND_COUNT, &steps, "N", WARM + 1, STEPS_MAX, "of which the medians are told", false},
+        FLAG_TEXT("model", &name, "gpt2:124M", "NAME", 0, "a preset of the trainer"),
+        FLAG_TEXT("dir", &directory, "build", "DIR", 0, "directory on the disk to measure"),
+        FLAG_CHOICE("offload", &offload, OFFLOAD_OPTIMIZER, OFFLOAD_CHOICES, 0, "optimizer or activations"),
+        FLAG_COUNT("batch", &B, 1, 1, 1 << 20, 0, "sequences per step"),
+        FLAG_COUNT("seq", &T, 64, 1, 1 << 20, 0, "tokens per sequence"),
+        FLAG_COUNT("vocab", &vocabulary, 0, 0, 1 << 20, 0, "vocabulary; 0: the preset's"),
+        FLAG_COUNT("steps", &steps, 8, WARM + 1, STEPS_MAX, 0, "steps to run"),
     };
     if (!flags_begin(&code, "offload_rate", NULL, flags, sizeof flags / sizeof flags[0], argc, argv)) return code;
     bool optimizer = offload == OFFLOAD_OPTIMIZER;
     need(optimizer || offload == OFFLOAD_ACTIVATIONS ||
              fail_with(&error, "--offload is one of optimizer and activations"),
          &error);
-    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .master_weights = true,
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW),
                             .offload = offload, .offload_dir = directory};
     memset(&config, 0, sizeof config);
     config.tied = true;

@@ -1,14 +1,15 @@
-# plan.sh BUILD: do runs use what --plan predicts? Ten runs: memory of a rank and time of a step, next to the plan.
-# Leaves logs in BUILD/plan. Fails if memory is off by more than 5% or time by more than 20%.
+# plan.sh BUILD: do runs use what build/plan predicts? Ten runs: memory of a rank and time of a step, next to the plan.
+# Leaves logs in BUILD/plan-runs. Fails if memory is off by more than 5% or time by more than 20%.
 #
-#   make build/train-FP32 build/train-BF16 build/corpus build/tokenize && sh dev/bench/plan.sh build
+#   make build/train-FP32 build/train-BF16 build/plan-FP32 build/plan-BF16 build/corpus build/tokenize
+#   sh dev/bench/plan.sh build
 #
 # A step's time is processor time, so that the machine may do other work meanwhile: (a run of 5 steps - a run of 1) / 4,
 # divided by the number of processors, all of which threads and ranks use here. The last column is the median wall time
 # of a step, which is the same on a machine without other work.
 set -eu
 build=$1
-out=$build/plan
+out=$build/plan-runs
 rm -rf "$out"
 mkdir -p "$out"
 OMP_WAIT_POLICY=passive  # threads that wait take no processor time
@@ -44,7 +45,7 @@ compare() {
     shift
     number=$((number + 1))
     run=$out/run-$number
-    "$build/train-$type" --data "$out/stories_train_*.bin" --plan --memory 1000 "$@" > "$run.plan"
+    "$build/plan-$type" --data "$out/stories_train_*.bin" "$@" > "$run.plan"
     children > "$run.times"
     run "$type" 1 "$@"
     children >> "$run.times"

@@ -43,7 +43,6 @@ static int train(const char* file) {
     ModelOptions options;
     StepResult result;
     StepFlags none;
-    OptimizerOptions muon = {OPTIMIZER_MUON, 0.9, 0.95, 1e-8, 0.1, 1, 128};
     int32_t tokens[B * T];
     memset(&config, 0, sizeof config);
     memset(&options, 0, sizeof options);
@@ -52,8 +51,8 @@ static int train(const char* file) {
     bool ok = config_set(&config, "layers=1 heads=2 channels=32 vocab=200 context=16", &error);
     options.B = B;
     options.T = T;
-    options.training = options.master_weights = true;
-    options.optimizer = OPTIMIZER_MUON;
+    options.training = true;
+    options.optimizer = optimizer_defaults(OPTIMIZER_MUON);
     options.matmul_algorithms = file;
     for (int i = 0; i < B * T; i++) tokens[i] = i * 13 % 200;
     ok = ok && config_complete(&config, &error) && model_create(&model, &config, options, &error);
@@ -63,7 +62,7 @@ static int train(const char* file) {
         model_begin_step(&model, 1.0, 1);
         model_gradients(&model, tokens, tokens, B, T);
         need(model_finish_step(&model, &result, none, &error), "%s", error.text);
-        model_update(&model, &muon, (uint64_t)step, 1e-2, 1.0);
+        model_update(&model, (uint64_t)step, 1e-2, 1.0);
     }
     print_weights(&model);
     model_free(&model);

@@ -6,7 +6,7 @@
 // from the code of the model and its launchers. Before the step is a line with its flops, as MFU counts them: {"step":
 // flops}. dev/gpu/bounds.py computes a bound for each of these kernels: make bounds.
 
-#include "llmtrain/run/predict.h"
+#include "llmtrain/run/flops.h"
 #include "llmtrain/run/presets.h"
 #include "kernels.cuh"
 
@@ -19,14 +19,13 @@ static bool launches_step(const Options* o, Error* error) {
     Config config;
     Model model;
     ModelOptions options;
-    OptimizerOptions adamw = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1, 0};
     StepFlags flags = {false, false, false, false};
     StepResult result;
     memset(&options, 0, sizeof options);
     options.B = o->batch;
     options.T = o->seq;
-    options.training = options.master_weights = true;
-    options.optimizer = adamw.kind;
+    options.training = true;
+    options.optimizer = optimizer_defaults(OPTIMIZER_ADAMW);
     if (!config_preset(&config, o->model, error) || !config_complete(&config, error)) return false;
     if (!model_create(&model, &config, options, error)) return false;
     int32_t* tokens = (int32_t*)calloc(options.B * options.T, sizeof *tokens);
@@ -38,7 +37,7 @@ static bool launches_step(const Options* o, Error* error) {
         model_gradients(&model, tokens, tokens, options.B, options.T);
         ok = model_finish_step(&model, &result, flags, error);
     }
-    if (ok) model_update(&model, &adamw, 1, 1e-4, 1.0);
+    if (ok) model_update(&model, 1, 1e-4, 1.0);
     free(tokens);
     model_free(&model);
     return ok;

@@ -22,6 +22,7 @@ measure() {
 judge() {
     awk -v kernels="$1" '
         FNR == NR && /^\| operation \|/ { for (i = 2; i < NF; i++) if ($i == kernels) column = i }
+        FNR == NR && !/^\|/ { column = 0 }
         FNR == NR { if (column && $1 == "|") known[$2] = $column; next }
         $2 > best[$1] { best[$1] = $2 }
         END {

@@ -9,6 +9,7 @@
 // the table was made without such a processor.
 
 #include "llmtrain.h"
+#include "llmtrain/checkpoint/state.h"
 #include "harness.h"
 
 enum { B = 2, T = 40, VOCAB = 97, STEPS = 20 };
@@ -56,10 +57,8 @@ static uint64_t train(size_t number) {
     Error error;
     Model model;
     Config config = *CASES[number].config;
-    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = CASES[number].optimizer,
-                            .optimizer_rank = 8, .master_weights = !FLOATX_IS_FLOAT};
-    OptimizerOptions optimizer = {.kind = options.optimizer, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
-                                  .weight_decay = 0.1, .rank = 8};
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(CASES[number].optimizer)};
+    options.optimizer.rank = 8;
     Schedule schedule = {.kind = SCHEDULE_COSINE, .lr = 3e-3, .final_fraction = 0.1, .warmup = 4, .steps = STEPS};
     if (!model_create(&model, &config, options, &error) || !model_randomize(&model, 1, &error)) {
         expect(false, "%s", error.text);
@@ -92,11 +91,11 @@ static uint64_t train(size_t number) {
             return 0;
         }
         double lr = schedule_lr(&schedule, step);
-        model_update(&model, &optimizer, step + 1, lr, 1.0 / fmax(1.0, result.grad_norm));
+        model_update(&model, step + 1, lr, 1.0 / fmax(1.0, result.grad_norm));
         hash_add(&hash, &result.loss, sizeof result.loss);
         hash_add(&hash, &result.grad_norm, sizeof result.grad_norm);
     }
-    hash_add(&hash, model_param(&model, 0), model.parameters.flat_size * sizeof(floatX));
+    hash_add(&hash, model.flat.params, model.parameters.flat_size * sizeof(floatX));
     model_free(&model);
     return hash_end(&hash);
 }

@@ -9,13 +9,14 @@
 //
 // writes the batches that a run on these shards reads with the default seed: "tokens" and "targets", I32 (steps, B, T).
 
+#include "llmtrain/text/data.h"
 #include "tools/open.h"
 
 // Writes the gradient of one Hugging Face tensor: rows of one of our tensors, transposed where theirs is.
 static bool write_gradient(SafetensorsWriter* w, const Model* model, const ForeignTensor* f, Error* error) {
     size_t width = max_size(f->cols, 1), n = f->rows * width;
     const Tensor* t = &model->parameters.tensors[f->tensor];
-    const float* from = flat_gradient(&model->flat, t->offset) + f->first * width;
+    const float* from = flat_gradient(&model->flat, t) + f->first * width;
     float* values = (float*)memory_allocate(n * sizeof(float));
     if (values == NULL) return fail_with(error, "out of memory for a gradient");
     for (size_t i = 0; i < n; i++) values[i] = from[f->transposed ? i % f->rows * width + i / f->rows : i];
@@ -41,10 +42,11 @@ static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const c
         tokens[i] = batch[i / T * (T + 1) + i % T];
         targets[i] = batch[i / T * (T + 1) + i % T + 1];
     }
-    model_forward(model, model_upload(model, tokens, NULL, B, T, false), B, T, false);
+    model_upload(model, tokens, NULL, B, T, false);
+    model_forward(model);
     for (size_t row = 0; row < N; row++) {
         model_logits(model, row, 1);
-        for (size_t v = 0; v < V; v++) logits[row * V + v] = float_of(model->activations.logits[v]);
+        for (size_t v = 0; v < V; v++) logits[row * V + v] = float_of(model->activations->logits[v]);
     }
     model_begin_step(model, 1.0, 1);
     model_gradients(model, tokens, targets, B, T);

@@ -47,6 +47,9 @@ caught() {
         test_evaluate)
             needs="$suite evaluate-FP32"
             set -- --evaluate build/evaluate-FP32 "$@" ;;
+        test_plan)
+            needs="$suite plan-BF16 train-BF16"
+            set -- --plan build/plan-BF16 --train build/train-BF16 "$@" ;;
         test_convert)
             needs="$suite export train-FP32"
             set -- --export build/export --train build/train-FP32 "$@" ;;

@@ -91,10 +91,11 @@ static inline uint64_t weights_hash(const char* directory, Error* error) {
     Hash hash = hash_begin(0);
     for (size_t i = 0; pieces && good && i < count; i++) {
         SafetensorsTensor* t = pieces[i].tensor;
+        const char* type = DTYPES[t->type].safetensors;
         void* data = memory_allocate(t->bytes);
         good = data && safetensors_read(&files[pieces[i].file], t, data, t->bytes, NULL, error);
         if (good && pieces[i].first == 0) hash_add(&hash, pieces[i].name, strlen(pieces[i].name));
-        if (good && pieces[i].first == 0) hash_add(&hash, &t->type, sizeof t->type);
+        if (good && pieces[i].first == 0) hash_add(&hash, type, strlen(type));
         if (good) hash_add(&hash, data, t->bytes);
         free(data);
     }

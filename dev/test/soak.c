@@ -30,7 +30,8 @@
 // Cases are distributed over --workers processes, each with its own directory. A case of the kills depends only on its
 // number and on --seed: --case I repeats one.
 
-#include "llmtrain.h"
+#include "llmtrain/checkpoint/record.h"
+#include "llmtrain/run/log.h"
 #include "bad_disk.h"
 #include "machine.h"
 #include "pieces.h"
@@ -863,7 +864,7 @@ static void test_damage(void) {
     Json manifest;
     RunRecord record;
     Model model;
-    ModelOptions options = {.B = 1, .T = 8, .training = true, .master_weights = true, .optimizer = OPTIMIZER_ADAMW};
+    ModelOptions options = {.B = 1, .T = 8, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
     Error error = {"", false, false};
     run_remove();
     run_well(&SMALL_WAY, "");

@@ -159,6 +159,7 @@ for test in "$@"; do
         test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --generate "$build/generate-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_trace) suite test_trace "$build/test_trace" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_evaluate) suite test_evaluate "$build/test_evaluate" --evaluate "$build/evaluate-FP32" ;;
+        test_plan) suite test_plan "$build/test_plan" --plan "$build/plan-BF16" --train "$build/train-BF16" ;;
         test_convert) suite test_convert "$build/test_convert" --export "$build/export" --train "$build/train-FP32" ;;
         test_text) suite test_text "$build/test_text" --tokenize "$build/tokenize" --train "$build/train-FP32" ;;
         test_ranks)
@@ -168,6 +169,9 @@ for test in "$@"; do
             # shellcheck disable=SC2086
             suite test_ranks "$build/test_ranks" --overlap off --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
         test_supervise) suite test_supervise "$build/test_supervise" --train "$build/train-FP32" ;;
+        same_weights)
+            suite "same weights as before" sh dev/test/same_weights.sh "$build"
+            grep '^skipped' "$tally_out" ;;
         soak) suite "kills, damage and full disks" "$build/soak" --train "$build/train-FP32" ;;
         macos)
             suite "macOS, compiled and linked" sh dev/test/macos.sh "$build"
@@ -175,9 +179,10 @@ for test in "$@"; do
         posix) check "no call that only Linux has is left" posix ;;
         floors)
             suite "floors of headers" sh dev/test/floors.sh
+            suite "the headers in a user's program" env CC="$cc" sh dev/test/include.sh "$build"
             suite documents sh dev/test/documents.sh ;;
         gpu_check) suite "dev/gpu/gpu_check.sh, with fakes" sh dev/test/test_gpu_check.sh "$build" ;;
-        launch) suite "launch scripts" sh dev/test/test_launch.sh "$build/train-FP32" "$build" ;;
+        machines) suite "several machines" sh dev/test/test_machines.sh "$build/train-FP32" "$build" ;;
         *) suite "$test" "$build/$test" ;;
     esac
 done

@@ -273,9 +273,9 @@ typedef struct {
 } Cut;
 enum { CUT_EVEN, CUT_UNEVEN, CUT_GAPS, CUT_ONE_HAS_ALL, CUTS };
 
-static CommSlice cut_slice(size_t rank, const void* context) {
+static Slice cut_slice(size_t rank, const void* context) {
     const Cut* c = (const Cut*)context;
-    CommSlice s = comm_even_slice(rank, c->world, c->n);
+    Slice s = comm_even_slice(rank, c->world, c->n);
     if (c->kind == CUT_UNEVEN || c->kind == CUT_GAPS) {
         s.first = c->n * rank * rank / (c->world * c->world);
         s.end = c->n * (rank + 1) * (rank + 1) / (c->world * c->world);
@@ -306,7 +306,7 @@ static void bench_begin(Bench* b, bool with_own) {
 }
 
 // Sets the expected values of a part of a vector, from element `at` on.
-static void bench_expect(Bench* b, size_t at, const char* vector, CommSlice part) {
+static void bench_expect(Bench* b, size_t at, const char* vector, Slice part) {
     memcpy(b->expected + at * b->size, vector + part.first * b->size, slice_length(part) * b->size);
 }
 
@@ -319,7 +319,7 @@ static void test_slices(Bench* b, int kind) {
     Comm* comm = b->comm;
     Error error;
     Cut cut = {b->n, comm->world, kind};
-    CommSlice own = cut_slice(comm->rank, &cut);
+    Slice own = cut_slice(comm->rank, &cut);
     CommSlices slices = kind == CUT_EVEN ? NULL : cut_slice;
     char *at = b->work + own.first * b->size, *mine = b->inputs[comm->rank];
     if (b->type != DTYPE_U8) {
@@ -348,7 +348,7 @@ static void test_slices(Bench* b, int kind) {
 static void test_length(Comm* comm, Dtype type, size_t n) {
     Bench b = {comm, type, n, dtype_bytes(type), {NULL}, NULL, NULL, NULL};
     size_t bytes = (n + GUARD) * b.size, differ = 0;
-    CommSlice all = {0, n};
+    Slice all = {0, n};
     Error error;
     char** const vectors[] = {&b.sums, &b.work, &b.expected};
     for (size_t v = 0; v < COUNT_OF(vectors); v++) *vectors[v] = (char*)memory_allocate(bytes);
@@ -488,7 +488,7 @@ static void test_statistics(Comm* comm) {
     size_t N = comm->world;
     for (int i = 0; i < 2; i++) {
         size_t n = lengths[i];
-        CommSlice own = comm_even_slice(comm->rank, N, n);
+        Slice own = comm_even_slice(comm->rank, N, n);
         size_t length = own.end - own.first;
         CommStatistics before = comm_statistics(comm);
         expect(all_reduce(comm, data, n, DTYPE_F32, &error), "all_reduce");
@@ -602,8 +602,8 @@ static void* abort_later(void* context) {
 static void count_call(void* context) { __atomic_add_fetch((int*)context, 1, __ATOMIC_SEQ_CST); }
 static int calls_counted(const int* calls) { return __atomic_load_n(calls, __ATOMIC_SEQ_CST); }
 
-static CommSlice bad_slice(size_t rank, const void* context) {
-    CommSlice s = {rank, ((const Cut*)context)->n + rank};
+static Slice bad_slice(size_t rank, const void* context) {
+    Slice s = {rank, ((const Cut*)context)->n + rank};
     return s;
 }
 

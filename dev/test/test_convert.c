@@ -114,11 +114,12 @@ static double logits_apart(const char* path, const char* expected, double* loss_
         targets[i] = batch[i / T * (T + 1) + i % T + 1];
     }
     need(model_open(&model, &tokenizer, NULL, path, &options, "test", &error), "%s", error.text);
-    model_forward(&model, model_upload(&model, tokens, NULL, B, T, false), B, T, false);
+    model_upload(&model, tokens, NULL, B, T, false);
+    model_forward(&model);
     for (size_t row = 0; row < B * T; row++) {
         model_logits(&model, row, 1);
         for (size_t v = 0; v < model.config.vocab; v++) {
-            double apart = fabs(float_of(model.activations.logits[v]) - logits[row * model.config.vocab + v]);
+            double apart = fabs(float_of(model.activations->logits[v]) - logits[row * model.config.vocab + v]);
             worst = apart > worst || isnan(apart) ? apart : worst;
         }
     }
@@ -227,7 +228,7 @@ static void save_checkpoint(const char* from, const char* out) {
     memset(&record, 0, sizeof record);
     need(model_open(&model, &tokenizer, NULL, from, &options, "test", &error), "%s", error.text);
     record.config = model.config;
-    record.optimizer = OPTIMIZER_ADAMW;
+    record.optimizer = model.options.optimizer;
     record.state = run_state_begin(false, 1.0);
     record.state.step = 7;
     need(directory_make(out, &error) && model_save(&model, &record, out, &error), "%s", error.text);

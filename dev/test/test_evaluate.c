@@ -5,6 +5,7 @@
 // A model that gives every token a fixed probability, whatever comes before, so that scores can be computed by hand; a
 // random model against model_validate and model_losses; truncated score logs; refusals; several ranks.
 
+#include "llmtrain/checkpoint/record.h"
 #include "tools/evaluate.h"
 #include "llmtrain/run/presets.h"
 #include "llmtrain/run/validate.h"
@@ -53,10 +54,10 @@ static void unigram_model(Model* model) {
     Error error;
     float values[16] = {1};
     model_of(model, "family=gpt2 layers=1 heads=2 channels=16 context=64 tied=off", B, T);
-    need(model_set_params(model, model->weights.final_norm_bias, values, 16, &error), "%s", error.text);
+    need(flat_set_params(&model->flat, model->weights.final_norm.bias, 0, values, 16, &error), "%s", error.text);
     for (size_t v = 0; v < V; v++) {
         values[0] = unigram_logit((int)v);
-        need(model_set_params(model, model->weights.head_weight + v * 16, values, 16, &error), "%s", error.text);
+        need(flat_set_params(&model->flat, model->weights.head.weight, v * 16, values, 16, &error), "%s", error.text);
     }
 }
 
@@ -302,7 +303,7 @@ static void test_log(void) {
     Model other_model;
     random_model(&other_model, B, T);
     float half = 0.5f;
-    need(model_set_params(&other_model, 0, &half, 1, &error), "%s", error.text);
+    need(flat_set_params(&other_model.flat, other_model.weights.token_embedding, 0, &half, 1, &error), "%s", error.text);
     bool ok = evaluate(&again, &other_model, &source, path, &error);
     expect_refusal(ok, &error, "another evaluation", "other weights");
     source.hash++;
@@ -387,7 +388,7 @@ static void test_bad_rows(void) {
     dataset_of(&data, 100);
     scores = scores_of(&model, &data, 0, NULL, &source);
     free(scores);
-    need(model_set_params(&model, model.weights.final_norm_weight, &nan, 1, &error), "%s", error.text);
+    need(flat_set_params(&model.flat, model.weights.final_norm.weight, 0, &nan, 1, &error), "%s", error.text);
     expect_refusal(evaluate(&scores, &model, &source, NULL, &error), &error, "not a number", "a weight that is NaN");
     verdict("rows without a token to score, and losses that are no numbers, are refused");
     free(source.rows);

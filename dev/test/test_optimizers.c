@@ -163,8 +163,8 @@ static void test_steps(void) {
             static Trained t, cut;
             begin(&t, kind, number);
             begin(&cut, kind, number);
-            size_t length = OPTIMIZERS[kind].cut == SHARD_ANYWHERE ? 104
-                            : OPTIMIZERS[kind].cut == SHARD_BLOCKS ? 512
+            size_t length = OPTIMIZERS[kind].rule == SHARD_ANYWHERE ? 104
+                            : OPTIMIZERS[kind].rule == SHARD_BLOCKS ? 512
                                                                    : 0;
             for (uint64_t update = 1; update <= STEPS; update++) {
                 threads_set(1 + update % 3);

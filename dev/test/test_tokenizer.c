@@ -268,9 +268,9 @@ static void test_words(void) {
         {SPLIT_O200K, false, "Abc|DEf|GH| i|JKL'S|x's|1|'s"},
         {SPLIT_O200K, false, "A\xE4\xB8\xAD" "BC\xCC\x81" "Aa\xCC\x81|BC\xCC\x81|DE| //\n/\n|x"},
         {SPLIT_GPT2, true, "a|1|2| |3|b|4"},
-        {SPLIT_META, false, "a|" META "|" META "b|" META},
-        {SPLIT_SPACED, false, "a|" META META "b|" META "c|" META},
-        {SPLIT_WHOLE, false, "a " META "b"},
+        {SPLIT_META, false, "a|" METASPACE "|" METASPACE "b|" METASPACE},
+        {SPLIT_SPACED, false, "a|" METASPACE METASPACE "b|" METASPACE "c|" METASPACE},
+        {SPLIT_WHOLE, false, "a " METASPACE "b"},
     };
     Unicode* unicode = unicode_open(&error);
     need(unicode != NULL, "%s", error.text);

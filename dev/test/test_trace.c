@@ -40,16 +40,20 @@ static Tensor* tensor_of(Model* model, const char* name) {
     return NULL;
 }
 
-// Sets n elements, beginning with `first`, to a value.
+static void tensor_write(Model* model, const Tensor* t, size_t first, const float* values, size_t n) {
+    TensorId id = {(uint32_t)(t - model->parameters.tensors)};
+    need(flat_set_params(&model->flat, id, first, values, n, &error), "%s", error.text);
+}
+
+// Sets the first n elements to a value.
 static void tensor_set(Model* model, const Tensor* t, size_t n, float value) {
-    for (size_t i = 0; i < n; i++)
-        need(model_set_params(model, t->offset + i, &value, 1, &error), "%s", error.text);
+    for (size_t i = 0; i < n; i++) tensor_write(model, t, i, &value, 1);
 }
 
 static void tensor_multiply(Model* model, const Tensor* t, float factor) {
     for (size_t i = 0; i < tensor_elements(t); i++) {
         float value = factor * float_of(model->flat.params[t->offset + i]);
-        need(model_set_params(model, t->offset + i, &value, 1, &error), "%s", error.text);
+        tensor_write(model, t, i, &value, 1);
     }
 }
 
@@ -109,7 +113,7 @@ static void test_tensors(const Config* config, const char* family) {
                trace.not_finite);
         expect(!isfinite(trace.worst[TRACE_NORM][0].norm), "%s: the largest gradient is %g", t->name,
                trace.worst[TRACE_NORM][0].norm);
-        need(model_set_params(&model, t->offset, before, n, &error), "%s", error.text);
+        tensor_write(&model, t, 0, before, n);
     }
     StepTrace trace = trace_of(&model, 1);
     expect(trace.not_finite[0] == 0, "nothing is planted: %s", trace.not_finite);

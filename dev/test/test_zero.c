@@ -7,12 +7,13 @@
 //   sums       1 to 4 ranks, each ZeRO stage, each way to add, 1 and 3 micro-batches: gradients that are small integers
 //              have the computed sums, squares and sent bytes
 //   limit      --reduce exact: a sum just below the limit is right, on any number of ranks; one just above it is found
-//   corruption one bit, in the first and the last parameter of each bucket, on each rank: flat_compare reports that
+//   corruption one bit, in the first and the last parameter of each bucket, on each rank: ranks_compare reports that
 //              rank and that bucket
 //
 // Each case is a process that forks its ranks; rank 0 prints what all of them agree on.
 
-#include "llmtrain/ranks/zero.h"
+#include "llmtrain/ranks/agreement.h"
+#include "llmtrain/ranks/comm.h"
 #include "harness.h"
 
 #define TIMEOUT_MS 30e3
@@ -28,19 +29,23 @@ typedef struct {
     Parameters parameters;
     Arena plan;
     FlatVector flat;
+    RankStats stats;
+    OptimizerOptions optimizer;
     Stream stream;
 } Rank;
 
 static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
-    FlatOptions holds = {.training = true, .optimizer = OPTIMIZER_ADAMW};
+    FlatOptions holds = {.training = true, .optimizer = &r->optimizer};
     Error error;
     memset(r, 0, sizeof *r);
+    r->optimizer = optimizer_defaults(OPTIMIZER_ADAMW);
     need(launch_fork(&r->launch, world, &error), "%s", error.text);
     need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error), "%s", error.text);
-    RankOptions options = {&r->comm, r->comm.rank, world, r->comm.rank, stage, reduce};
-    need(parameters_allocate(&r->parameters, BUCKETS, &error), "%s", error.text);
+    RankOptions options = {&r->comm.transport, r->comm.rank, world, r->comm.rank, stage, reduce};
     for (size_t b = 0; b < BUCKETS; b++)
         parameters_add(&r->parameters, text_of("tensor %zu", b), ROWS[b], ROWS[b], COLS, b, INIT_ZERO, 0);
+    need(parameters_finish(&r->parameters, NULL, &error), "%s", error.text);
+    need(stats_open(&r->stats, &options, BUCKETS, &error), "%s", error.text);
     need(flat_create(&r->flat, &r->parameters, &options, &holds, &error), "%s", error.text);
     need(device_open(&r->stream, false, &error), "%s", error.text);
     flat_layout(&r->flat, &r->plan);
@@ -64,6 +69,7 @@ static void rank_close(Rank* r) {
     Error error;
     size_t bytes = arena_bytes(&r->plan);
     flat_free(&r->flat);
+    stats_close(&r->stats);
     device_free(r->plan.base, bytes);
     device_close(r->stream);
     parameters_free(&r->parameters);
@@ -98,7 +104,7 @@ static void test_slices(void) {
             size_t end = 0, shortest = SIZE_MAX, longest = 0;
             bool aligned = true;
             for (size_t rank = 0; rank < world; rank++) {
-                CommSlice s = shard_slice(n, rank, world);
+                Slice s = shard_slice(n, rank, world);
                 aligned = aligned && s.first == end && s.end >= s.first && s.first % SHARD_UNIT == 0;
                 end = s.end;
                 shortest = min_size(shortest, slice_length(s));
@@ -128,7 +134,7 @@ static void rank_step(Rank* r, size_t micro_batches, Gradient of, double scale) 
         for (size_t b = flat->count; b-- > 0;) {
             const Bucket* k = &flat->buckets[b];
             flat_begin_bucket(flat, b);
-            float* grads = flat_gradient(flat, k->first);
+            float* grads = flat_bucket_gradient(flat, k);
             for (size_t i = k->first; i < k->end; i++) grads[i - k->first] += (float)(scale * of(r->comm.rank, m, i));
             flat_end_bucket(flat, b);
         }
@@ -227,7 +233,7 @@ static bool finds(Rank* r, size_t victim, size_t bucket, size_t element) {
     unsigned char* byte = (unsigned char*)(r->flat.params + element);
     const char* part = bucket == 0 ? "embeddings" : bucket + 1 == BUCKETS ? "head" : text_of("block %zu", bucket - 1);
     *byte ^= r->comm.rank == victim;
-    bool same = flat_compare(&r->flat, &error);
+    bool same = ranks_compare(&r->stats, &r->flat, &error);
     *byte ^= r->comm.rank == victim;
     return !same && strstr(error.text, text_of("rank %zu differs", victim)) &&
            strstr(error.text, text_of("%s (bucket %zu)", part, bucket));
@@ -240,7 +246,7 @@ static void corruption_body(const void* context) {
     rank_open(r, c->world, c->stage, c->reduce);
     for (size_t i = 0; i < r->parameters.flat_size; i++)
         r->flat.params[i] = floatX_of(random_normal(1, RANDOM_TEST, 0, i));
-    rank_check(r, flat_compare(&r->flat, &error), "%zu ranks: the same parameters are found to be the same", c->world);
+    rank_check(r, ranks_compare(&r->stats, &r->flat, &error), "%zu ranks: the same parameters are found to be the same", c->world);
     for (size_t b = 0; b < r->flat.count; b++)
         for (size_t victim = 0; victim < c->world; victim++) {
             size_t last = r->parameters.tensors[b].offset + tensor_elements(&r->parameters.tensors[b]) - 1;
@@ -249,7 +255,7 @@ static void corruption_body(const void* context) {
                        "%zu ranks: a wrong bit of rank %zu in bucket %zu of %zu, first and last parameter", c->world,
                        victim, b, r->flat.count);
         }
-    rank_check(r, flat_compare(&r->flat, &error), "%zu ranks: without it they are the same again", c->world);
+    rank_check(r, ranks_compare(&r->stats, &r->flat, &error), "%zu ranks: without it they are the same again", c->world);
     rank_close(r);
 }
 

@@ -33,6 +33,15 @@ typedef struct {
     const char* missing;  // the value that a file without the member implies, as text; NULL: it cannot be read
 } Field;
 
+#define FIELD_COUNT(Struct, member, flag, low, high, missing, help) \
+    {#member, flag, KIND_COUNT, offsetof(Struct, member), "N", low, high, help, missing}
+#define FIELD_REAL(Struct, member, flag, low, high, missing, help) \
+    {#member, flag, KIND_REAL, offsetof(Struct, member), "X", low, high, help, missing}
+#define FIELD_SWITCH(Struct, member, flag, missing, help) \
+    {#member, flag, KIND_SWITCH, offsetof(Struct, member), "on|off", 0, 0, help, missing}
+#define FIELD_CHOICE(Struct, member, flag, choices, missing, help) \
+    {#member, flag, KIND_CHOICE, offsetof(Struct, member), choices, 0, 0, help, missing}
+
 // The flag of a member of the struct at `base`, which it reads and writes.
 static inline Flag field_flag(const Field* field, void* base) {
     Flag flag = {field->flag, field->kind, (char*)base + field->offset, field->choices, field->low, field->high,
@@ -73,12 +82,25 @@ static inline void fields_write(JsonWriter* w, const Field* fields, size_t count
     }
 }
 
+// Keys that had another name in files of earlier versions.
+static const struct {
+    const char *name, *before;
+} FIELDS_RENAMED[] = {{"master_weights", "masters"}, {"skipped_consecutive", "skipped_row"}};
+
+// The value of a key, under the name that it has or had.
+static inline uint32_t field_node(const Json* json, uint32_t object, const char* name) {
+    uint32_t node = json_get(json, object, name);
+    for (size_t i = 0; node == JSON_NONE && i < sizeof FIELDS_RENAMED / sizeof *FIELDS_RENAMED; i++)
+        if (strcmp(FIELDS_RENAMED[i].name, name) == 0) node = json_get(json, object, FIELDS_RENAMED[i].before);
+    return node;
+}
+
 // Reads the members from a JSON object; false if one is missing and has no value for that, or is of another kind.
 static inline bool fields_read(void* base, const Field* fields, size_t count, const Json* json, uint32_t object) {
     bool ok = true;
     for (size_t i = 0; ok && i < count; i++) {
         Flag flag = field_flag(&fields[i], base);
-        uint32_t node = json_get(json, object, fields[i].name);
+        uint32_t node = field_node(json, object, fields[i].name);
         uint64_t number = 0;
         char word[32];
         Error ignored;

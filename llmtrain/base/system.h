@@ -8,7 +8,8 @@
 //   5. processes    children that end with their parent; what the supervisor asks about processes
 //
 // -DLLMTRAIN_POSIX_ONLY leaves out what is specific to one system, so that the branch that other systems take can be
-// run on Linux (make test-posix). What Linux has and POSIX lacks, and what replaces it:
+// run on Linux (make test-posix). So does a program that includes headers of the C library before ours (posix.h). What
+// Linux has and POSIX lacks, and what replaces it:
 //
 //   the kernel ends children with their parent     a thread of the child polls for its parent; a guard, for a command
 //   /proc, pidfd, orphans become our children      kill(pid, 0) and the process group
@@ -32,7 +33,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#if defined(__linux__) && !defined(LLMTRAIN_POSIX_ONLY)
+#if defined(__linux__) && !defined(LLMTRAIN_POSIX_ONLY) && !defined(LLMTRAIN_INCLUDED_LATE)
 #define SYSTEM_LINUX 1
 #include <dirent.h>
 #include <sched.h>

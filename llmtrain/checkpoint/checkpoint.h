@@ -28,7 +28,7 @@
 #ifndef LLMTRAIN_CHECKPOINT_H
 #define LLMTRAIN_CHECKPOINT_H
 
-#include "../base/flags.h"
+#include "../base/fields.h"
 #include "safetensors.h"
 #include "../ranks/zero.h"
 
@@ -58,8 +58,8 @@ static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS]
     const CheckpointArray weights = {"weight", CHECKPOINT_WEIGHTS, masters, masters ? DTYPE_F32 : FLOATX_DTYPE};
     size_t count = 0;
     arrays[count++] = weights;
-    for (size_t s = 0; s < optimizer_states(holds->optimizer) && holds->training; s++) {
-        const OptimizerState* state = &OPTIMIZERS[holds->optimizer].states[s];
+    for (size_t s = 0; s < optimizer_states(holds->optimizer->kind) && holds->training; s++) {
+        const OptimizerState* state = &OPTIMIZERS[holds->optimizer->kind].states[s];
         const CheckpointArray array = {state->name, (int)s, false, state->dtype};
         arrays[count++] = array;
     }
@@ -80,15 +80,15 @@ static inline Dtype checkpoint_dtype(const CheckpointArray* array, const Tensor*
 // The number of elements of a tensor that an array has over all ranks, without the rows of vocabulary padding.
 static inline size_t checkpoint_elements(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
     size_t first;
-    CommSlice whole = {t->offset, t->offset + tensor_elements(t)};
+    Slice whole = {t->offset, t->offset + tensor_elements(t)};
     if (array->state == CHECKPOINT_WEIGHTS) return tensor_elements(t);
     return flat_state_part(&first, flat, (size_t)array->state, t, whole);
 }
 
 // The slice of them that this rank saves; it may be empty.
-static inline CommSlice checkpoint_saved(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
+static inline Slice checkpoint_saved(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
     const Bucket* k = &flat->buckets[t->bucket];
-    CommSlice slice = {k->own.first, min_size(k->own.end, t->offset + tensor_elements(t))}, part;
+    Slice slice = {k->own.first, min_size(k->own.end, t->offset + tensor_elements(t))}, part;
     if (array->state == CHECKPOINT_WEIGHTS) return tensor_part(t, slice);
     size_t count = flat_state_part(&part.first, flat, (size_t)array->state, t, slice);
     part.end = part.first + count;
@@ -96,9 +96,9 @@ static inline CommSlice checkpoint_saved(const CheckpointArray* array, const Fla
 }
 
 // The part of elements [first, end) of an array's tensor that this rank holds, and its address; NULL: it is offloaded.
-static inline CommSlice checkpoint_part(char** address, const CheckpointArray* array, const FlatVector* flat,
+static inline Slice checkpoint_part(char** address, const CheckpointArray* array, const FlatVector* flat,
                                         const Tensor* t, size_t first, size_t end) {
-    CommSlice part = {first, end};
+    Slice part = {first, end};
     size_t index = t->offset + first, size = dtype_bytes(array->dtype);
     bool away = flat_offloads(flat);
     if (array->state != CHECKPOINT_WEIGHTS) {
@@ -108,7 +108,7 @@ static inline CommSlice checkpoint_part(char** address, const CheckpointArray* a
         if (part.first >= part.end) part.first = part.end = held->first;
         *address = away ? NULL : (char*)flat->states[array->state] + (held->offset + part.first - held->first) * size;
     } else if (checkpoint_is_master(array, t)) {
-        part = flat_master_part(&index, flat, t->offset + first, t->offset + end);
+        part = flat_master_part(&index, flat, t, t->offset + first, t->offset + end);
         bool empty = slice_length(part) == 0;
         part.first = empty ? first : part.first - t->offset;
         part.end = empty ? first : part.end - t->offset;
@@ -120,7 +120,7 @@ static inline CommSlice checkpoint_part(char** address, const CheckpointArray* a
 }
 
 // Stores a part of an array's tensor, with the address from checkpoint_part.
-static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array, const Tensor* t, CommSlice part,
+static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array, const Tensor* t, Slice part,
                                   char* address, const char* values, Error* error) {
     if (address)
         device_upload(address, values, slice_length(part) * dtype_bytes(checkpoint_dtype(array, t)), flat->stream);
@@ -130,14 +130,14 @@ static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array
 
 // Copies the part to host memory.
 static inline bool checkpoint_get(FlatVector* flat, void* values, const CheckpointArray* array, const Tensor* t,
-                                  CommSlice part, const char* address, Error* error) {
+                                  Slice part, const char* address, Error* error) {
     if (address)
         device_download(values, address, slice_length(part) * dtype_bytes(checkpoint_dtype(array, t)), flat->stream);
     return address || offload_get(&flat->offloaded, values, (size_t)(array->state + 1),
                                   (size_t)(t - flat->parameters->tensors), part.first, part.end, error);
 }
 
-static inline void checkpoint_piece_name(char name[96], const char* prefix, const Tensor* t, CommSlice part,
+static inline void checkpoint_piece_name(char name[96], const char* prefix, const Tensor* t, Slice part,
                                          size_t elements) {
     bool whole = slice_length(part) == elements;
     if (whole) snprintf(name, 96, "%s.%s", prefix, t->name);
@@ -172,7 +172,7 @@ static inline void manifest_begin(JsonWriter* w, const FlatVector* flat) {
     json_member_string(w, "llmtrain", LLMTRAIN_VERSION);
     json_member_string(w, "compiler", __VERSION__);
     json_member_string(w, "precision", FLOATX_NAME);
-    json_member_string(w, "products", device);
+    json_member_string(w, "matmuls", device);
     json_member_u64(w, "world", flat->options.world);
     json_member_u64(w, "zero", flat->options.stage);
 }
@@ -277,7 +277,7 @@ typedef struct {
 } CheckpointLoad;
 
 // The array and the tensor that a piece belongs to, and its elements; false if the loader does not need it.
-static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* part, const CheckpointLoad* load,
+static inline bool checkpoint_piece(size_t* array, size_t* tensor, Slice* part, const CheckpointLoad* load,
                                     const FlatVector* flat, const SafetensorsTensor* saved) {
     const Parameters* p = flat->parameters;
     const char *dot = strchr(saved->name, '.'), *bracket = strchr(saved->name, '[');
@@ -325,7 +325,7 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
                                          const SafetensorsTensor* saved, const Json* manifest, uint32_t checksums,
                                          Error* error) {
     size_t a, i;
-    CommSlice part;
+    Slice part;
     if (!checkpoint_piece(&a, &i, &part, load, flat, saved)) return true;
     const CheckpointArray* array = &load->arrays[a];
     const Tensor* t = &flat->parameters->tensors[i];
@@ -372,7 +372,7 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
             return fail_as(error, ERROR_PROCESS);
         }
         const char* values = (const char*)(rounds ? load->rounded : load->chunk);
-        CommSlice mine = checkpoint_part(&address, array, flat, t, first, first + count);
+        Slice mine = checkpoint_part(&address, array, flat, t, first, first + count);
         const char* from = values + (mine.first - first) * to_size;
         if (slice_length(mine) > 0 && !checkpoint_put(flat, array, t, mine, address, from, error)) return false;
         // Every rank has all parameters, which follow from the master weights.
@@ -514,8 +514,8 @@ static inline void checkpoint_clean(const char* out) {
 }
 
 // Why a checkpoint was saved: --ckpt-every asked for it; or the run ended, or was told to stop.
-typedef enum { SAVE_ASKED, SAVE_END } SaveKind;
-#define SAVE_KIND_NAMES "asked|end"
+typedef enum { SAVE_REQUESTED, SAVE_END } SaveKind;
+static const char* const SAVE_KIND_NAMES[] = {"requested", "end"};
 
 // Which checkpoints stay after a newer one is saved.
 typedef struct {
@@ -526,7 +526,7 @@ typedef struct {
 } KeepRule;
 
 static inline bool keep_rule_counts(const KeepRule* rule, SaveKind kind) {
-    return kind == SAVE_ASKED || !rule->rewinds;
+    return kind == SAVE_REQUESTED || !rule->rewinds;
 }
 
 static inline bool keep_rule_is_full(const KeepRule* rule, uint64_t counted) {
@@ -547,8 +547,8 @@ static inline bool checkpoint_describe(SaveKind* kind, uint64_t* skipped, const 
     checkpoint_path(path, out, step, "");
     if (!manifest_open(&manifest, path, &ignored)) return false;
     bool ok = json_string(&manifest, json_get(&manifest, 0, "kind"), word, sizeof word) &&
-        json_u64(&manifest, json_get(&manifest, json_get(&manifest, 0, "state"), "skipped_row"), skipped);
-    *kind = choice_find(SAVE_KIND_NAMES, word) == SAVE_ASKED ? SAVE_ASKED : SAVE_END;
+        json_u64(&manifest, field_node(&manifest, json_get(&manifest, 0, "state"), "skipped_consecutive"), skipped);
+    *kind = strcmp(word, SAVE_KIND_NAMES[SAVE_END]) == 0 ? SAVE_END : SAVE_REQUESTED;  // "asked" in earlier versions
     json_free(&manifest);
     return ok;
 }

@@ -224,7 +224,7 @@ enum {
     LLAMA_KEY_COUNT = sizeof LLAMA_KEYS / sizeof LLAMA_KEYS[0],
     ROPE_KEY_COUNT = sizeof ROPE_KEYS / sizeof ROPE_KEYS[0]
 };
-#define ROPE_TYPES "default|linear|llama3"  // in the order of ROPE_SCALING_NONE, _LINEAR, _LLAMA3
+#define HF_ROPE_TYPES "default|linear|llama3"  // in the order of ROPE_SCALING_NONE, _LINEAR, _LLAMA3
 
 // Keys that are not one member of Config: none, or several.
 typedef enum {
@@ -243,24 +243,24 @@ typedef struct {
     const char* written;      // JSON of what an export writes; NULL: nothing
 } ConfigRule;
 
-#define LLAMAS "llama|mistral|qwen2|qwen3"
+#define RULE_LLAMAS "llama|mistral|qwen2|qwen3"
 static const ConfigRule CONFIG_RULES[] = {
     {"gpt2", "activation_function", RULE_VALUES, "gelu_new|gelu_pytorch_tanh", "\"gelu_new\""},
     {"gpt2", "scale_attn_weights", RULE_VALUES, "true", "true"},
     {"gpt2", "scale_attn_by_inverse_layer_idx", RULE_VALUES, "false", "false"},
-    {LLAMAS, "hidden_act", RULE_VALUES, "silu|swish", "\"silu\""},
-    {LLAMAS, "attention_bias", RULE_VALUES, "false", "false"},
-    {LLAMAS, "mlp_bias", RULE_VALUES, "false", NULL},
-    {LLAMAS, "partial_rotary_factor", RULE_VALUES, "1|1.0|null", NULL},
-    {LLAMAS, "rope_interleaved", RULE_VALUES, "false", NULL},
-    {LLAMAS, "use_mrope", RULE_VALUES, "false", NULL},
-    {LLAMAS, "rope_scaling", RULE_ROPE, NULL, NULL},
-    {LLAMAS, "rope_parameters", RULE_ROPE, NULL, NULL},
+    {RULE_LLAMAS, "hidden_act", RULE_VALUES, "silu|swish", "\"silu\""},
+    {RULE_LLAMAS, "attention_bias", RULE_VALUES, "false", "false"},
+    {RULE_LLAMAS, "mlp_bias", RULE_VALUES, "false", NULL},
+    {RULE_LLAMAS, "partial_rotary_factor", RULE_VALUES, "1|1.0|null", NULL},
+    {RULE_LLAMAS, "rope_interleaved", RULE_VALUES, "false", NULL},
+    {RULE_LLAMAS, "use_mrope", RULE_VALUES, "false", NULL},
+    {RULE_LLAMAS, "rope_scaling", RULE_ROPE, NULL, NULL},
+    {RULE_LLAMAS, "rope_parameters", RULE_ROPE, NULL, NULL},
     {"qwen2|qwen3", "use_sliding_window", RULE_VALUES, "false", "false"},
     {"qwen2|qwen3", "sliding_window", RULE_UNREAD, NULL, NULL},
     {"llama", "sliding_window", RULE_WINDOW, NULL, NULL},
     {"mistral", "sliding_window", RULE_WINDOW, NULL, "null"},
-    {LLAMAS, "layer_types", RULE_LAYERS, "full_attention", NULL},
+    {RULE_LLAMAS, "layer_types", RULE_LAYERS, "full_attention", NULL},
     {"", "is_encoder_decoder", RULE_VALUES, "false", NULL},
     {"", "add_cross_attention", RULE_VALUES, "false", NULL},
     {"", "pruned_heads", RULE_LAYERS, "", NULL},
@@ -276,10 +276,10 @@ static const ConfigRule CONFIG_RULES[] = {
     {"gpt2", "summary_proj_to_labels", RULE_UNREAD, NULL, NULL},
     {"gpt2", "summary_type", RULE_UNREAD, NULL, NULL},
     {"gpt2", "summary_use_proj", RULE_UNREAD, NULL, NULL},
-    {LLAMAS, "attention_dropout", RULE_UNREAD, NULL, NULL},
-    {LLAMAS, "is_llama_config", RULE_UNREAD, NULL, NULL},
-    {LLAMAS, "max_window_layers", RULE_UNREAD, NULL, NULL},
-    {LLAMAS, "pretraining_tp", RULE_UNREAD, NULL, NULL},
+    {RULE_LLAMAS, "attention_dropout", RULE_UNREAD, NULL, NULL},
+    {RULE_LLAMAS, "is_llama_config", RULE_UNREAD, NULL, NULL},
+    {RULE_LLAMAS, "max_window_layers", RULE_UNREAD, NULL, NULL},
+    {RULE_LLAMAS, "pretraining_tp", RULE_UNREAD, NULL, NULL},
     {"", "_attn_implementation", RULE_UNREAD, NULL, NULL},
     {"", "_attn_implementation_autoset", RULE_UNREAD, NULL, NULL},
     {"", "_name_or_path", RULE_UNREAD, NULL, NULL},
@@ -350,7 +350,7 @@ static inline bool hf_read_rope(Config* c, const Json* json, uint32_t object, co
     uint32_t type = json_get(json, object, "rope_type");
     if (type == JSON_NONE) type = json_get(json, object, "type");  // its name before transformers 4.43
     if (type != JSON_NONE) json_scalar_text(kind, json, type);
-    int scaling = choice_find(ROPE_TYPES, kind);
+    int scaling = choice_find(HF_ROPE_TYPES, kind);
     if (scaling < 0) return hf_refuse(path, "rope_type", kind, "default, linear and llama3", error);
     memcpy(&c->rope_scaling, &scaling, sizeof scaling);
     size_t needed = scaling == ROPE_SCALING_NONE ? 0 : scaling == ROPE_SCALING_LINEAR ? 2 : (size_t)ROPE_KEY_COUNT;
@@ -540,7 +540,7 @@ static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dt
     }
     if (c.rope_scaling != ROPE_SCALING_NONE && a->family == FAMILY_LLAMA) {
         char kind[32];
-        choice_name(ROPE_TYPES, (int)c.rope_scaling, kind, sizeof kind);
+        choice_name(HF_ROPE_TYPES, (int)c.rope_scaling, kind, sizeof kind);
         json_write_key(w, "rope_scaling");
         json_write_begin(w, '{');
         json_member_string(w, "rope_type", kind);

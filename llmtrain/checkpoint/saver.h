@@ -15,6 +15,7 @@
 #ifndef LLMTRAIN_SAVER_H
 #define LLMTRAIN_SAVER_H
 
+#include "../ranks/comm.h"
 #include "checkpoint.h"
 
 #include <pthread.h>
@@ -159,7 +160,7 @@ static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; ok && i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
-            CommSlice part = checkpoint_saved(&arrays[a], s->flat, t);
+            Slice part = checkpoint_saved(&arrays[a], s->flat, t);
             bool matrix = slice_length(part) == tensor_elements(t) && t->cols > 0;
             char name[96];
             size_t shape[2] = {matrix ? t->rows : slice_length(part), t->cols};
@@ -195,11 +196,11 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; ok && i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
-            CommSlice part = checkpoint_saved(&arrays[a], s->flat, t);
+            Slice part = checkpoint_saved(&arrays[a], s->flat, t);
             for (size_t first = part.first; ok && first < part.end; first += CHECKPOINT_CHUNK) {
                 char* address;
                 size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * dtype_bytes(arrays[a].dtype);
-                CommSlice mine = checkpoint_part(&address, &arrays[a], s->flat, t, first, first + n);
+                Slice mine = checkpoint_part(&address, &arrays[a], s->flat, t, first, first + n);
                 ok = chunk == NULL || checkpoint_get(s->flat, chunk, &arrays[a], t, mine, address, error);
                 ok = ok && saver_write(s, chunk ? chunk : address, bytes, &written, error);
             }
@@ -240,7 +241,7 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
     for (size_t i = 0; ok && i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
         char name[96];
-        CommSlice whole = {0, tensor_elements(t)};
+        Slice whole = {0, tensor_elements(t)};
         size_t shape[2] = {t->rows, t->cols};
         checkpoint_piece_name(name, weights.prefix, t, whole, whole.end);
         if (!t->trains) ok = safetensors_declare(&s->frozen, name, t->dtype, shape, t->cols ? 2 : 1, error);
@@ -287,7 +288,7 @@ static inline void saver_take_snapshot(Saver* s) {
         for (size_t i = 0; i < flat->parameters->count; i++) {
             char* address;
             const Tensor* t = &flat->parameters->tensors[i];
-            CommSlice part = checkpoint_saved(&arrays[a], flat, t);
+            Slice part = checkpoint_saved(&arrays[a], flat, t);
             size_t bytes = slice_length(part) * dtype_bytes(arrays[a].dtype);
             if (bytes == 0) continue;
             checkpoint_part(&address, &arrays[a], flat, t, part.first, part.end);
@@ -409,7 +410,7 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
 // Completes a save that all ranks have written; called by all ranks together. If that fails, the save is dropped,
 // earlier checkpoints are unchanged, and every rank gets the error. A lost rank shows in the Comm.
 static inline bool saver_end(Saver* s, Error* error) {
-    Comm* comm = s->flat->options.comm;
+    Comm* comm = s->flat->options.transport ? s->flat->options.transport->comm : NULL;
     double began = now_ms();
     char* files = NULL;
     size_t alone = 0, *begins = NULL;

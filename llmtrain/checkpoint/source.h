@@ -18,6 +18,7 @@
 #ifndef LLMTRAIN_SOURCE_H
 #define LLMTRAIN_SOURCE_H
 
+#include "record.h"
 #include "convert.h"
 #include "../text/tokenizer.h"
 
@@ -196,7 +197,7 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
         const SafetensorsTensor* saved = &file.header.tensors[i];
         size_t array, tensor;
         unsigned long long hash = 0;
-        CommSlice part;
+        Slice part;
         if (!checkpoint_piece(&array, &tensor, &part, &load, &flat, saved)) continue;
         const Tensor* t = &s->parameters.tensors[tensor];
         ok = convert_knows(saved->type) && part.first <= part.end && part.end <= tensor_elements(t) &&
@@ -609,10 +610,10 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
         most = max_size(most, tensor_elements(&model->parameters.tensors[i]));
     float* values = (float*)memory_allocate(most * sizeof(float));
     bool ok = values != NULL || fail_memory(error, s->path, most * sizeof(float));
-    for (size_t i = 0; ok && i < model->parameters.count; i++) {
-        const Tensor* t = &model->parameters.tensors[i];
-        ok = source_read(values, s, i, tensor_elements(t), error) &&
-             model_set_params(model, t->offset, values, tensor_elements(t), error);
+    for (uint32_t i = 0; ok && i < model->parameters.count; i++) {
+        const TensorId id = {i};
+        size_t n = tensor_elements(model_tensor(model, id));
+        ok = source_read(values, s, i, n, error) && flat_set_params(&model->flat, id, 0, values, n, error);
     }
     free(values);
     return ok;

@@ -3,7 +3,6 @@
 //   1. schedule   the learning rate as a function of the step: schedule_lr
 //   2. state      step, samples, running statistics: RunState, which a checkpoint saves
 //   3. guard      clipping, skipped steps, the loss scale: guard_step; which steps are traced: guard_traces
-//   4. result     the outcome of one step: StepResult
 //
 //   double lr = schedule_lr(&schedule, state.step), factor;
 //   if (guard_step(&state, &factor, &guard, grad_norm)) ...update with factor...
@@ -52,6 +51,25 @@ static inline double schedule_lr(const Schedule* s, uint64_t step) {
     return s->lr;
 }
 
+// Appends the flags of the schedule's shape, and sets the defaults; returns the new number of flags.
+static inline size_t schedule_flags(Flag* flags, size_t count, Schedule* s) {
+    const Flag table[] = {
+        FLAG_HEADING("Schedule"),
+        FLAG_CHOICE("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
+                    "shape of the learning rate after warmup"),
+        FLAG_COUNT("warmup", &s->warmup, 100, 0, 1e12, 0, "steps of linear warmup to --lr"),
+        FLAG_REAL("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
+                  "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
+        FLAG_REAL("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
+                  "with --schedule wsd: fraction of the steps after warmup, the last ones, over which the rate decays"),
+        FLAG_COUNT("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
+                   "with --schedule step: multiply the rate by --decay-factor every N steps"),
+        FLAG_REAL("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,
+                  "with --schedule step: multiply the rate by X every --decay-every steps"),
+    };
+    return flags_append(flags, count, table, sizeof table / sizeof table[0]);
+}
+
 // ------------------------------------------------------------------------------------------------
 // 2. State
 
@@ -94,7 +112,7 @@ static const Field STATE_FIELDS[] = {
     STATE_COUNT("norm_count", norms.count),
     STATE_REAL("loss_scale", loss_scale),
     STATE_COUNT("scale_good", scale_good),
-    STATE_COUNT("skipped_row", skipped_consecutive),
+    STATE_COUNT("skipped_consecutive", skipped_consecutive),
     STATE_COUNT("rewinds", rewinds),
     STATE_COUNT("rewound_from", rewound_from),
     STATE_COUNT("rewound_to", rewound_to),
@@ -113,6 +131,12 @@ static inline RunState run_state_begin(bool dynamic_scale, double loss_scale) {
     state.loss_scale = dynamic_scale ? loss_scale : 1.0;
     state.lr_factor = 1.0;
     return state;
+}
+
+// Counts a step; updated: it was not skipped.
+static inline void state_advance(RunState* state, bool updated) {
+    state->skipped_consecutive = updated ? 0 : state->skipped_consecutive + 1;
+    state->step++;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -199,27 +223,5 @@ static inline Spike guard_traces(RunState* state, const GuardOptions* o, double 
     state->trace_debt += COST;
     return spike;
 }
-
-// ------------------------------------------------------------------------------------------------
-// 4. Result
-
-// Flags that the ranks exchange once a step: what one rank says, and what holds for all.
-typedef struct {
-    bool stop;               // a signal asked to stop: any rank's counts
-    bool save;               // a checkpoint is due: rank 0's counts
-    bool saved;              // the rank's part of the save in progress is on the disk: all must say so
-    bool failed;             // it could not be written: any rank's counts
-} StepFlags;
-
-// The outcome of a step, the same on all ranks except for wait_share.
-typedef struct {
-    double loss;             // mean of all ranks' micro-batches' mean losses
-    double grad_norm;        // L2 norm of the gradients of that loss, without the loss scale
-    StepFlags flags;
-    double loss_min, loss_median, loss_max;  // of the ranks' own losses
-    double busy_min, busy_median, busy_max;  // ms since the last step, without the time a rank waited for others
-    size_t slowest;          // the rank of busy_max
-    double wait_share;       // fraction of that time in which this rank waited
-} StepResult;
 
 #endif  // LLMTRAIN_STATE_H

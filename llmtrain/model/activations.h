@@ -13,7 +13,7 @@
 //   norms       norm1, norm2                   the norms
 //   gelu        ffn_act                        GELU or SwiGLU
 //   attention   qkv, attention                 the matmul of queries, keys and values; RoPE; attention
-//   block       middle, ffn_in                 the matmuls of attention's output and of the feed-forward's input
+//   block       attention_residual, ffn_in     the matmuls of attention's output and of the feed-forward's input
 //
 // A level includes those above it. At the last one a block keeps its input (N, C) alone, and what runs again is its
 // forward without the last matmul: the backward does not need what that returns.
@@ -49,7 +49,7 @@ typedef struct {
     float* qk_rstd;           // (N, H + K); both only with qk_norm
     floatX* attention;        // (N, H D)
     float* lse;               // (B, H, T) log-sum-exp of a row's scores
-    floatX* middle;           // (N, C) the residual stream after attention
+    floatX* attention_residual;  // (N, C) the residual stream after attention
     floatX* norm2;            // (N, C)
     float *mean2, *rstd2;     // (N)
     floatX* ffn_in;           // (N, F), Llama (N, 2F): before the nonlinearity
@@ -70,9 +70,9 @@ typedef enum {
     BLOCK_KEPT = BLOCK_OPERATIONS  // of an array that every block keeps
 } BlockOperation;
 
-#define BLOCK_SHARES_ALL (~0u)      // `recomputed` of a block that has no backward: it keeps nothing, its input neither
+#define BLOCK_SHARES_ALL (~0u)      // `recomputed` of a block that has no backward: it keeps nothing, not even its input
 
-enum { BLOCK_ARRAYS = 15 };
+enum { BLOCK_ARRAYS_MAX = 32 };
 
 typedef struct {
     size_t offset;            // of its pointer in BlockActivations
@@ -85,10 +85,10 @@ static inline bool block_recomputes(const BlockActivations* a, BlockOperation op
     return (a->recomputed >> operation & 1) != 0;
 }
 
-// Fills in the table of the arrays.
-static inline void block_arrays(BlockArray rows[BLOCK_ARRAYS], const BlockShape* s) {
+// Fills in the table of the arrays; returns their number.
+static inline size_t block_arrays(BlockArray rows[BLOCK_ARRAYS_MAX], const BlockShape* s) {
     size_t x = sizeof(floatX), f = sizeof(float), heads = s->H + s->K;
-    const BlockArray table[BLOCK_ARRAYS] = {
+    const BlockArray table[] = {
         {offsetof(BlockActivations, input), BLOCK_KEPT, s->C, x},
         {offsetof(BlockActivations, norm1), BLOCK_NORM1, s->C, x},
         {offsetof(BlockActivations, mean1), BLOCK_NORM1, 1, f},
@@ -98,14 +98,16 @@ static inline void block_arrays(BlockArray rows[BLOCK_ARRAYS], const BlockShape*
         {offsetof(BlockActivations, qk_rstd), BLOCK_QKV, s->qk_norm ? heads : 0, f},
         {offsetof(BlockActivations, attention), BLOCK_ATTENTION, s->H * s->D, x},
         {offsetof(BlockActivations, lse), BLOCK_ATTENTION, s->H, f},
-        {offsetof(BlockActivations, middle), BLOCK_ATTENTION_OUT, s->C, x},
+        {offsetof(BlockActivations, attention_residual), BLOCK_ATTENTION_OUT, s->C, x},
         {offsetof(BlockActivations, norm2), BLOCK_NORM2, s->C, x},
         {offsetof(BlockActivations, mean2), BLOCK_NORM2, 1, f},
         {offsetof(BlockActivations, rstd2), BLOCK_NORM2, 1, f},
         {offsetof(BlockActivations, ffn_in), BLOCK_FFN_IN, s->llama ? 2 * s->F : s->F, x},
         {offsetof(BlockActivations, ffn_act), BLOCK_FFN_ACT, s->F, x},
     };
+    static_assert(sizeof table <= BLOCK_ARRAYS_MAX * sizeof *rows, "make BLOCK_ARRAYS_MAX larger");
     memcpy(rows, table, sizeof table);
+    return sizeof table / sizeof *table;
 }
 
 // Sets which operations run again in the blocks before the last.
@@ -113,19 +115,19 @@ static inline void blocks_recompute(BlockActivations* blocks, size_t L, unsigned
     for (size_t l = 0; l + 1 < L; l++) blocks[l].recomputed = recomputed;
 }
 
-// Takes the arrays of a block from the plan; those of operations that run again, the bits of `recomputed`, are shared
+// Takes the arrays of a block from the arena; those of operations that run again, the bits of `recomputed`, are shared
 // with `last`.
 static inline void block_layout(BlockActivations* a, const BlockActivations* last, unsigned recomputed,
-                                const BlockShape* s, Arena* plan) {
-    BlockArray rows[BLOCK_ARRAYS];
-    block_arrays(rows, s);
+                                const BlockShape* s, Arena* arena) {
+    BlockArray rows[BLOCK_ARRAYS_MAX];
+    size_t count = block_arrays(rows, s);
     memset(a, 0, sizeof *a);
     a->recomputed = recomputed;
-    for (size_t i = 0; i < BLOCK_ARRAYS; i++) {
+    for (size_t i = 0; i < count; i++) {
         void* array = NULL;
         if (rows[i].width == 0) continue;
         if (recomputed >> rows[i].made_by & 1) memcpy(&array, (const char*)last + rows[i].offset, sizeof array);
-        else array = arena_take(plan, "activations of the blocks", s->B * s->T * rows[i].width * rows[i].element);
+        else array = arena_take(arena, "activations of the blocks", s->B * s->T * rows[i].width * rows[i].element);
         memcpy((char*)a + rows[i].offset, &array, sizeof array);
     }
 }
@@ -142,25 +144,25 @@ typedef struct {
     float* delta;             // (B, H, T) scratch of attention's backward
 } ActivationGradients;
 
-static inline void gradients_layout(ActivationGradients* g, const BlockShape* s, Arena* plan) {
+static inline void gradients_layout(ActivationGradients* g, const BlockShape* s, Arena* arena) {
     const char* name = "gradients of activations";
     size_t row = s->B * s->T * sizeof(floatX), HD = s->H * s->D;
-    g->residual = (floatX*)arena_take(plan, name, row * s->C);
-    g->hidden = (floatX*)arena_take(plan, name, row * s->C);
-    g->branch = (floatX*)arena_take(plan, name, row * s->C);
-    g->attention = (floatX*)arena_take(plan, name, row * HD);
-    g->qkv = (floatX*)arena_take(plan, name, row * (HD + 2 * s->K * s->D));
-    g->ffn_in = (floatX*)arena_take(plan, name, row * (s->llama ? 2 * s->F : s->F));
-    if (s->llama) g->ffn_act = (floatX*)arena_take(plan, name, row * s->F);
-    g->delta = (float*)arena_take(plan, name, s->B * s->T * s->H * sizeof(float));
+    g->residual = (floatX*)arena_take(arena, name, row * s->C);
+    g->hidden = (floatX*)arena_take(arena, name, row * s->C);
+    g->branch = (floatX*)arena_take(arena, name, row * s->C);
+    g->attention = (floatX*)arena_take(arena, name, row * HD);
+    g->qkv = (floatX*)arena_take(arena, name, row * (HD + 2 * s->K * s->D));
+    g->ffn_in = (floatX*)arena_take(arena, name, row * (s->llama ? 2 * s->F : s->F));
+    if (s->llama) g->ffn_act = (floatX*)arena_take(arena, name, row * s->F);
+    g->delta = (float*)arena_take(arena, name, s->B * s->T * s->H * sizeof(float));
 }
 
 // Bytes that a block saves if an operation runs again.
 static inline double block_bytes_made(BlockOperation operation, const BlockShape* s) {
-    BlockArray rows[BLOCK_ARRAYS];
+    BlockArray rows[BLOCK_ARRAYS_MAX];
     double bytes = 0;
-    block_arrays(rows, s);
-    for (size_t i = 0; i < BLOCK_ARRAYS; i++)
+    size_t count = block_arrays(rows, s);
+    for (size_t i = 0; i < count; i++)
         if (rows[i].made_by == operation)
             bytes += (double)arena_piece_bytes(s->B * s->T * rows[i].width * rows[i].element);
     return bytes;

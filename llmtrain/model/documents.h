@@ -32,4 +32,11 @@ static inline size_t documents_find(DocumentSpan* spans, const int32_t* tokens, 
     return count;
 }
 
+// How many of N targets count for the loss: those that are not -1.
+static inline size_t targets_count(const int32_t* targets, size_t N) {
+    size_t count = 0;
+    for (size_t i = 0; i < N; i++) count += targets[i] >= 0;
+    return count;
+}
+
 #endif  // LLMTRAIN_DOCUMENTS_H

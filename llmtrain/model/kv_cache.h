@@ -28,7 +28,7 @@ typedef struct {
 
 static inline size_t kv_cache_element(const KvCache* c) { return c->scales ? 1 : sizeof(floatX); }
 
-static inline void kv_cache_layout(KvCache* c, Arena* plan, size_t L, size_t B, size_t context, size_t K, size_t D,
+static inline void kv_cache_layout(KvCache* c, Arena* arena, size_t L, size_t B, size_t context, size_t K, size_t D,
                                    bool q8) {
     size_t vectors = L * B * context * K, bytes = vectors * D * (q8 ? 1 : sizeof(floatX));
     c->layers = L;
@@ -36,9 +36,9 @@ static inline void kv_cache_layout(KvCache* c, Arena* plan, size_t L, size_t B, 
     c->context = context;
     c->kv_heads = K;
     c->head_size = D;
-    c->keys = arena_take(plan, "KV cache", bytes);
-    c->values = arena_take(plan, "KV cache", bytes);
-    c->scales = q8 ? (float*)arena_take(plan, "KV cache", 2 * vectors * sizeof(float)) : NULL;
+    c->keys = arena_take(arena, "KV cache", bytes);
+    c->values = arena_take(arena, "KV cache", bytes);
+    c->scales = q8 ? (float*)arena_take(arena, "KV cache", 2 * vectors * sizeof(float)) : NULL;
 }
 
 static inline KvLayer kv_cache_layer(const KvCache* c, size_t l) {

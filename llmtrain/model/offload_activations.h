@@ -10,8 +10,8 @@
 // recomputes. No bit changes, since a piece is read back as it was written.
 //
 //   ok = offload_blocks_plan(&o, L, OFFLOAD_ACTIVATIONS, &error);
-//   offload_blocks_layout(&o, blocks, L, first, &shape, plan);          over no memory, then over the device's
-//   ok = offload_blocks_open(&o, &flat, &error);
+//   offload_blocks_layout(&o, blocks, L, first, &shape, arena);          over no memory, then over the device's
+//   ok = offload_blocks_open(&o, dir, rank, local_rank, stream, &error);
 //   o.backward = true;                                                   if a backward follows
 //   for (l from 0) { offload_block_forward(&o, l); ... }
 //   for (l from L - 1 down) { offload_block_backward(&o, l); ... }
@@ -23,7 +23,7 @@
 #define LLMTRAIN_OFFLOAD_ACTIVATIONS_H
 
 #include "activations.h"
-#include "../ranks/zero.h"
+#include "offload.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Blocks
@@ -52,7 +52,7 @@ static inline bool offload_blocks_plan(OffloadBlocks* o, size_t L, int offload, 
 // Takes the arrays of all blocks from the plan or, if blocks are offloaded, those of the last one and the slots.
 // first: the block at which the backward ends.
 static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blocks, size_t L,
-                                         size_t first, const BlockShape* shape, Arena* plan) {
+                                         size_t first, const BlockShape* shape, Arena* arena) {
     BlockActivations any, *last = &blocks[L - 1];
     Arena piece;
     o->blocks = blocks;
@@ -60,14 +60,14 @@ static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blo
     o->L = L;
     o->first = first;
     o->held = OFFLOAD_NONE;
-    for (size_t l = L; l-- > (o->moved ? L - 1 : 0);) block_layout(&blocks[l], last, blocks[l].recomputed, shape, plan);
+    for (size_t l = L; l-- > (o->moved ? L - 1 : 0);) block_layout(&blocks[l], last, blocks[l].recomputed, shape, arena);
     if (o->moved == 0) return;
     memset(&piece, 0, sizeof piece);
     block_layout(&any, last, blocks[0].recomputed, shape, &piece);
     o->store.largest = 0;
     for (size_t l = 0; l < o->moved; l++) offload_size(&o->store, l, l < o->first ? 0 : piece.total);
     o->store.largest = max_size(o->store.largest, round_up(piece.total, DISK_ALIGN));  // all take a slot in the forward
-    o->store.slots = (char*)arena_take(plan, "buffers of offloaded activations", offload_memory(&o->store));
+    o->store.slots = (char*)arena_take(arena, "buffers of offloaded activations", offload_memory(&o->store));
 }
 
 // Bytes that a micro-batch writes, and reads again.
@@ -75,11 +75,9 @@ static inline size_t offload_blocks_bytes(const OffloadBlocks* o) {
     return o->moved > o->first ? (o->moved - o->first) * offload_bytes(&o->store, o->first) : 0;
 }
 
-// Called after flat_prepare.
-static inline bool offload_blocks_open(OffloadBlocks* o, const FlatVector* flat, Error* error) {
-    const RankOptions* ranks = &flat->options;
-    return o->moved == 0 ||
-           offload_open(&o->store, flat->holds.offload_dir, ranks->rank, ranks->local_rank, flat->stream, error);
+static inline bool offload_blocks_open(OffloadBlocks* o, const char* dir, size_t rank, size_t local_rank, Stream stream,
+                                       Error* error) {
+    return o->moved == 0 || offload_open(&o->store, dir, rank, local_rank, stream, error);
 }
 
 static inline void offload_blocks_close(OffloadBlocks* o) { offload_close(&o->store); }

@@ -12,7 +12,6 @@
 #ifndef LLMTRAIN_OFFLOAD_STATES_H
 #define LLMTRAIN_OFFLOAD_STATES_H
 
-#include "../ranks/comm.h"
 #include "offload.h"
 #include "tensors.h"
 
@@ -28,7 +27,7 @@ enum { OFFLOAD_MASTERS, OFFLOAD_ARRAYS = 1 + OPTIMIZER_STATES };
 
 typedef struct {
     size_t tensor;
-    CommSlice elements;         // of the tensor, counted from its first
+    Slice elements;         // of the tensor, counted from its first
     size_t piece;
     size_t at[OFFLOAD_ARRAYS];  // where each array's elements begin in the piece, in bytes
 } OffloadPart;
@@ -55,9 +54,9 @@ static inline size_t offload_element_bytes(const OffloadStates* s, size_t array)
 }
 
 // The elements of an array that belong to these elements of a tensor.
-static inline CommSlice offload_elements(const OffloadStates* s, size_t array, size_t tensor, CommSlice elements) {
+static inline Slice offload_elements(const OffloadStates* s, size_t array, size_t tensor, Slice elements) {
     const Tensor* t = &s->parameters->tensors[tensor];
-    CommSlice part = {0, 0};
+    Slice part = {0, 0};
     size_t n;
     if (!t->trains) return part;
     if (array == OFFLOAD_MASTERS) return s->masters ? elements : part;
@@ -68,7 +67,7 @@ static inline CommSlice offload_elements(const OffloadStates* s, size_t array, s
 }
 
 // Bytes of all arrays for these elements of a tensor; adds to at[a], unless at is NULL, where array a begins in them.
-static inline size_t offload_part_bytes(const OffloadStates* s, size_t* at, size_t tensor, CommSlice elements) {
+static inline size_t offload_part_bytes(const OffloadStates* s, size_t* at, size_t tensor, Slice elements) {
     size_t bytes = 0;
     for (size_t a = 0; a < offload_arrays(s); a++) {
         if (at) at[a] += bytes;
@@ -78,10 +77,10 @@ static inline size_t offload_part_bytes(const OffloadStates* s, size_t* at, size
 }
 
 // The elements of a tensor's next part, from `first` on: up to a multiple of `most`, unless the tensor must stay whole.
-static inline CommSlice offload_next_part(const OffloadStates* s, size_t tensor, size_t first, size_t end,
+static inline Slice offload_next_part(const OffloadStates* s, size_t tensor, size_t first, size_t end,
                                           size_t most) {
     bool whole = optimizer_whole(s->optimizer, &s->parameters->tensors[tensor].shape);
-    CommSlice part = {first, whole ? end : min_size(end, (first / most + 1) * most)};
+    Slice part = {first, whole ? end : min_size(end, (first / most + 1) * most)};
     return part;
 }
 
@@ -93,7 +92,7 @@ static inline void offload_states_free(OffloadStates* s) {
 }
 
 // Plans the parts of what a rank holds of each tensor, held (tensors), and the sizes of the pieces.
-static inline bool offload_states_plan(OffloadStates* s, const Parameters* p, const CommSlice* held,
+static inline bool offload_states_plan(OffloadStates* s, const Parameters* p, const Slice* held,
                                        OptimizerKind optimizer, size_t rank, bool masters, Error* error) {
     size_t total = 0, elements = 0, pieces = 0, bytes = 0;
     memset(s, 0, sizeof *s);
@@ -113,7 +112,7 @@ static inline bool offload_states_plan(OffloadStates* s, const Parameters* p, co
         size_t count = 0;
         for (size_t i = 0; i < p->count; i++) {
             if (pass) s->first[i] = count;
-            CommSlice part;
+            Slice part;
             for (size_t first = held[i].first; first < held[i].end; first = part.end, count++) {
                 part = offload_next_part(s, i, first, held[i].end, most);
                 if (pass == 0) continue;
@@ -181,17 +180,17 @@ static inline bool offload_update(OffloadStates* s, const OffloadPart* part, Opt
 }
 
 // Those of elements [first, end) of a tensor's array that are in a part; empty: first == end.
-static inline CommSlice offload_common(const OffloadStates* s, size_t array, const OffloadPart* part, size_t first,
+static inline Slice offload_common(const OffloadStates* s, size_t array, const OffloadPart* part, size_t first,
                                        size_t end) {
-    CommSlice here = offload_elements(s, array, part->tensor, part->elements);
-    CommSlice common = {max_size(first, here.first), min_size(end, here.end)};
+    Slice here = offload_elements(s, array, part->tensor, part->elements);
+    Slice common = {max_size(first, here.first), min_size(end, here.end)};
     if (common.first >= common.end) common.first = common.end = first;
     return common;
 }
 
 // Where an element of an array begins in a part's piece, in bytes.
 static inline size_t offload_at(const OffloadStates* s, size_t array, const OffloadPart* part, size_t element) {
-    CommSlice here = offload_elements(s, array, part->tensor, part->elements);
+    Slice here = offload_elements(s, array, part->tensor, part->elements);
     return part->at[array] + (element - here.first) * offload_element_bytes(s, array);
 }
 
@@ -201,7 +200,7 @@ static inline bool offload_put(OffloadStates* s, const void* from, size_t array,
     size_t size = offload_element_bytes(s, array);
     for (size_t i = s->first[tensor]; i < s->first[tensor + 1]; i++) {
         const OffloadPart* part = &s->parts[i];
-        CommSlice common = offload_common(s, array, part, first, end);
+        Slice common = offload_common(s, array, part, first, end);
         if (slice_length(common) == 0) continue;
         char* memory = offload_hold(s, part, array, true, error);
         if (memory == NULL) return false;
@@ -219,7 +218,7 @@ static inline bool offload_get(OffloadStates* s, void* to, size_t array, size_t 
     if (!offload_flush(&s->store, error)) return false;
     for (size_t i = s->first[tensor]; i < s->first[tensor + 1]; i++) {
         const OffloadPart* part = &s->parts[i];
-        CommSlice common = offload_common(s, array, part, first, end);
+        Slice common = offload_common(s, array, part, first, end);
         if (slice_length(common) == 0) continue;
         if (!offload_read(&s->store, (char*)to + (common.first - first) * size, part->piece,
                           offload_at(s, array, part, common.first), slice_length(common) * size, error)) return false;

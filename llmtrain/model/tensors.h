@@ -1,26 +1,19 @@
 // tensors.h: the table of a model's tensors, and the block of memory that holds everything.
 //
-//   1. tensors   a row per weight: name, shape, offset in the flat vector, initialization, weight decay; which train:
-//                parameters_freeze
+//   1. tensors   a row per weight: name, shape, offset in the flat vector, initialization, weight decay, how tensor
+//                parallelism may split it; which train
 //   2. memory    one block, laid out before the first step and shown as a plan
 //
 // A model fills the table (llmtrain.h); everything that goes through parameters uses the table: initial weights,
 // sharding, the optimizer, checkpoints, counting.
 //
-//   size_t offset = parameters_add(&table, "head_weight", V, Vp, C, bucket, INIT_NORMAL, 0.02f);
+//   TensorId head = parameters_add(&table, "head_weight", V, Vp, C, bucket, INIT_NORMAL, 0.02f);
+//   if (!parameters_finish(&table, NULL, &error)) ...           now every tensor has its place in the flat vector
 
 #ifndef LLMTRAIN_TENSORS_H
 #define LLMTRAIN_TENSORS_H
 
-#include "../base/system.h"
-#include "../../kernels_cpu.h"
-#ifdef LLMTRAIN_CUDA
-#include "../../kernels.cuh"
-#include "../base/device.cuh"
-#include "../base/matmul_choice.cuh"
-#else
-#include "../base/device_cpu.h"
-#endif
+#include "backend.h"
 
 #include <assert.h>
 #include <fnmatch.h>
@@ -29,20 +22,25 @@
 // 1. Tensors
 //
 // All parameters are one flat vector, cut into buckets: 0 the embeddings, 1 to L the blocks, L + 1 the final norm and
-// the head. The table has a row per tensor, in the order of the vector. A tensor starts at a multiple of 64 elements.
+// the head. The table has a row per tensor, bucket after bucket. In the vector the tensors of a bucket that train come
+// first, so that gradients, optimizer state and collectives work on slices; each starts at a multiple of 64 elements.
 // Gradients, master weights and optimizer state of a number per element have the same layout (for other state see
 // StateShape). What lies between tensors, and the rows of the padded vocabulary, is 0 and stays 0.
 
 typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE } Init;
+
+// How tensor parallelism may split a tensor over ranks: not at all, by rows (of each stacked matrix), or by columns.
+typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } TensorSplit;
 
 typedef struct {
     char name[48];
     size_t rows, cols;   // the true shape; cols is 0 for a vector of `rows` elements
     size_t offset, size; // position in the flat vector and elements there, padded rows included
     size_t bucket;
-    size_t place;        // its offset if all tensors train: numbers its initial random values
+    size_t init_index;   // its offset if all tensors train: numbers its initial random values
     Init init;
     float init_std;      // of INIT_NORMAL
+    TensorSplit split;
     bool decays;         // weight decay applies: matrices only
     bool overwritten;    // each backward writes its whole gradient in one operation, which need not add
     bool trains;         // the optimizer updates it; otherwise it has no gradient and no state
@@ -50,37 +48,56 @@ typedef struct {
     TensorShape shape;   // as the optimizer sees it
 } Tensor;
 
-#define NO_TENSOR SIZE_MAX
+// A tensor's row in the table.
+typedef struct {
+    uint32_t row;
+} TensorId;
+
+static const TensorId TENSOR_NONE = {UINT32_MAX};  // the model does not have it
+
+static inline bool tensor_exists(TensorId id) { return id.row != TENSOR_NONE.row; }
+
+// The weight (outputs, inputs) and bias (outputs) of a linear layer; the weight and bias (C) of a norm.
+typedef struct {
+    TensorId weight, bias;
+} Linear;
+
+typedef struct {
+    TensorId weight, bias;
+} Norm;
 
 typedef struct {
     Tensor* tensors;     // (capacity)
     size_t count, capacity;
     size_t flat_size;    // elements of the flat vector, padding included
     size_t true_size;    // the model's parameters as papers count them
-    bool arranged;       // parameters_freeze was called: adding the same tensors again returns their new offsets
+    bool failed;         // there was no memory for a row, which is in `spare` instead: parameters_finish fails
+    Tensor spare;
     bool tied;           // the head is the token embedding: bucket 0 accumulates gradients from the head's backward on
 } Parameters;
 
 static inline size_t tensor_elements(const Tensor* t) { return shape_elements(&t->shape); }
 
-// A table with room for `capacity` tensors.
-static inline bool parameters_allocate(Parameters* p, size_t capacity, Error* error) {
-    memset(p, 0, sizeof *p);
-    p->capacity = capacity;
-    p->tensors = (Tensor*)memory_allocate(capacity * sizeof(Tensor));
-    return p->tensors != NULL || fail_with(error, "out of memory for the table of parameters");
-}
+// The tensor added last.
+static inline Tensor* parameters_last(Parameters* p) { return p->failed ? &p->spare : &p->tensors[p->count - 1]; }
 
-// Appends a tensor of rows x cols (cols 0: a vector), stored with padded_rows; returns its offset in the flat vector.
-static inline size_t parameters_add(Parameters* p, const char* name, size_t rows, size_t padded_rows, size_t cols,
-                                    size_t bucket, Init init, float init_std) {
-    assert(p->count < p->capacity);
-    Tensor* t = &p->tensors[p->count++];
-    if (p->arranged) return t->offset;
+// Appends a tensor of rows x cols (cols 0: a vector), stored with padded_rows. Its bucket is that of the tensor before
+// it, or the next one.
+static inline TensorId parameters_add(Parameters* p, const char* name, size_t rows, size_t padded_rows, size_t cols,
+                                      size_t bucket, Init init, float init_std) {
+    if (p->count == p->capacity) {
+        size_t capacity = 2 * p->capacity + 64;
+        Tensor* larger = (Tensor*)realloc(p->tensors, capacity * sizeof(Tensor));
+        p->failed |= larger == NULL;
+        if (larger) p->tensors = larger, p->capacity = capacity;
+    }
+    TensorId id = {(uint32_t)p->count};
+    p->count += !p->failed;
+    Tensor* t = parameters_last(p);
+    memset(t, 0, sizeof *t);
     snprintf(t->name, sizeof t->name, "%s", name);
     t->rows = rows;
     t->cols = cols;
-    t->offset = t->place = p->flat_size;
     t->size = padded_rows * (cols ? cols : 1);
     t->bucket = bucket;
     t->init = init;
@@ -90,42 +107,51 @@ static inline size_t parameters_add(Parameters* p, const char* name, size_t rows
     t->dtype = FLOATX_DTYPE;
     t->shape.rows = rows;
     t->shape.cols = cols;
-    p->flat_size = round_up(p->flat_size + t->size, 64);
-    p->true_size += tensor_elements(t);
-    return t->offset;
+    return id;
 }
 
-// A tensor of block l, whose bucket is l + 1.
-static inline size_t parameters_add_block(Parameters* p, size_t l, const char* what, size_t rows, size_t cols,
-                                          Init init, float init_std) {
+// A tensor of block l, whose bucket is l + 1; TENSOR_NONE if the model does not have it.
+static inline TensorId parameters_add_block(Parameters* p, bool has, size_t l, const char* what, const char* kind,
+                                            size_t rows, size_t cols, Init init, float init_std) {
     char name[48];
-    snprintf(name, sizeof name, "block.%zu.%s", l, what);
-    size_t offset = parameters_add(p, name, rows, rows, cols, l + 1, init, init_std);
-    p->tensors[p->count - 1].shape.hidden = p->tensors[p->count - 1].overwritten = cols > 0;
-    return offset;
+    if (!has) return TENSOR_NONE;
+    snprintf(name, sizeof name, "block.%zu.%s_%s", l, what, kind);
+    return parameters_add(p, name, rows, rows, cols, l + 1, init, init_std);
 }
 
-// Declares that the tensor added last is a stack of two or three matrices with these numbers of rows.
-static inline void parameters_stack(Parameters* p, size_t first, size_t second, size_t third) {
-    size_t* rows = p->tensors[p->count - 1].shape.stacked;
-    rows[0] = first, rows[1] = second, rows[2] = third;
+// A norm of block l: ones, and zeros if it has a bias.
+static inline Norm parameters_add_norm(Parameters* p, bool has_bias, size_t l, const char* what, size_t C) {
+    TensorId weight = parameters_add_block(p, true, l, what, "weight", C, 0, INIT_ONE, 0);
+    TensorId bias = parameters_add_block(p, has_bias, l, what, "bias", C, 0, INIT_ZERO, 0);
+    Norm norm = {weight, bias};
+    return norm;
 }
 
-// Adds a vector of a block, initialized to zeros or ones; NO_TENSOR if the model does not have it.
-static inline size_t parameters_add_vector(Parameters* p, bool has, size_t l, const char* what, size_t n, Init init) {
-    return has ? parameters_add_block(p, l, what, n, 0, init, 0) : NO_TENSOR;
+// A linear layer of block l. stacked: the rows of the matrices that its weight is a stack of (queries, keys and values;
+// gate and up); {0}: it is one matrix. A split by rows splits its bias too.
+static inline Linear parameters_add_linear(Parameters* p, bool has_bias, size_t l, const char* what, size_t outputs,
+                                           size_t inputs, float init_std, TensorSplit split,
+                                           const size_t stacked[SHAPE_MATRICES]) {
+    TensorId weight = parameters_add_block(p, true, l, what, "weight", outputs, inputs, INIT_NORMAL, init_std);
+    Tensor* t = parameters_last(p);
+    t->shape.hidden = t->overwritten = true;
+    t->split = split;
+    memcpy(t->shape.stacked, stacked, sizeof t->shape.stacked);
+    TensorId bias = parameters_add_block(p, has_bias, l, what, "bias", outputs, 0, INIT_ZERO, 0);
+    if (has_bias) parameters_last(p)->overwritten = true;
+    if (has_bias && split == SPLIT_ROWS) parameters_last(p)->split = SPLIT_ROWS;
+    Linear linear = {weight, bias};
+    return linear;
 }
 
-// The same for a matmul's bias.
-static inline size_t parameters_add_bias(Parameters* p, bool has, size_t l, const char* what, size_t n) {
-    size_t offset = parameters_add_vector(p, has, l, what, n, INIT_ZERO);
-    if (has) p->tensors[p->count - 1].overwritten = true;
-    return offset;
+// Says of a linear layer that its first qk_rows outputs are queries and keys, with D for each head.
+static inline void parameters_set_heads(Parameters* p, Linear linear, size_t qk_rows, size_t D) {
+    if (p->failed) return;
+    p->tensors[linear.weight.row].shape.qk_rows = qk_rows;
+    p->tensors[linear.weight.row].shape.D = D;
 }
 
-// Lets only those tensors train whose names match one of the shell patterns in a list, separated by commas, and moves
-// them to the front of their buckets, so that gradients, optimizer state and collectives still work on slices. The
-// table must then be filled again, by the same calls, which return the new offsets.
+// Lets only those tensors train whose names match one of the shell patterns in a list, separated by commas.
 static inline bool parameters_freeze(Parameters* p, const char* list, Error* error) {
     if (list[0] == 0) return fail_with(error, "--train is empty; name the tensors that train, such as 'block.*'");
     for (size_t i = 0; i < p->count; i++) p->tensors[i].trains = false;
@@ -142,24 +168,34 @@ static inline bool parameters_freeze(Parameters* p, const char* list, Error* err
             matched += matches;
         }
         if (matched == 0)
-            return fail_with(error,
-                             "--train %.200s matches no tensor of the model; their names are %s, %s and so on (the "
-                             "list flat_vector of a checkpoint's manifest.json)",
-                             pattern, p->tensors[0].name, p->tensors[p->count / 2].name);
+            return fail_with(error, "--train %.200s matches no tensor of the model; their names are %s, %s and so on "
+                             "(the list flat_vector of a checkpoint's manifest.json)", pattern, p->tensors[0].name,
+                             p->tensors[p->count / 2].name);
     }
-    p->flat_size = 0;
+    return true;
+}
+
+// Gives every tensor its place in the flat vector, after the last one was added. train: names of the tensors that train
+// (parameters_freeze); NULL: all.
+static inline bool parameters_finish(Parameters* p, const char* train, Error* error) {
+    size_t index = 0;
+    if (p->failed) return fail_with(error, "out of memory for the table of parameters");
+    if (train && !parameters_freeze(p, train, error)) return false;
+    p->flat_size = p->true_size = 0;
     for (size_t b = 0, i = 0, end = 0; i < p->count; i = end, b++) {
         while (end < p->count && p->tensors[end].bucket == b) end++;
         for (int frozen = 0; frozen < 2; frozen++)
-            for (size_t j = i; j < end; j++) {
-                Tensor* t = &p->tensors[j];
+            for (Tensor* t = &p->tensors[i]; t < &p->tensors[end]; t++) {
                 if (t->trains == (frozen == 1)) continue;
                 t->offset = p->flat_size;
                 p->flat_size = round_up(p->flat_size + t->size, 64);
             }
     }
-    p->count = 0;
-    p->arranged = true;
+    for (Tensor* t = p->tensors; t < p->tensors + p->count; t++) {
+        t->init_index = index;
+        index = round_up(index + t->size, 64);
+        p->true_size += tensor_elements(t);
+    }
     return true;
 }
 
@@ -202,23 +238,23 @@ typedef struct {
 static inline size_t arena_piece_bytes(size_t bytes) { return round_up(bytes, 256); }
 
 // Takes the next `bytes` bytes of the block; pieces of one name share a line of the plan.
-static inline void* arena_take(Arena* plan, const char* name, size_t bytes) {
-    size_t i = 0, offset = plan->total, taken = arena_piece_bytes(bytes);
-    while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
+static inline void* arena_take(Arena* arena, const char* name, size_t bytes) {
+    size_t i = 0, offset = arena->total, taken = arena_piece_bytes(bytes);
+    while (i < arena->count && strcmp(arena->lines[i].name, name) != 0) i++;
     assert(i < ARENA_LINES);
-    if (i == plan->count) plan->lines[plan->count++].name = name;
-    plan->lines[i].bytes = taken < ARENA_MAX - plan->lines[i].bytes ? plan->lines[i].bytes + taken : ARENA_MAX;
-    plan->total = taken < ARENA_MAX - plan->total ? plan->total + taken : ARENA_MAX;
-    return plan->base ? plan->base + offset : NULL;
+    if (i == arena->count) arena->lines[arena->count++].name = name;
+    arena->lines[i].bytes = taken < ARENA_MAX - arena->lines[i].bytes ? arena->lines[i].bytes + taken : ARENA_MAX;
+    arena->total = taken < ARENA_MAX - arena->total ? arena->total + taken : ARENA_MAX;
+    return arena->base ? arena->base + offset : NULL;
 }
 
 // Bytes of the block: at least one, in whole large pages.
-static inline size_t arena_bytes(const Arena* plan) { return round_up(max_size(plan->total, 1), 2 << 20); }
+static inline size_t arena_bytes(const Arena* arena) { return round_up(max_size(arena->total, 1), 2 << 20); }
 
 // Allocates the block of a finished plan on the device of one of `world` ranks, zeroed, and restarts the plan over it.
 // device_free frees it.
-static inline bool arena_allocate(Arena* plan, size_t world, Stream stream, Error* error) {
-    size_t bytes = arena_bytes(plan), available = device_available(world);
+static inline bool arena_allocate(Arena* arena, size_t world, Stream stream, Error* error) {
+    size_t bytes = arena_bytes(arena), available = device_available(world);
     if (bytes > available)
         return fail_with(
             error,
@@ -227,16 +263,16 @@ static inline bool arena_allocate(Arena* plan, size_t world, Stream stream, Erro
             1e-9 * (double)bytes, 1e-9 * (double)available);
     void* block = device_allocate(bytes, stream, error);
     if (block == NULL) return false;
-    memset(plan, 0, sizeof *plan);
-    plan->base = (unsigned char*)block;
+    memset(arena, 0, sizeof *arena);
+    arena->base = (unsigned char*)block;
     return true;
 }
 
-static inline void arena_print(FILE* file, const Arena* plan) {
+static inline void arena_print(FILE* file, const Arena* arena) {
     fprintf(file, "  %-34s %12s\n", "memory", "MB");
-    for (size_t i = 0; i < plan->count; i++)
-        fprintf(file, "  %-34s %12.2f\n", plan->lines[i].name, 1e-6 * (double)plan->lines[i].bytes);
-    fprintf(file, "  %-34s %12.2f\n", "total", 1e-6 * (double)plan->total);
+    for (size_t i = 0; i < arena->count; i++)
+        fprintf(file, "  %-34s %12.2f\n", arena->lines[i].name, 1e-6 * (double)arena->lines[i].bytes);
+    fprintf(file, "  %-34s %12.2f\n", "total", 1e-6 * (double)arena->total);
 }
 
 #endif  // LLMTRAIN_TENSORS_H

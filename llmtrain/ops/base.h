@@ -7,14 +7,15 @@
 //   5. hash        the checksum of files and parameters
 //   6. threads     how many OpenMP uses, 1 without OpenMP; tasks that they share
 //   7. text        UTF-8, numbers, shell quoting
-//   8. order       comparison for qsort
+//   8. order       comparison for qsort; slices of a vector
 //
-// Needs: llmtrain/ops/types.h, llmtrain/ops/arithmetic.h. C11, C++17 and CUDA C++.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/posix.h, llmtrain/ops/arithmetic.h. C11, C++17 and CUDA C++.
 
 #ifndef LLMTRAIN_BASE_H
 #define LLMTRAIN_BASE_H
 
 #include "arithmetic.h"
+#include "posix.h"
 #include "types.h"
 
 #include <errno.h>
@@ -443,5 +444,12 @@ static inline int compare_doubles(const void* a, const void* b) {
     if (isnan(x) || isnan(y)) return (int)(isnan(x) != 0) - (int)(isnan(y) != 0);
     return (x > y) - (x < y);
 }
+
+// Elements [first, end) of a vector.
+typedef struct {
+    size_t first, end;
+} Slice;
+
+static inline size_t slice_length(Slice s) { return s.end - s.first; }
 
 #endif  // LLMTRAIN_BASE_H

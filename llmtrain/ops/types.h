@@ -15,6 +15,9 @@
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#ifdef _FEATURES_H
+#define LLMTRAIN_INCLUDED_LATE 1  // after a header of the C library, which hides POSIX if -std=c11: posix.h
+#endif
 #endif
 #include <float.h>
 #include <math.h>
@@ -128,10 +131,8 @@ HOST_DEVICE ALWAYS_INLINE floatX floatX_of(float x) { return x; }
 
 #define ATTENTION_MAX_D 256  // the largest head size
 
-// Queries, keys and values of one (batch, head): rows `stride` apart in qkv.
-typedef struct {
-    size_t q, k, v, stride;  // offsets of row 0 in qkv; between rows
-} HeadRows;
+// Queries, keys and values of one (batch, head): the offsets in qkv of their first rows, which are `stride` apart.
+typedef struct { size_t q, k, v, stride; } HeadRows;
 
 HOST_DEVICE static inline HeadRows head_rows(size_t b, size_t h, size_t T, size_t H, size_t K, size_t D) {
     size_t kv = h / (H / K), stride = (H + 2 * K) * D, row = b * T * stride;
@@ -142,9 +143,8 @@ HOST_DEVICE static inline HeadRows head_rows(size_t b, size_t h, size_t T, size_
 // ------------------------------------------------------------------------------------------------
 // 5. Stream
 //
-// Every operation's last argument is a stream. On the CPU it is NULL. On a GPU all operations run on `compute`, in
-// order, so they can share one scratch memory: none uses what another has left there. device_open (device.cuh) makes a
-// stream. A program with a copied kernel can make its own: `static struct Device device; Stream stream = &device;
+// Every operation's last argument is a stream: NULL on the CPU. On a GPU all run on `compute`, in order, and share one
+// scratch memory. device_open (device.cuh) makes it; a program with a copied kernel can: `static struct Device device;
 // cudaStreamCreate(&device.compute);`, and `scratch`, `scratch_bytes` and `processors` where the launcher uses them.
 
 #ifndef LLMTRAIN_CUDA

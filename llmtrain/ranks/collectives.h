@@ -1,11 +1,11 @@
-// collectives.h: collectives on device memory, which here is host memory, through comm.h. nccl.cuh has the same
+// collectives.h: collectives on device memory, which here is host memory, through a Transport. nccl.cuh has the same
 // functions for GPUs; zero.h includes one of the two.
 //
 // Defines: Collectives; collective_open, collective_close; collective_all_reduce, collective_reduce_scatter,
 // collective_all_gather; collective_wait, collective_barrier; collective_check, collective_bytes_sent,
 // collective_waited_ms.
 //
-//   collective_open(&collectives, &comm, 2, stream, &error)          two slots: two collectives in flight at a time
+//   collective_open(&collectives, &comm.transport, 2, stream, &error)          two slots: two collectives in flight at a time
 //   collective_reduce_scatter(&collectives, 0, grads, cuts, DTYPE_F32, stream)
 //   ... compute ...
 //   collective_wait(&collectives, 0, stream)
@@ -13,31 +13,32 @@
 // Collectives work in place and in the order of the stream: a collective sees what was enqueued before it, and what is
 // enqueued after collective_wait sees the result. A slot identifies the collective in flight. Rank r's slice of a
 // vector is [cuts[r], cuts[r + 1]), in elements; its length is cuts[world]. Collectives return nothing:
-// after a failure their results are undefined, and collective_check, or the next call to the Comm, reports it.
+// after a failure their results are undefined, and collective_check, or the next call to the transport, reports it.
 
 #ifndef LLMTRAIN_COLLECTIVES_H
 #define LLMTRAIN_COLLECTIVES_H
 
-#include "comm.h"
+#include "../base/fault.h"
+#include "transport.h"
 
 typedef struct {
-    Comm* comm;              // NULL: one rank, and every call returns at once
+    const Transport* ranks;  // NULL: one rank, and every call returns at once
     CommRequest* requests;   // (slots)
 } Collectives;
 
-// If comm is NULL or has one rank, all other calls return at once. A CUDA build without NCCL supports nothing else.
-static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Stream stream, Error* error) {
+// If ranks is NULL or has one rank, all other calls return at once. A CUDA build without NCCL supports nothing else.
+static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Stream stream, Error* error) {
     (void)stream;
     memset(c, 0, sizeof *c);
-    if (comm == NULL || comm->world == 1) return true;
+    if (ranks == NULL || ranks->world == 1) return true;
 #ifdef LLMTRAIN_CUDA
     (void)slots;
     return fail_with(error,
                      "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev and "
                      "run make again, or use one rank",
-                     comm->world);
+                     ranks->world);
 #else
-    c->comm = comm;
+    c->ranks = ranks;
     c->requests = (CommRequest*)memory_allocate(slots * sizeof(CommRequest));
     return c->requests != NULL || fail_with(error, "out of memory for %zu collectives", slots);
 #endif
@@ -48,20 +49,20 @@ static inline void collective_close(Collectives* c) {
     memset(c, 0, sizeof *c);
 }
 
-static inline CommSlice collective_slice(size_t rank, const void* context) {
+static inline Slice collective_slice(size_t rank, const void* context) {
     const size_t* cuts = (const size_t*)context;
-    CommSlice slice = {cuts[rank], cuts[rank + 1]};
+    Slice slice = {cuts[rank], cuts[rank + 1]};
     return slice;
 }
 
 static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data,
                                     const size_t* cuts, Dtype type) {
-    if (c->comm == NULL) return;
-    Comm* comm = c->comm;
+    const Transport* t = c->ranks;
+    if (t == NULL) return;
     Error ignored;  // collective_check reports it
-    char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? cuts[comm->rank] * dtype_bytes(type) : 0);
-    c->requests[slot] = comm_start(comm, operation, type, out, data, cuts[comm->world], 0, collective_slice, cuts);
-    if (fault_point("start")) comm_wait(comm, c->requests[slot], &ignored);
+    char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? cuts[t->rank] * dtype_bytes(type) : 0);
+    c->requests[slot] = t->start(t->comm, operation, type, out, data, cuts[t->world], 0, collective_slice, cuts);
+    if (fault_point("start")) t->wait(t->comm, c->requests[slot], &ignored);
 }
 
 // data (cuts[world]) = the sum over all ranks.
@@ -88,7 +89,7 @@ static inline void collective_all_gather(Collectives* c, size_t slot, void* data
 static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
     (void)stream;
     Error ignored;  // collective_check reports it
-    if (c->comm) comm_wait(c->comm, c->requests[slot], &ignored);
+    if (c->ranks) c->ranks->wait(c->ranks->comm, c->requests[slot], &ignored);
 }
 
 // On GPUs the hosts run ahead of the collectives, and wait for each other once per micro-batch. Here each collective
@@ -97,15 +98,15 @@ static inline void collective_barrier(Collectives* c) { (void)c; }
 
 // False, with the error, if a failure is known; does not wait.
 static inline bool collective_check(Collectives* c, Error* error) {
-    return c->comm == NULL || !comm_failed(c->comm, error);
+    return c->ranks == NULL || !c->ranks->failed(c->ranks->comm, error);
 }
 
 // Payload that this rank has sent so far, in bytes.
 static inline uint64_t collective_bytes_sent(const Collectives* c) {
-    return c->comm ? comm_statistics(c->comm).bytes_sent : 0;
+    return c->ranks ? c->ranks->statistics(c->ranks->comm).bytes_sent : 0;
 }
 
-// Milliseconds that the stream has waited for collectives since the last call. Here it never waits: the Comm measures
+// Milliseconds that the stream has waited for collectives since the last call. Here it never waits: the transport measures
 // how long the host waits.
 static inline double collective_waited_ms(Collectives* c) {
     (void)c;

@@ -1,13 +1,12 @@
 // comm.h: collectives between the processes of a run on CPUs: barrier, all_reduce, reduce_scatter, all_gather,
 // broadcast. launch.h says which rank a process is; control.h connects the ranks and watches them.
 //
-//   1. slices       which part of a vector belongs to which rank
-//   2. collectives  what identifies one; the queue
-//   3. transfers    every rank sends to every rank
-//   4. sums         in the order of the ranks
-//   5. algorithms   each collective as transfers and sums
-//   6. progress     the thread that runs them in the background, and watches the other ranks between them
-//   7. functions    comm_start, comm_wait; comm_failed, comm_on_failure, comm_abort; comm_open, comm_close;
+//   1. collectives  what identifies one; the queue
+//   2. transfers    every rank sends to every rank
+//   3. sums         in the order of the ranks
+//   4. algorithms   each collective as transfers and sums
+//   5. progress     the thread that runs them in the background, and watches the other ranks between them
+//   6. functions    comm_start, comm_wait; comm_failed, comm_on_failure, comm_abort; comm_open, comm_close;
 //                   comm_gather_texts, comm_agree_all
 //
 // In short:
@@ -43,49 +42,7 @@
 #define COMM_CHUNK ((size_t)256 << 10)  // bytes that one rank sends to another for a sum at a time: staging memory
 
 // ------------------------------------------------------------------------------------------------
-// 1. Slices
-//
-// A vector of n elements is cut into one slice per rank, in the order of the ranks; slices may be of any length, and
-// there may be gaps between them.
-
-typedef struct {
-    size_t first, end;
-} CommSlice;
-
-// Returns the slice of a rank. NULL in place of a function: comm_even_slice.
-typedef CommSlice (*CommSlices)(size_t rank, const void* context);
-
-// Slices whose lengths differ by one element at most.
-static inline CommSlice comm_even_slice(size_t rank, size_t world, size_t n) {
-    size_t part = n / world, more = n % world;
-    CommSlice slice = {part * rank + min_size(rank, more), part * (rank + 1) + min_size(rank + 1, more)};
-    return slice;
-}
-
-// Rank's slice of a bucket of n elements in the flat vector, counted from the bucket's beginning. Slices begin on
-// multiples of SHARD_UNIT elements, which 16-byte accesses to every array need, and are as even as that allows: of
-// equal length for 2, 4 and 8 ranks, since a bucket is a multiple of 64 elements.
-enum { SHARD_UNIT = 8 };
-
-static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
-    CommSlice units = comm_even_slice(rank, world, n / SHARD_UNIT);
-    CommSlice slice = {units.first * SHARD_UNIT, units.end * SHARD_UNIT};
-    return slice;
-}
-
-static inline size_t slice_length(CommSlice s) { return s.end - s.first; }
-
-// ------------------------------------------------------------------------------------------------
-// 2. Collectives
-
-typedef enum {
-    COMM_BARRIER,         // no rank returns before all have called it
-    COMM_ALL_REDUCE,      // out = in (n): on every rank the sum over all ranks
-    COMM_REDUCE_SCATTER,  // out (own slice): the sum over all ranks of that slice of in (n); in place or not
-    COMM_ALL_GATHER,      // out = in (n): every rank contributes its slice, and receives all others
-    COMM_BROADCAST,       // out = in (n): the root's, on every rank; for small vectors, since the root sends it to each
-    COMM_OPERATIONS
-} CommOperation;
+// 1. Collectives
 
 // Precedes the data of every collective, from each rank to each, and must be equal on all ranks.
 typedef struct {
@@ -98,19 +55,12 @@ typedef struct {
     CommHeader header;
     char* out;           // the result, or the vector itself for operations in place
     const char* in;
-    CommSlice* slices;   // (world) in bytes
+    Slice* slices;   // (world) in bytes
 } CommCall;
-
-typedef uint64_t CommRequest;  // number of the collective
-
-typedef struct {
-    double waited_ms;    // spent in comm_wait
-    uint64_t bytes_sent; // by finished collectives; headers and messages are not counted
-} CommStatistics;
 
 struct CommQueue {
     CommCall* calls;             // (COMM_IN_FLIGHT) a ring
-    CommSlice* slices;           // (COMM_IN_FLIGHT, world)
+    Slice* slices;           // (COMM_IN_FLIGHT, world)
     uint64_t started, finished;  // collectives so far
     bool running, closing;       // the progress thread; it ends when all is finished
     pthread_t thread;
@@ -139,7 +89,7 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Transfers
+// 2. Transfers
 //
 // The links say what is sent to each rank and received from it; a transfer does all of it at once. Each pair of ranks
 // agrees on the bytes between the two, so that no part is longer or shorter than expected: in the first transfer of a
@@ -234,7 +184,7 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Sums
+// 3. Sums
 //
 // Over the sources, one vector per rank, in the order of the ranks, in blocks that stay in the L1 cache.
 
@@ -272,7 +222,7 @@ static inline void comm_sum(char* out, const char* const* sources, size_t world,
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Algorithms
+// 4. Algorithms
 //
 // Each rank owns its slice of the vector: all others send it their values of it (reduce_scatter), and it sends all
 // others the sum (all_gather). So a rank sends (world - 1)/world of the vector in each of the two, the minimum.
@@ -304,7 +254,7 @@ static inline bool comm_run_reduce_scatter(Comm* comm, const CommCall* call, cha
 
 // Every rank sends its slice of call->out to all. A broadcast has only one slice, the root's.
 static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* error) {
-    CommSlice own = call->slices[comm->rank];
+    Slice own = call->slices[comm->rank];
     for (size_t p = 0; p < comm->world; p++) {
         char *mine = call->out + own.first, *theirs = call->out + call->slices[p].first;
         if (p != comm->rank) comm_exchange(comm, p, mine, slice_length(own), theirs, slice_length(call->slices[p]));
@@ -320,7 +270,7 @@ static inline bool comm_check_call(const Comm* comm, const CommCall* call, const
     if (call->header.root >= comm->world)
         return fail_with(error, "rank %zu called %s; there is no such rank", comm->rank, what);
     for (size_t p = 0, end = 0; p < comm->world; end = call->slices[p++].end) {
-        CommSlice s = call->slices[p];
+        Slice s = call->slices[p];
         if (s.first < end || s.end < s.first || s.end > bytes)
             return fail_with(error, "rank %zu called %s with the slice [%zu, %zu) for rank %zu; slices must lie in the "
                              "vector and follow each other", comm->rank, what, s.first / size, s.end / size, p);
@@ -342,7 +292,7 @@ static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Progress
+// 5. Progress
 //
 // One thread per Comm takes the requests in the order in which they were started, and monitors the other ranks between
 // them. After a failure it notifies the others and ends; all requests that are not finished have failed.
@@ -398,7 +348,7 @@ static inline void* comm_progress(void* argument) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Functions
+// 6. Functions
 
 // Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must stay as it is
 // until comm_wait has returned. `slices` is called here, not later.
@@ -418,12 +368,12 @@ static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype 
         CommHeader header = {number, n, 0, (uint32_t)operation, (uint32_t)type, (uint32_t)root, 0};
         call->slices = queue->slices + number % COMM_IN_FLIGHT * comm->world;
         for (size_t p = 0; p < comm->world; p++) {
-            CommSlice slice = {p > root ? n : 0, p >= root ? n : 0};  // of a broadcast: the root has all
+            Slice slice = {p > root ? n : 0, p >= root ? n : 0};  // of a broadcast: the root has all
             if (operation != COMM_BROADCAST) slice = slices ? slices(p, context) : comm_even_slice(p, comm->world, n);
             call->slices[p].first = slice.first * size;
             call->slices[p].end = slice.end * size;
         }
-        header.slices = hash_bytes(call->slices, comm->world * sizeof(CommSlice));
+        header.slices = hash_bytes(call->slices, comm->world * sizeof(Slice));
         call->header = header;
         call->out = (char*)out;
         call->in = (const char*)in;
@@ -519,7 +469,7 @@ static inline void comm_abort(Comm* comm, const char* reason) {
 // The bytes that comm_open allocates, approximately.
 static inline size_t comm_bytes(size_t world) {
     return world > 1 ? world * (COMM_CHUNK + sizeof(CommLink)) +
-                       COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(CommSlice)) : 0;
+                       COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(Slice)) : 0;
 }
 
 // Ends everything: finishes the requests in flight, notifies the others, closes connections and frees memory.
@@ -566,7 +516,7 @@ static inline bool comm_allocate(Comm* comm, Error* error) {
     for (size_t p = 0; comm->links && p < N; p++) comm->links[p].data = comm->links[p].control = -1;
     if (queue) {
         queue->calls = (CommCall*)memory_allocate(COMM_IN_FLIGHT * sizeof(CommCall));
-        queue->slices = (CommSlice*)memory_allocate(COMM_IN_FLIGHT * N * sizeof(CommSlice));
+        queue->slices = (Slice*)memory_allocate(COMM_IN_FLIGHT * N * sizeof(Slice));
         queue->headers = (CommHeader*)memory_allocate(N * sizeof(CommHeader));
         queue->sources = (const char**)memory_allocate(N * sizeof(const char*));
         queue->staging = (char*)memory_allocate(N > 1 ? N * COMM_CHUNK : 0);
@@ -607,6 +557,9 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     comm->world = launch->world;
     comm->local_rank = launch->local_rank;
     comm->local_world = launch->local_world;
+    const Transport transport = {comm, launch->rank, launch->world, launch->local_world, comm_start, comm_wait,
+                                 comm_failed, comm_statistics};
+    comm->transport = transport;
     comm->timeout_ms = timeout_ms;
     comm->mpi = launch->mpi && several;
     memcpy(comm->run, launch->run, sizeof comm->run);
@@ -632,9 +585,9 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
 }
 
 // A slice from a table (world + 1) of where each rank's text begins, and where the last one ends.
-static inline CommSlice comm_slice_of_table(size_t rank, const void* context) {
+static inline Slice comm_slice_of_table(size_t rank, const void* context) {
     const size_t* begins = (const size_t*)context;
-    CommSlice slice = {begins[rank], begins[rank + 1]};
+    Slice slice = {begins[rank], begins[rank + 1]};
     return slice;
 }
 

@@ -17,6 +17,7 @@
 #define LLMTRAIN_CONTROL_H
 
 #include "launch.h"
+#include "transport.h"
 
 #include <netinet/tcp.h>
 #ifdef LLMTRAIN_MPI
@@ -78,8 +79,9 @@ typedef struct {
 
 typedef struct CommQueue CommQueue;
 
-typedef struct {
+struct Comm {
     size_t rank, world, local_rank, local_world;
+    Transport transport;             // for the flat vector
     double timeout_ms;
     bool extended_timeout;           // see comm_extend_timeout
     bool mpi;
@@ -103,7 +105,7 @@ typedef struct {
     void (*on_failure)(void* context);  // see comm_on_failure; NULL: nothing
     void* on_failure_context;
     bool calling;                    // on_failure
-} Comm;
+};
 
 // ------------------------------------------------------------------------------------------------
 // 2. MPI

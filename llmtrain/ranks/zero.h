@@ -3,7 +3,6 @@
 //   1. flat vector   what a rank holds of parameters, gradients, master weights and optimizer state
 //   2. gradients     reduced bucket by bucket, overlapped with the backward
 //   3. parameters    updated by their owners, gathered during the next forward
-//   4. agreement     statistics gathered once a step; whether ranks hold the same parameters
 //
 // The stages are those of "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". With N ranks:
 //
@@ -30,7 +29,6 @@
 #ifndef LLMTRAIN_ZERO_H
 #define LLMTRAIN_ZERO_H
 
-#include "comm.h"
 #include "../base/fault.h"
 #include "../model/offload_states.h"
 #include "../model/tensors.h"
@@ -46,7 +44,7 @@
 typedef enum { REDUCE_FLOAT, REDUCE_STORAGE, REDUCE_EXACT } ReduceKind;
 
 typedef struct {
-    Comm* comm;         // NULL: one rank, or only a plan is wanted
+    const Transport* transport;  // NULL: one rank, or only a plan is wanted
     size_t rank, world; // 0 of 0 means 0 of 1
     size_t local_rank;  // among those of this machine: chooses the device
     size_t stage;       // of ZeRO: 0 to 2
@@ -56,25 +54,23 @@ typedef struct {
 // What the vector holds besides parameters.
 typedef struct {
     bool training;           // gradients and optimizer state
-    OptimizerKind optimizer; // whose state
-    size_t optimizer_rank;   // of low-rank optimizers
-    bool master_weights;     // a float copy of 16-bit parameters, which the optimizer updates
+    const OptimizerOptions* optimizer;  // whose state; must outlive the vector
     bool offload;            // master weights and optimizer state are not in memory but in FlatVector.offloaded,
     const char* offload_dir; // in a file in this directory; NULL: in host memory
 } FlatOptions;
 
 static inline bool flat_has_masters(const FlatOptions* holds) {
-    return holds->training && holds->master_weights && !FLOATX_IS_FLOAT;
+    return holds->training && holds->optimizer->master_weights && !FLOATX_IS_FLOAT;
 }
 
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
     size_t frozen_end;        // what does not train is [end, frozen_end)
-    size_t* cuts;             // (world + 1) where the ranks' slices begin, counted from `first`
-    CommSlice own;            // this rank's
-    CommSlice sums;           // whose gradients are added up here: all of it in stages 0 and 1, own in stage 2; once
+    size_t* shard_begins;             // (world + 1) where the ranks' slices begin, counted from `first`
+    Slice own;            // this rank's
+    Slice sums;           // whose gradients are added up here: all of it in stages 0 and 1, own in stage 2; once
                               // reduced over the ranks in stage 1 only own is valid
-    CommSlice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
+    Slice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
     size_t staging;           // the index of its staging buffer
     bool reducing, gathering; // a collective is in flight
@@ -100,7 +96,7 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
-    size_t* cuts;             // (count, world + 1) of the buckets
+    size_t* shard_begins;             // (count, world + 1) of the buckets
     size_t sums_size;         // elements of summed gradients that are here,
     size_t master_size;       // of master weights,
     size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
@@ -118,14 +114,10 @@ typedef struct {
     double* scalars;          // (SUM_SQUARES + count) on the device: what the host reads once per step
     uint64_t* checksums;      // (count) on the device
     double* scalars_host;     // (SUM_SQUARES + count): the same after flat_finish_step
-    double* stats;            // (world, STATS_MAX) on the host: the statistics gathered last
-    double* sorted;           // (world) on the host: one of them, sorted
-    double step_began_ms, waited_ms;  // at the last reading: the time, and how long the host had waited so far
-    uint64_t* compared;       // (world, count) on the host: checksums of all ranks
     Collectives collectives;
     double loss_scale;        // of the step in progress
     size_t micro_batches, micro;  // of this rank in the step: in all, and begun so far
-    bool discards;            // gradients are squared and thrown away, neither summed nor reduced (trace.h)
+    bool discards;            // gradients are squared and thrown away, neither summed nor reduced (run/trace.h)
     Stream stream;
 } FlatVector;
 
@@ -143,9 +135,9 @@ static inline Dtype reduce_type(ReduceKind reduce) {
 }
 
 // The part of a tensor in a slice of the flat vector, in elements from the tensor's first; empty: first == end.
-static inline CommSlice tensor_part(const Tensor* t, CommSlice slice) {
+static inline Slice tensor_part(const Tensor* t, Slice slice) {
     size_t first = max_size(t->offset, slice.first), end = min_size(t->offset + t->size, slice.end);
-    CommSlice part = {first - t->offset, end - t->offset};
+    Slice part = {first - t->offset, end - t->offset};
     if (first >= end) part.first = part.end = 0;
     return part;
 }
@@ -153,33 +145,33 @@ static inline CommSlice tensor_part(const Tensor* t, CommSlice slice) {
 // The part of state s of a tensor that belongs to a slice of the flat vector: *first is its first element, of those for
 // the whole tensor; returns their number.
 static inline size_t flat_state_part(size_t* first, const FlatVector* flat, size_t s, const Tensor* t,
-                                     CommSlice slice) {
-    CommSlice part = tensor_part(t, slice);
+                                     Slice slice) {
+    Slice part = tensor_part(t, slice);
     const FlatOptions* holds = &flat->holds;
     *first = 0;
     if (!holds->training || !t->trains) return 0;
-    return optimizer_state_part(first, OPTIMIZERS[holds->optimizer].states[s].shape, &t->shape, holds->optimizer_rank,
-                                part.first, part.end);
+    return optimizer_state_part(first, OPTIMIZERS[holds->optimizer->kind].states[s].shape, &t->shape,
+                                holds->optimizer->rank, part.first, part.end);
 }
 
 // Places the states of tensor i. Each begins at a multiple of 64 elements, as tensors do.
 static inline void flat_place_states(FlatVector* flat, size_t i) {
     const Tensor* t = &flat->parameters->tensors[i];
-    CommSlice slice = flat->buckets[t->bucket].state;
-    OptimizerKind kind = flat->holds.optimizer;
-    for (size_t s = 0; s < optimizer_states(kind); s++) {
+    Slice slice = flat->buckets[t->bucket].state;
+    const OptimizerOptions* o = flat->holds.optimizer;
+    for (size_t s = 0; s < optimizer_states(o->kind); s++) {
         StatePart* part = &flat->state_parts[i][s];
         part->count = flat_state_part(&part->first, flat, s, t, slice);
         part->offset = flat->state_sizes[s];
         flat->state_sizes[s] += round_up(part->count, 64);
     }
-    CommSlice held = tensor_part(t, slice);
+    Slice held = tensor_part(t, slice);
     if (flat->holds.training && t->trains && held.first < held.end)
         flat->scratch_floats =
-            max_size(flat->scratch_floats, optimizer_scratch_floats(kind, &t->shape, flat->holds.optimizer_rank));
+            max_size(flat->scratch_floats, optimizer_scratch_floats(o->kind, &t->shape, o->rank));
 }
 
-// The tensor of bucket b that holds an element of the flat vector, or lies before it.
+// The tensor of bucket b that contains element `at` of the flat vector, or the last one before it.
 static inline const Tensor* flat_tensor(const FlatVector* flat, size_t b, size_t at) {
     const Parameters* p = flat->parameters;
     const Tensor* found = NULL;
@@ -189,8 +181,8 @@ static inline const Tensor* flat_tensor(const FlatVector* flat, size_t b, size_t
     return found;
 }
 
-// Assigns whole tensors to the ranks, in order: each goes to the rank with the least work so far among those that may
-// still get one, from the last owner on. Over many buckets all ranks get about the same work.
+// Assigns whole tensors to the ranks, in order and greedily: each to the least loaded rank at or after the previous
+// owner. Over many buckets all ranks get about the same work.
 static inline void flat_shard_tensors(FlatVector* flat, size_t b, double* loads) {
     const Parameters* p = flat->parameters;
     Bucket* k = &flat->buckets[b];
@@ -199,20 +191,20 @@ static inline void flat_shard_tensors(FlatVector* flat, size_t b, double* loads)
         const Tensor* t = &p->tensors[i];
         left += t->bucket == b && t->trains && t->cols > 0;
     }
-    for (size_t r = 0; r <= world; r++) k->cuts[r] = r == 0 ? 0 : k->end - k->first;
+    for (size_t r = 0; r <= world; r++) k->shard_begins[r] = r == 0 ? 0 : k->end - k->first;
     for (size_t i = 0; i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
         if (t->bucket != b || !t->trains) continue;
         if (t->cols > 0) {
-            // Ranks that must stay free for the matrices after this one, as long as there are enough.
+            // Leave one rank for each remaining matrix, as long as there are enough.
             size_t after = min_size(--left, world - 1), last = max_size(owner, world - 1 - after);
             size_t best = owner;
             for (size_t r = owner + 1; r <= last; r++)
                 if (loads[r] < loads[best]) best = r;
-            for (size_t r = owner + 1; r <= best; r++) k->cuts[r] = t->offset - k->first;
+            for (size_t r = owner + 1; r <= best; r++) k->shard_begins[r] = t->offset - k->first;
             owner = best;
         }
-        loads[owner] += optimizer_work(flat->holds.optimizer, &t->shape);
+        loads[owner] += optimizer_work(flat->holds.optimizer->kind, &t->shape);
     }
 }
 
@@ -221,22 +213,22 @@ static inline void flat_shard_tensors(FlatVector* flat, size_t b, double* loads)
 static inline void flat_shard(FlatVector* flat, size_t b, double* loads) {
     Bucket* k = &flat->buckets[b];
     size_t world = flat->options.world, n = k->end - k->first;
-    Cut cut = flat->holds.training ? OPTIMIZERS[flat->holds.optimizer].cut : SHARD_ANYWHERE;
-    bool whole = cut == SHARD_TENSORS;
+    ShardRule rule = flat->holds.training ? OPTIMIZERS[flat->holds.optimizer->kind].rule : SHARD_ANYWHERE;
+    bool whole = rule == SHARD_TENSORS;
     for (size_t i = 0; i < flat->parameters->count; i++) {
         const Tensor* t = &flat->parameters->tensors[i];
-        whole |= cut == SHARD_MATRICES && t->bucket == b && t->trains && t->shape.hidden;
+        whole |= rule == SHARD_MATRICES && t->bucket == b && t->trains && t->shape.hidden;
     }
     if (whole) {
         flat_shard_tensors(flat, b, loads);
         return;
     }
     for (size_t r = 0; r <= world; r++) {
-        k->cuts[r] = r < world ? shard_slice(n, r, world).first : n;
-        if (cut != SHARD_BLOCKS || r == 0 || r == world || n == 0) continue;
-        const Tensor* t = flat_tensor(flat, b, k->first + k->cuts[r]);
-        size_t into = min_size(k->first + k->cuts[r] - t->offset, t->size);
-        k->cuts[r] = t->offset + into / OPTIMIZER_BLOCK * OPTIMIZER_BLOCK - k->first;
+        k->shard_begins[r] = r < world ? shard_slice(n, r, world).first : n;
+        if (rule != SHARD_BLOCKS || r == 0 || r == world || n == 0) continue;
+        const Tensor* t = flat_tensor(flat, b, k->first + k->shard_begins[r]);
+        size_t into = min_size(k->first + k->shard_begins[r] - t->offset, t->size);
+        k->shard_begins[r] = t->offset + into / OPTIMIZER_BLOCK * OPTIMIZER_BLOCK - k->first;
     }
 }
 
@@ -247,11 +239,11 @@ static inline bool flat_offloads(const FlatVector* flat) { return flat->holds.tr
 static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
     const Parameters* p = flat->parameters;
     const FlatOptions* holds = &flat->holds;
-    CommSlice* held = (CommSlice*)memory_allocate(p->count * sizeof(CommSlice));
+    Slice* held = (Slice*)memory_allocate(p->count * sizeof(Slice));
     if (held == NULL) return fail_with(error, "out of memory for the table of what is offloaded");
     for (size_t i = 0; i < p->count; i++)
         held[i] = tensor_part(&p->tensors[i], flat->buckets[p->tensors[i].bucket].state);
-    bool ok = offload_states_plan(&flat->offloaded, p, held, holds->optimizer, holds->optimizer_rank,
+    bool ok = offload_states_plan(&flat->offloaded, p, held, holds->optimizer->kind, holds->optimizer->rank,
                                   flat_has_masters(holds), error);
     free(held);
     return ok;
@@ -270,9 +262,9 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     flat->buckets = (Bucket*)memory_allocate(count * sizeof(Bucket));
     flat->state_parts = (StatePart(*)[OPTIMIZER_STATES])memory_allocate(p->count * sizeof *flat->state_parts);
     flat->slices = (OptimizerSlice*)memory_allocate(p->count * sizeof *flat->slices);
-    flat->cuts = (size_t*)memory_allocate(count * (flat->options.world + 1) * sizeof(size_t));
+    flat->shard_begins = (size_t*)memory_allocate(count * (flat->options.world + 1) * sizeof(size_t));
     double* loads = (double*)memory_allocate(flat->options.world * sizeof(double));
-    if (flat->buckets == NULL || flat->state_parts == NULL || flat->slices == NULL || flat->cuts == NULL ||
+    if (flat->buckets == NULL || flat->state_parts == NULL || flat->slices == NULL || flat->shard_begins == NULL ||
         loads == NULL) {
         free(loads);
         return fail_with(error, "out of memory for the table of buckets");
@@ -288,11 +280,11 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         Bucket* k = &flat->buckets[b];
         k->frozen_end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
         k->end = max_size(k->end, k->first);
-        CommSlice whole = {k->first, k->end};
-        k->cuts = flat->cuts + b * (flat->options.world + 1);
+        Slice whole = {k->first, k->end};
+        k->shard_begins = flat->shard_begins + b * (flat->options.world + 1);
         flat_shard(flat, b, loads);
-        k->own.first = k->first + k->cuts[options->rank];
-        k->own.end = k->first + k->cuts[options->rank + 1];
+        k->own.first = k->first + k->shard_begins[options->rank];
+        k->own.end = k->first + k->shard_begins[options->rank + 1];
         k->sums = options->stage < 2 ? whole : k->own;
         k->state = options->stage < 1 ? whole : k->own;
         k->sums_offset = flat->sums_size;
@@ -313,11 +305,8 @@ static inline void flat_free(FlatVector* flat) {
     free(flat->buckets);
     free(flat->state_parts);
     free(flat->slices);
-    free(flat->cuts);
+    free(flat->shard_begins);
     free(flat->scalars_host);
-    free(flat->stats);
-    free(flat->sorted);
-    free(flat->compared);
     memset(flat, 0, sizeof *flat);
 }
 
@@ -334,7 +323,7 @@ static inline bool flat_stages(const FlatVector* flat) {
 //   stage 2      float     grads, reduced in place
 //                storage   grads and comm_buffer
 //                exact     grads and comm_buffer
-static inline void flat_layout_staging(FlatVector* flat, Arena* plan) {
+static inline void flat_layout_staging(FlatVector* flat, Arena* arena) {
     const RankOptions* o = &flat->options;
     const char* name = "staging of gradients";
     bool has_grads = flat_stages(flat), in_place = o->stage == 2 && o->reduce == REDUCE_FLOAT;
@@ -350,53 +339,47 @@ static inline void flat_layout_staging(FlatVector* flat, Arena* plan) {
         // Gradients that are copied before they are reduced are free at the end of their bucket: the blocks need one
         // buffer.
         if (has_grads && s == STAGING_ODD && !in_place) staging->grads = flat->staging[STAGING_EVEN].grads;
-        else if (has_grads) staging->grads = (float*)arena_take(plan, name, longest[s] * sizeof(float));
+        else if (has_grads) staging->grads = (float*)arena_take(arena, name, longest[s] * sizeof(float));
         if (in_place) staging->comm_buffer = staging->grads;
         else if (has_comm_buffer)
-            staging->comm_buffer = arena_take(plan, name, longest[s] * dtype_bytes(reduce_type(o->reduce)));
+            staging->comm_buffer = arena_take(arena, name, longest[s] * dtype_bytes(reduce_type(o->reduce)));
     }
 }
 
 static inline size_t flat_state_bytes(const FlatVector* flat, size_t s) {
-    return flat->state_sizes[s] * dtype_bytes(OPTIMIZERS[flat->holds.optimizer].states[s].dtype);
+    return flat->state_sizes[s] * dtype_bytes(OPTIMIZERS[flat->holds.optimizer->kind].states[s].dtype);
 }
 
 // Takes the rank's arrays from the plan.
-static inline void flat_layout(FlatVector* flat, Arena* plan) {
+static inline void flat_layout(FlatVector* flat, Arena* arena) {
     const FlatOptions* holds = &flat->holds;
     size_t sums = flat->sums_size, state = flat->master_size;
     bool exact = flat->options.reduce == REDUCE_EXACT;
     flat->params =
-        (floatX*)arena_take(plan, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
-    flat->scalars = (double*)arena_take(plan, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
+        (floatX*)arena_take(arena, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
+    flat->scalars = (double*)arena_take(arena, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
     if (!holds->training) return;
     if (flat_offloads(flat))
-        flat->offloaded.store.slots = (char*)arena_take(plan, "buffers of the offloaded state",
+        flat->offloaded.store.slots = (char*)arena_take(arena, "buffers of the offloaded state",
                                                         offload_memory(&flat->offloaded.store));
     if (flat_has_masters(holds) && !holds->offload)
-        flat->master_weights = (float*)arena_take(plan, "master weights (fp32)", state * sizeof(float));
-    for (size_t s = 0; s < optimizer_states(holds->optimizer) && !holds->offload; s++)
-        flat->states[s] = arena_take(plan, "optimizer state", flat_state_bytes(flat, s));
+        flat->master_weights = (float*)arena_take(arena, "master weights (fp32)", state * sizeof(float));
+    for (size_t s = 0; s < optimizer_states(holds->optimizer->kind) && !holds->offload; s++)
+        flat->states[s] = arena_take(arena, "optimizer state", flat_state_bytes(flat, s));
     if (flat->scratch_floats > 0)
         flat->optimizer_scratch =
-            (float*)arena_take(plan, "scratch of the optimizer", flat->scratch_floats * sizeof(float));
-    if (exact) flat->exact = (int64_t*)arena_take(plan, "gradients (64-bit fixed point)", sums * sizeof(int64_t));
-    else flat->grads = (float*)arena_take(plan, "gradients (fp32)", sums * sizeof(float));
-    flat->checksums = (uint64_t*)arena_take(plan, "sums", flat->count * sizeof(uint64_t));
-    flat_layout_staging(flat, plan);
+            (float*)arena_take(arena, "scratch of the optimizer", flat->scratch_floats * sizeof(float));
+    if (exact) flat->exact = (int64_t*)arena_take(arena, "gradients (64-bit fixed point)", sums * sizeof(int64_t));
+    else flat->grads = (float*)arena_take(arena, "gradients (fp32)", sums * sizeof(float));
+    flat->checksums = (uint64_t*)arena_take(arena, "sums", flat->count * sizeof(uint64_t));
+    flat_layout_staging(flat, arena);
 }
-
-enum { STATS_MAX = 7 };  // statistics of a rank that are gathered at a time
 
 // Called after flat_layout has been called over memory.
 static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
     flat->stream = stream;
     flat->scalars_host = (double*)memory_allocate((SUM_SQUARES + flat->count) * sizeof(double));
-    flat->stats = (double*)memory_allocate(flat->options.world * STATS_MAX * sizeof(double));
-    flat->sorted = (double*)memory_allocate(flat->options.world * sizeof(double));
-    flat->compared = (uint64_t*)memory_allocate(flat->options.world * flat->count * sizeof(uint64_t));
-    if (flat->scalars_host == NULL || flat->stats == NULL || flat->sorted == NULL || flat->compared == NULL)
-        return fail_with(error, "out of memory for the numbers of %zu ranks", flat->options.world);
+    if (flat->scalars_host == NULL) return fail_with(error, "out of memory for the sums of %zu buckets", flat->count);
     return !flat_offloads(flat) || offload_open(&flat->offloaded.store, flat->holds.offload_dir, flat->options.rank,
                                                 flat->options.local_rank, stream, error);
 }
@@ -411,7 +394,7 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 
 // Called by all ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
-    return collective_open(&flat->collectives, flat->options.comm, 2 * flat->count, flat->stream, error);
+    return collective_open(&flat->collectives, flat->options.transport, 2 * flat->count, flat->stream, error);
 }
 
 // The collective slot of a bucket's reduction; the slots of the all-gathers follow.
@@ -419,40 +402,73 @@ static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) {
     return (size_t)(bucket - flat->buckets);
 }
 
-// The bucket that holds an element.
-static inline Bucket* flat_bucket(const FlatVector* flat, size_t offset) {
-    size_t low = 0, high = flat->count;
-    while (high - low > 1) {
-        size_t middle = (low + high) / 2;
-        if (flat->buckets[middle].first <= offset) low = middle;
-        else high = middle;
-    }
-    return &flat->buckets[low];
-}
-
-// The part of [first, end), a piece of one bucket, whose master weights and optimizer state are here, and its index in
-// master_weights.
-static inline CommSlice flat_master_part(size_t* index, const FlatVector* flat, size_t first, size_t end) {
-    const Bucket* k = flat_bucket(flat, first);
-    CommSlice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
+// The part of elements [first, end) of the flat vector, all of one tensor, whose master weights and optimizer state are
+// here, and its index in master_weights.
+static inline Slice flat_master_part(size_t* index, const FlatVector* flat, const Tensor* t, size_t first, size_t end) {
+    const Bucket* k = &flat->buckets[t->bucket];
+    Slice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
     if (part.first >= part.end) part.first = part.end = k->state.first;  // nothing
     *index = k->master_offset + (part.first - k->state.first);
     return part;
 }
 
-// Sets the master weights of n elements from `first` on, all of one tensor, as far as this rank holds them, from values
-// on the host.
-static inline bool flat_set_masters(FlatVector* flat, size_t first, const float* values, size_t n, Error* error) {
-    size_t index, i = 0;
-    CommSlice part = flat_master_part(&index, flat, first, first + n);
+// Sets the master weights of elements [first, first + n) of a tensor that this rank holds, from values on the host.
+static inline bool flat_set_masters(FlatVector* flat, TensorId id, size_t first, const float* values, size_t n,
+                                    Error* error) {
+    const Tensor* t = &flat->parameters->tensors[id.row];
+    size_t index, at = t->offset + first;
+    Slice part = flat_master_part(&index, flat, t, at, at + n);
     if (flat->master_weights && slice_length(part) > 0)
-        device_upload(flat->master_weights + index, values + (part.first - first), slice_length(part) * sizeof(float),
+        device_upload(flat->master_weights + index, values + (part.first - at), slice_length(part) * sizeof(float),
                       flat->stream);
-    if (!flat_offloads(flat)) return true;
-    const Tensor* t = flat->parameters->tensors;  // with --train not in the order of their offsets
-    while (first < t[i].offset || first >= t[i].offset + t[i].size) i++;
-    return offload_put(&flat->offloaded, values, OFFLOAD_MASTERS, i, first - t[i].offset, first - t[i].offset + n,
-                       flat->stream, error);
+    return !flat_offloads(flat) ||
+           offload_put(&flat->offloaded, values, OFFLOAD_MASTERS, id.row, first, first + n, flat->stream, error);
+}
+
+enum { INIT_PIECE = 1 << 16 };  // elements that are generated and uploaded at a time
+
+// Sets elements [first, first + n) of a tensor, and their master weights, from values on the host. False if memory for
+// a piece of them cannot be allocated, or an offloaded piece cannot be read or written.
+static inline bool flat_set_params(FlatVector* flat, TensorId id, size_t first, const float* values, size_t n,
+                                   Error* error) {
+    floatX* rounded = (floatX*)memory_allocate(INIT_PIECE * sizeof(floatX));
+    if (rounded == NULL) return fail_with(error, "out of memory for a piece of the weights");
+    bool ok = true;
+    for (size_t done = 0; ok && done < n; done += INIT_PIECE) {
+        size_t count = min_size(INIT_PIECE, n - done), at = first + done;
+        #pragma omp parallel for simd
+        for (size_t i = 0; i < count; i++) rounded[i] = floatX_of(values[done + i]);
+        device_upload(flat->params + flat->parameters->tensors[id.row].offset + at, rounded, count * sizeof(floatX),
+                      flat->stream);
+        ok = flat_set_masters(flat, id, at, values + done, count, error);
+    }
+    free(rounded);
+    return ok;
+}
+
+// Initial weights: they depend only on the seed and the element's index (Tensor.init_index). False if memory for a
+// piece of them cannot be allocated.
+static inline bool flat_randomize(FlatVector* flat, uint64_t seed, Error* error) {
+    float* values = (float*)memory_allocate(INIT_PIECE * sizeof(float));
+    if (values == NULL) return fail_with(error, "out of memory for a piece of the weights");
+    bool ok = true;
+    for (uint32_t i = 0; i < flat->parameters->count; i++) {
+        const TensorId id = {i};
+        const Tensor* t = &flat->parameters->tensors[i];
+        size_t n = tensor_elements(t);
+        for (size_t first = 0; ok && first < n; first += INIT_PIECE) {
+            size_t count = min_size(INIT_PIECE, n - first);
+            #pragma omp parallel for
+            for (size_t e = 0; e < count; e++) {
+                values[e] = t->init == INIT_ONE ? 1.0f : 0.0f;
+                if (t->init == INIT_NORMAL)
+                    values[e] = t->init_std * random_normal(seed, RANDOM_INIT, 0, t->init_index + first + e);
+            }
+            ok = flat_set_params(flat, id, first, values, count, error);
+        }
+    }
+    free(values);
+    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -461,20 +477,6 @@ static inline bool flat_set_masters(FlatVector* flat, size_t first, const float*
 // flat_begin_step; then for each micro-batch and each bucket, in an order that is the same on all ranks,
 // flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A
 // bucket is reduced while the backward of the buckets before it runs.
-
-// Milliseconds that this rank has waited for others since the last call. Call it after the host has waited for the
-// stream.
-static inline double flat_waited_ms(FlatVector* flat) {
-    double before = flat->waited_ms;
-    if (flat->options.comm) flat->waited_ms = comm_statistics(flat->options.comm).waited_ms;
-    return flat->waited_ms - before + collective_waited_ms(&flat->collectives);
-}
-
-// Starts a step's clock: set-up, validation and saves are not part of a step.
-static inline void flat_start_clock(FlatVector* flat) {
-    flat_waited_ms(flat);
-    flat->step_began_ms = now_ms();
-}
 
 // Zeroes the gradients of a bucket that the backward only adds to, and what lies between tensors.
 static inline void flat_clear(FlatVector* flat, size_t bucket, float* grads) {
@@ -494,7 +496,6 @@ static inline void flat_clear(FlatVector* flat, size_t bucket, float* grads) {
 }
 
 static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t micro_batches) {
-    if (flat->step_began_ms == 0) flat_start_clock(flat);
     flat->loss_scale = loss_scale;
     flat->micro_batches = micro_batches;
     flat->micro = 0;
@@ -504,21 +505,24 @@ static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t m
     fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
 }
 
-// Whether the gradient of an overwritten tensor at `offset` already holds a part of this step's sum.
-static inline bool flat_adds(const FlatVector* flat, size_t offset) {
-    return flat->staging[flat_bucket(flat, offset)->staging].grads == NULL && flat->micro > 1;
+// Whether the gradient of an overwritten tensor already holds a part of this step's sum.
+static inline bool flat_adds(const FlatVector* flat, const Tensor* t) {
+    return flat->staging[flat->buckets[t->bucket].staging].grads == NULL && flat->micro > 1;
 }
 
-// Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and
-// flat_end_bucket; NULL if it does not train.
-static inline float* flat_gradient(const FlatVector* flat, size_t offset) {
-    const Bucket* k = flat_bucket(flat, offset);
+// Where the backward adds the gradients of a bucket, between flat_begin_bucket and flat_end_bucket.
+static inline float* flat_bucket_gradient(const FlatVector* flat, const Bucket* k) {
     float* staged = flat->staging[k->staging].grads;
-    if (offset >= k->end) return NULL;
-    return (staged ? staged : flat->grads + k->sums_offset) + (offset - k->first);
+    return staged ? staged : flat->grads + k->sums_offset;
 }
 
-// Waits for the reduction of a bucket, and takes what it left in comm_buffer into the rank's sums.
+// Where it adds those of a tensor; NULL if it does not train.
+static inline float* flat_gradient(const FlatVector* flat, const Tensor* t) {
+    const Bucket* k = &flat->buckets[t->bucket];
+    return t->trains ? flat_bucket_gradient(flat, k) + (t->offset - k->first) : NULL;
+}
+
+// Waits for the reduction of a bucket, and adds the result in comm_buffer to this rank's gradients.
 static inline void flat_collect(FlatVector* flat, Bucket* k) {
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
@@ -527,7 +531,7 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
     k->reducing = false;
     if (staging->comm_buffer == NULL) return;
     staging->pending = NULL;
-    CommSlice reduced = o->stage == 0 ? k->sums : k->own;
+    Slice reduced = o->stage == 0 ? k->sums : k->own;
     size_t at = k->sums_offset + (reduced.first - k->sums.first), from = reduced.first - k->first;
     size_t n = slice_length(reduced);
     if (o->reduce == REDUCE_EXACT)
@@ -540,7 +544,7 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
 }
 
 // The summed gradients of a part of the rank's sums of a bucket, as floats, times the loss scale.
-static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSlice part) {
+static inline const float* flat_summed(FlatVector* flat, const Bucket* k, Slice part) {
     size_t at = k->sums_offset + (part.first - k->sums.first);
     if (!flat->exact) return flat->grads + at;
     float* floats = flat->staging[k->staging].grads;
@@ -572,7 +576,7 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     size_t n = k->end - k->first;
     if (n == 0) return;
     if (flat->discards) {
-        sum_of_squares(flat->scalars + SUM_SQUARES + bucket, flat_gradient(flat, k->first), n, flat->stream);
+        sum_of_squares(flat->scalars + SUM_SQUARES + bucket, flat_bucket_gradient(flat, k), n, flat->stream);
         return;
     }
     bool reduces = o->stage == 2 || flat->micro == flat->micro_batches;
@@ -591,8 +595,9 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
     void* data = staging->comm_buffer ? staging->comm_buffer : summed;
     Dtype type = reduce_type(o->reduce);
-    if (o->stage == 0) collective_all_reduce(&flat->collectives, flat_slot(flat, k), data, k->cuts, type, flat->stream);
-    else collective_reduce_scatter(&flat->collectives, flat_slot(flat, k), data, k->cuts, type, flat->stream);
+    const size_t *begins = k->shard_begins, slot = flat_slot(flat, k);
+    if (o->stage == 0) collective_all_reduce(&flat->collectives, slot, data, begins, type, flat->stream);
+    else collective_reduce_scatter(&flat->collectives, slot, data, begins, type, flat->stream);
     k->reducing = true;
     if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
@@ -613,10 +618,10 @@ static inline void flat_finish_step(FlatVector* flat) {
 
 // A part of tensor i to be updated, which may be empty: n is 0 then. grads: of the bucket's state slice. It has no
 // master weights and states where these are offloaded.
-static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, CommSlice part,
+static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, Slice part,
                                                   const float* grads) {
     const Tensor* t = &flat->parameters->tensors[i];
-    CommSlice state = flat->buckets[t->bucket].state;
+    Slice state = flat->buckets[t->bucket].state;
     OptimizerSlice slice;
     memset(&slice, 0, sizeof slice);
     // The padding of the vocabulary stays 0. Its states are in no checkpoint, and must not affect the scale of a block.
@@ -628,13 +633,13 @@ static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t
     slice.shape = t->shape;
     slice.no_decay = !t->decays;
     slice.params = flat->params + slice.first;
-    flat_master_part(&index, flat, slice.first, t->offset + part.end);
+    flat_master_part(&index, flat, t, slice.first, t->offset + part.end);
     if (flat->master_weights) slice.master_weights = flat->master_weights + index;
     slice.grads = grads + (slice.first - state.first);
     slice.scratch = flat->optimizer_scratch;
-    for (size_t s = 0; s < optimizer_states(flat->holds.optimizer); s++) {
+    for (size_t s = 0; s < optimizer_states(flat->holds.optimizer->kind); s++) {
         const StatePart* held = &flat->state_parts[i][s];
-        size_t size = dtype_bytes(OPTIMIZERS[flat->holds.optimizer].states[s].dtype);
+        size_t size = dtype_bytes(OPTIMIZERS[flat->holds.optimizer->kind].states[s].dtype);
         if (held->count > 0 && flat->states[s]) slice.states[s] = (char*)flat->states[s] + held->offset * size;
     }
     return slice;
@@ -675,7 +680,7 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
         count = 0;
         if (flat->options.stage == 0 || k->first == k->end) continue;
         collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first,
-                              k->cuts, FLOATX_DTYPE, flat->stream);
+                              k->shard_begins, FLOATX_DTYPE, flat->stream);
         k->gathering = true;
         fault_point("gather");
     }
@@ -724,90 +729,6 @@ static inline size_t flat_bytes_gathered(const FlatVector* flat) {
 static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batches) {
     return flat_bytes_reduced(flat) * (flat->options.stage == 2 ? micro_batches : 1) +
         flat_bytes_gathered(flat);
-}
-
-// ------------------------------------------------------------------------------------------------
-// 4. Agreement
-
-// Gathers `count` statistics of every rank, at most STATS_MAX, into flat->stats (world, count). False if a rank is
-// lost.
-static inline bool flat_gather_stats(FlatVector* flat, const double* own, size_t count, Error* error) {
-    memcpy(flat->stats + flat->options.rank * count, own, count * sizeof(double));
-    if (flat->options.comm == NULL) return true;
-    return comm_gather_doubles(flat->options.comm, flat->stats, count, error);
-}
-
-// Statistic `column` of a rank, of `count` that were gathered.
-static inline double flat_stat(const FlatVector* flat, size_t rank, size_t column, size_t count) {
-    return flat->stats[rank * count + column];
-}
-
-// Minimum, median (of an even number the lower of the two) and maximum over the ranks of statistic `column`, of
-// `count`; returns the rank of the maximum.
-static inline size_t flat_min_median_max(double* min, double* median, double* max, const FlatVector* flat,
-                                         size_t column, size_t count) {
-    size_t world = flat->options.world, rank = 0;
-    for (size_t r = 0; r < world; r++) {
-        flat->sorted[r] = flat_stat(flat, r, column, count);
-        if (compare_doubles(&flat->sorted[r], &flat->sorted[rank]) > 0) rank = r;
-    }
-    *max = flat->sorted[rank];
-    qsort(flat->sorted, world, sizeof(double), compare_doubles);
-    *min = flat->sorted[0];
-    *median = flat->sorted[(world - 1) / 2];
-    return rank;
-}
-
-// Whether all ranks have the same `count` checksums, at most one for each bucket; those of this rank are in
-// flat->compared + rank * count. Otherwise the error reports the rank that differs from most ranks in the first
-// checksum that is not the same everywhere; `describe` says what that is a checksum of.
-static inline bool flat_same(FlatVector* flat, size_t count,
-                             void (*describe)(char* text, size_t size, const FlatVector* flat, size_t number),
-                             Error* error) {
-    size_t world = flat->options.world;
-    uint64_t* compared = flat->compared;
-    if (!comm_all_gather(flat->options.comm, compared, world * count, DTYPE_I64, NULL, NULL, error)) return false;
-    for (size_t i = 0; i < count; i++) {
-        size_t usual = 0, most = 0;
-        for (size_t r = 0; r < world; r++) {
-            size_t same = 0;
-            for (size_t q = 0; q < world; q++) same += compared[r * count + i] == compared[q * count + i];
-            if (same > most) usual = r;
-            most = max_size(most, same);
-        }
-        for (size_t r = 0; r < world && most < world; r++) {
-            char what[80];
-            if (compared[r * count + i] == compared[usual * count + i]) continue;
-            describe(what, sizeof what, flat, i);
-            fail_with(error,
-                      "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
-                      "checkpoint before it, without that machine",
-                      r, world == 2 ? "the other rank" : "most ranks", what,
-                      2 * most > world ? "" : ", and it is unknown whose, since no more than half of the ranks agree");
-            return fail_on_all_ranks(error);
-        }
-    }
-    return true;
-}
-
-static inline void flat_describe_bucket(char* text, size_t size, const FlatVector* flat, size_t bucket) {
-    char name[40] = "the embeddings";
-    if (bucket > 0) snprintf(name, sizeof name, "block %zu", bucket - 1);
-    if (bucket + 1 == flat->count) snprintf(name, sizeof name, "the final norm and head");
-    snprintf(text, size, "the parameters of %s (bucket %zu)", name, bucket);
-}
-
-// Whether all ranks have the same parameters: their checksums, bucket by bucket.
-static inline bool flat_compare(FlatVector* flat, Error* error) {
-    if (flat->options.world == 1) return true;
-    if (!flat_await_all(flat, error)) return false;
-    for (size_t b = 0; b < flat->count; b++) {
-        const Bucket* k = &flat->buckets[b];
-        vector_checksum(flat->checksums + b, flat->params + k->first, k->first, k->frozen_end - k->first, flat->stream);
-    }
-    device_download(flat->compared + flat->options.rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t),
-                    flat->stream);
-    return flat_same(flat, flat->count, flat_describe_bucket, error);
 }
 
 #endif  // LLMTRAIN_ZERO_H

@@ -17,6 +17,7 @@
 
 #include "../base/files.h"
 #include "../checkpoint/state.h"
+#include "../ranks/agreement.h"
 
 #include <sys/file.h>
 
@@ -36,6 +37,9 @@ typedef struct {
     double val_loss;                       // NAN in steps that do not validate
     double entropy_floor;                  // of the validation text; 0: unknown
     double lr;
+    bool updated;                          // false: the step was skipped
+    bool saving;                           // a checkpoint was being written during it
+    double began_ms;                       // when it began
     double ms, tokens_per_second;
     double mfu;                            // model FLOPs utilization, of the peak that was given; NAN without one
     double minutes_left;

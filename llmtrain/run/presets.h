@@ -30,24 +30,24 @@ typedef struct {
 
 // The GPT-2 sizes of the paper, the same and more under llm.c's names by depth, and Llama's: the small ones of
 // llama2.c, then version 3.
-#define GPT2 " family=gpt2 context=1024 vocab=50257 tied=on"
-#define LLAMA2C " family=llama vocab=32000 tied=on rope_theta=10000"
-#define LLAMA3 " family=llama context=8192 vocab=128256 kv_heads=8 rope_theta=500000"
+#define PRESET_GPT2 " family=gpt2 context=1024 vocab=50257 tied=on"
+#define PRESET_LLAMA2C " family=llama vocab=32000 tied=on rope_theta=10000"
+#define PRESET_LLAMA3 " family=llama context=8192 vocab=128256 kv_heads=8 rope_theta=500000"
 static const Preset PRESETS[] = {
-    {"gpt2:124M|gpt2:d12",  "layers=12 heads=12 channels=768" GPT2},
-    {"gpt2:350M|gpt2:d24",  "layers=24 heads=16 channels=1024" GPT2},
-    {"gpt2:774M|gpt2:d36",  "layers=36 heads=20 channels=1280" GPT2},
-    {"gpt2:1558M|gpt2:d48", "layers=48 heads=25 channels=1600" GPT2},
-    {"gpt2:d6",             "layers=6 heads=6 channels=384" GPT2},
-    {"gpt2:d60",            "layers=60 heads=30 channels=1920" GPT2},
-    {"gpt2:d72",            "layers=72 heads=30 channels=2880" GPT2},
-    {"gpt2:d84",            "layers=84 heads=36 channels=3456" GPT2},
-    {"llama:15M",           "layers=6 heads=6 channels=288 ffn=768 context=256" LLAMA2C},
-    {"llama:42M",           "layers=8 heads=8 channels=512 ffn=1376 context=1024" LLAMA2C},
-    {"llama:110M",          "layers=12 heads=12 channels=768 ffn=2048 context=1024" LLAMA2C},
-    {"llama:1B",            "layers=16 heads=32 channels=2048 ffn=8192 tied=on" LLAMA3},
-    {"llama:3B",            "layers=28 heads=24 channels=3072 ffn=8192 tied=on" LLAMA3},
-    {"llama:8B",            "layers=32 heads=32 channels=4096 ffn=14336 tied=off" LLAMA3},
+    {"gpt2:124M|gpt2:d12",  "layers=12 heads=12 channels=768" PRESET_GPT2},
+    {"gpt2:350M|gpt2:d24",  "layers=24 heads=16 channels=1024" PRESET_GPT2},
+    {"gpt2:774M|gpt2:d36",  "layers=36 heads=20 channels=1280" PRESET_GPT2},
+    {"gpt2:1558M|gpt2:d48", "layers=48 heads=25 channels=1600" PRESET_GPT2},
+    {"gpt2:d6",             "layers=6 heads=6 channels=384" PRESET_GPT2},
+    {"gpt2:d60",            "layers=60 heads=30 channels=1920" PRESET_GPT2},
+    {"gpt2:d72",            "layers=72 heads=30 channels=2880" PRESET_GPT2},
+    {"gpt2:d84",            "layers=84 heads=36 channels=3456" PRESET_GPT2},
+    {"llama:15M",           "layers=6 heads=6 channels=288 ffn=768 context=256" PRESET_LLAMA2C},
+    {"llama:42M",           "layers=8 heads=8 channels=512 ffn=1376 context=1024" PRESET_LLAMA2C},
+    {"llama:110M",          "layers=12 heads=12 channels=768 ffn=2048 context=1024" PRESET_LLAMA2C},
+    {"llama:1B",            "layers=16 heads=32 channels=2048 ffn=8192 tied=on" PRESET_LLAMA3},
+    {"llama:3B",            "layers=28 heads=24 channels=3072 ffn=8192 tied=on" PRESET_LLAMA3},
+    {"llama:8B",            "layers=32 heads=32 channels=4096 ffn=14336 tied=off" PRESET_LLAMA3},
 };
 enum { PRESET_COUNT = sizeof PRESETS / sizeof PRESETS[0] };
 

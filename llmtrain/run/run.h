@@ -17,8 +17,11 @@
 #ifndef LLMTRAIN_RUN_H
 #define LLMTRAIN_RUN_H
 
+#include "../checkpoint/record.h"
+#include "log.h"
 #include "trace.h"
 #include "heartbeat.h"
+#include "presets.h"
 #include "run_tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -48,8 +51,6 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
     g->dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
     const Flag table[] = {
         FLAG_HEADING("Guards against spikes"),
-        FLAG_REAL("clip", &g->clip, 1, 0, 1e9, 0,
-                  "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
         FLAG_REAL(
             "spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
             "raise the clipping bound to the running mean of the clipped norms + X standard deviations; 0: clip to "
@@ -151,6 +152,8 @@ typedef struct {
     uint64_t loaded;              // step of the checkpoint in --out that was loaded last; 0: none, or a copy in memory
     Followed followed;            // the checkpoint in --out that was saved last, or that the loaded state continues
     Cadence cadence;
+    uint64_t first_step;          // where this process began to train, or rewound to the last time,
+    double began_ms;              // and when: for the time left
     char hot[FILE_PATH_MAX];      // directory of the in-memory copies, if there are any; empty: there can be none
     bool same_devices;            // all ranks compute with the same code on the same kind of device
     uint64_t offload_steps;       // updates seen by run_report_offload,
@@ -414,7 +417,7 @@ static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bo
     if (run->comm.rank == 0) {
         step = *key / 2 + *key % 2;  // 2N < *key exactly if N is below this
         do good = checkpoint_find_before(&step, found, out, step, error);
-        while (good && *found && asked && checkpoint_describe(&kind, &skipped, out, step) && kind != SAVE_ASKED);
+        while (good && *found && asked && checkpoint_describe(&kind, &skipped, out, step) && kind != SAVE_REQUESTED);
         hot = *key / 2;
         do good = good && (asked || !run->hot[0] || checkpoint_find_before(&hot, &hot_found, run->hot, hot, error));
         while (good && hot_found && run_copy_is_stale(run, hot));
@@ -761,7 +764,7 @@ static inline bool run_save_begin(Run* run, const char* directory, SaveKind kind
 
 // Saves while training continues; without a snapshot, completes the save first.
 static inline bool run_save_async(Run* run, const char* directory, Error* error) {
-    return run_save_begin(run, directory, SAVE_ASKED, error) && (run->saver.snapshot || run_save_wait(run, error));
+    return run_save_begin(run, directory, SAVE_REQUESTED, error) && (run->saver.snapshot || run_save_wait(run, error));
 }
 
 // Saves in --out before the run ends, and waits until the checkpoint is there.
@@ -769,8 +772,26 @@ static inline bool run_save_last(Run* run, Error* error) {
     bool good = false;
     if (!run_save_wait(run, error)) return false;  // when it returns, the bandwidth limit is set again
     saver_unthrottle(&run->saver, true);
-    SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_ASKED : SAVE_END;
+    SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_REQUESTED : SAVE_END;
     return run_save_begin(run, run->options->out, kind, error) && run_save_complete(run, &good, error) && good;
+}
+
+// Where a checkpoint is due after a step: 1 in --out, 2 a copy in memory; 0: nowhere. asked: rank 0's cadence in minutes.
+static inline unsigned run_save_due(const Run* run, uint64_t step, bool stop, bool asked) {
+    const RunOptions* o = run->options;
+    if (o->out && (stop || asked || cadence_due(&run->cadence, step))) return 1;
+    bool hot = o->ckpt_hot && step % o->ckpt_hot == 0 && saver_state(&run->saver) == SAVER_IDLE;
+    return hot ? 2 : 0;
+}
+
+static inline bool run_save(Run* run, unsigned due, bool stop, Error* error) {
+    return stop ? run_save_last(run, error) : run_save_async(run, due == 1 ? run->options->out : run->hot, error);
+}
+
+// Training begins here, or continues here after a rewind.
+static inline void run_begin_clock(Run* run) {
+    run->first_step = run->record.state.step;
+    run->began_ms = now_ms();
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -864,7 +885,7 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
                  "went back from step %llu to %llu: %s; the learning rate is now multiplied by %g",
                  (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
     run->cadence.saved_ms = now_ms();
-    flat_start_clock(&run->model.flat);
+    clock_start(&run->model.clock, &run->model.flat);
     return true;
 }
 
@@ -882,8 +903,8 @@ static inline void fault_flip(Model* model) {
     device_upload(first, &byte, 1, model->stream);
 }
 
-static inline void describe_forward(char* text, size_t size, const FlatVector* flat, size_t number) {
-    (void)flat;
+static inline void describe_forward(char* text, size_t size, size_t buckets, size_t number) {
+    (void)buckets;
     snprintf(text, size, "the %s that it computes from the same parameters and tokens",
              number == 0 ? "hidden states" : "losses");
 }
@@ -896,7 +917,7 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
     FlatVector* flat = &model->flat;
     Dropout dropout = model->dropout;
     size_t N = B * T;
-    uint64_t* own = flat->compared + 2 * flat->options.rank;
+    uint64_t* own = model->stats.checksums + 2 * model->stats.rank;
     if (flat->options.world == 1) return true;
     for (size_t i = 0; i < N; i++) {
         tokens[i] = (int32_t)(i * 7919 % model->config.vocab);
@@ -906,15 +927,15 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
     model->dropout.p = 0;
     model_losses(model, tokens, targets, B, T);
     model->dropout = dropout;
-    vector_checksum(flat->checksums, model->activations.hidden, 0, N * model->config.channels, model->stream);
+    vector_checksum(flat->checksums, model->activations->hidden, 0, N * model->config.channels, model->stream);
     device_download(own, flat->checksums, sizeof(uint64_t), model->stream);
     device_download(own + 1, flat->scalars + SUM_LOSS, sizeof(double), model->stream);
-    return flat_same(flat, 2, describe_forward, error);
+    return ranks_same(&model->stats, 2, flat->count, describe_forward, error);
 }
 
 // Whether all ranks hold the same parameters, and compute the same values with them.
 static inline bool run_compare(Run* run, Error* error) {
-    if (!flat_compare(&run->model.flat, error)) return false;
+    if (!ranks_compare(&run->model.stats, &run->model.flat, error)) return false;
     if (!run->same_devices) return true;
     const ModelOptions* o = &run->model.options;
     bool flipped = fault_point("compare");
@@ -1006,7 +1027,7 @@ static inline void run_report_trace(Run* run, const StepTrace* trace, TraceMeasu
 
 // After the guard's decision on a step, and before its update: if it is to be traced, finds its worst sequences and
 // reports them; fills in what the log says of them. False if a rank is lost, or the data has changed.
-static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, Error* error) {
+static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) {
     RunState* state = &run->record.state;
     Model* model = &run->model;
     const Loader* loader = &run->loader;
@@ -1015,7 +1036,7 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
     Error why;
     char sentence[200];
     double began = now_ms();
-    Spike spike = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, update, factor);
+    Spike spike = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, s->updated, factor);
     s->traced = spike != SPIKE_NONE;
     s->trace_ms = 0;
     if (!s->traced) return true;
@@ -1043,7 +1064,7 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
     const SequenceTrace *loss = &trace.worst[TRACE_LOSS][0], *norm = &trace.worst[TRACE_NORM][0];
     StepWorst worst = {loss->loss, loss->shard, loss->start, norm->norm, norm->shard, norm->start};
     s->worst = worst;
-    flat_start_clock(&model->flat);
+    clock_start(&model->clock, &model->flat);
     s->trace_ms = now_ms() - began;
     return true;
 }

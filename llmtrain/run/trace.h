@@ -24,6 +24,8 @@
 #define LLMTRAIN_TRACE_H
 
 #include "../../llmtrain.h"
+#include "../ranks/comm.h"
+#include "../text/data.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sequence
@@ -120,7 +122,7 @@ static const Output OUTPUTS[] = {
     {WATCH_ATTENTION, "norm or rotation of queries and keys", OF_BLOCK, offsetof(BlockActivations, qkv), WIDTH_QKV},
     {WATCH_ATTENTION, "attention", OF_BLOCK, offsetof(BlockActivations, attention), WIDTH_ATTENTION},
     {WATCH_ATTENTION, "attention_out matmul", OF_FORWARD, offsetof(Activations, branch), WIDTH_C},
-    {WATCH_FFN, "residual addition after attention", OF_BLOCK, offsetof(BlockActivations, middle), WIDTH_C},
+    {WATCH_FFN, "residual addition after attention", OF_BLOCK, offsetof(BlockActivations, attention_residual), WIDTH_C},
     {WATCH_FFN, "norm2", OF_BLOCK, offsetof(BlockActivations, norm2), WIDTH_C},
     {WATCH_FFN, "ffn_in matmul", OF_BLOCK, offsetof(BlockActivations, ffn_in), WIDTH_FFN_IN},
     {WATCH_FFN, "activation function", OF_BLOCK, offsetof(BlockActivations, ffn_act), WIDTH_FFN},
@@ -164,8 +166,8 @@ static inline const void* output_data(const Output* output, size_t* width, const
     const Config* c = &model->config;
     size_t widths[] = {c->channels, config_qkv(c), c->heads * config_head_size(c), config_ffn_in(c), c->ffn,
                        config_padded_vocab(c), 1};
-    const char* owners[] = {(const char*)&model->activations.blocks[output->owner == OF_BLOCK ? l : 0],
-                            (const char*)&model->activations, (const char*)&model->gradients};
+    const char* owners[] = {(const char*)&model->activations->blocks[output->owner == OF_BLOCK ? l : 0],
+                            (const char*)model->activations, (const char*)&model->gradients};
     const void* data;
     memcpy(&data, owners[output->owner] + output->offset, sizeof data);
     *width = widths[output->width];
@@ -208,7 +210,7 @@ static inline void finder_look_at_gradients(Finder* f, size_t bucket) {
         const Tensor* t = &p->tensors[i];
         char operation[80];
         if (t->bucket != bucket || !t->trains) continue;
-        if (find_not_finite(f, flat_gradient(&f->model->flat, t->offset), true, t->size) == t->size) continue;
+        if (find_not_finite(f, flat_gradient(&f->model->flat, t), true, t->size) == t->size) continue;
         snprintf(operation, sizeof operation, "gradient of %s", t->name);
         finder_report(f, WATCH_EMBEDDING_BACKWARD, 0, operation, true, SIZE_MAX);
     }
@@ -219,7 +221,7 @@ static inline void finder_look(void* watcher, WatchPoint point, size_t l) {
     const Model* model = f->model;
     for (size_t i = 0; i < sizeof OUTPUTS / sizeof OUTPUTS[0] && f->trace->not_finite[0] == 0; i++) {
         const Output* output = &OUTPUTS[i];
-        size_t width, rows = model->B * model->T, first = point == WATCH_LOGITS ? l : 0;
+        size_t width, rows = model->activations->B * model->activations->T, first = point == WATCH_LOGITS ? l : 0;
         if (output->point != point) continue;
         const void* data = output_data(output, &width, model, l);
         if (point == WATCH_LOGITS) rows = min_size(model->logits_rows, rows - first);
@@ -262,8 +264,8 @@ static inline bool trace_begin(StepTrace* trace, Model* model, Error* error) {
     }
     for (int i = 0; i < 2; i++) {
         if (flat->staging[i].grads) continue;
-        const Comm* comm = flat->options.comm;
-        size_t sharing = device_is_host() && comm ? max_size(comm->local_world, 1) : 1;
+        const Transport* ranks = flat->options.transport;
+        size_t sharing = device_is_host() && ranks ? max_size(ranks->local_world, 1) : 1;
         size_t available = device_available(1) / sharing;  // NCCL has its buffers by now
         if (trace->bytes[i] > available)
             fail_with(error, "that needs %.3f GB, but only %.3f GB of memory are free", 1e-9 * (double)trace->bytes[i],
@@ -332,12 +334,13 @@ static inline bool trace_gather(StepTrace* trace, Error* error) {
     const RankOptions* o = &trace->model->flat.options;
     size_t world = trace->model->flat.options.world, *begins = NULL, own = trace->count;
     char* texts = NULL;
-    if (o->comm == NULL || world == 1) return true;
+    if (o->transport == NULL || world == 1) return true;
+    Comm* comm = o->transport->comm;
     double* all = (double*)memory_allocate(world * NUMBERS * sizeof(double));
     if (all == NULL) return fail_with(error, "out of memory for the sequences of %zu ranks", world);
     memcpy(all + o->rank * NUMBERS, trace->worst, sizeof trace->worst);
-    bool ok = comm_gather_doubles(o->comm, all, NUMBERS, error) &&
-              comm_gather_texts(o->comm, &texts, &begins, trace->not_finite, error);
+    bool ok = comm_gather_doubles(comm, all, NUMBERS, error) &&
+              comm_gather_texts(comm, &texts, &begins, trace->not_finite, error);
     for (int m = 0; ok && m < TRACE_MEASURES; m++) {
         trace->count = 0;
         for (size_t r = 0; r < world; r++)

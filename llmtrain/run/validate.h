@@ -10,6 +10,8 @@
 #define LLMTRAIN_VALIDATE_H
 
 #include "../../llmtrain.h"
+#include "../base/files.h"
+#include "../text/data.h"
 
 // Mean loss per token over the first `windows` windows of the data (all of them if 0 or more than there are), which
 // overlap by `overlap` tokens, B at a time, sharded over the ranks; tokens, targets (B, T) are scratch.
@@ -36,9 +38,9 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
     progress_end(&progress);
     device_download(&own[LOSS], flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     model->dropout = dropout;
-    if (!ok || !flat_gather_stats(flat, own, COUNT, error)) return false;
+    if (!ok || !stats_gather(&model->stats, own, COUNT, error)) return false;
     for (size_t r = 0; r < world; r++)
-        for (size_t i = 0; i < COUNT; i++) sum[i] += flat_stat(flat, r, i, COUNT);
+        for (size_t i = 0; i < COUNT; i++) sum[i] += stats_of(&model->stats, r, i, COUNT);
     *loss = sum[LOSS] / sum[TOKENS];
     return true;
 }

@@ -294,13 +294,6 @@ static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, siz
     return true;
 }
 
-// How many of N targets count for the loss: those that are not -1.
-static inline size_t targets_count(const int32_t* targets, size_t N) {
-    size_t count = 0;
-    for (size_t i = 0; i < N; i++) count += targets[i] >= 0;
-    return count;
-}
-
 // ------------------------------------------------------------------------------------------------
 // 3. Order
 //

@@ -104,7 +104,8 @@ static inline void generator_cut(Generator* g, size_t count) {
 static inline void generator_forward(Generator* g, size_t samples, size_t count) {
     for (size_t s = 0; s < samples; s++)
         memcpy(g->batch + s * count, g->tokens + s * g->size + g->seen, count * sizeof(int32_t));
-    model_forward(g->model, model_upload(g->model, g->batch, NULL, samples, count, true), samples, count, true);
+    model_upload(g->model, g->batch, NULL, samples, count, true);
+    model_forward(g->model);
     g->seen += count;
 }
 
@@ -128,7 +129,7 @@ static inline void generator_read(Generator* g) {
 // Draws a token from row `row` of the logits for sample s.
 static inline int32_t generator_draw(Generator* g, size_t s, size_t row) {
     size_t V = g->model->config.vocab;
-    device_download(g->logits, g->model->activations.logits + row * config_padded_vocab(&g->model->config),
+    device_download(g->logits, g->model->activations->logits + row * config_padded_vocab(&g->model->config),
                     V * sizeof(floatX), g->model->stream);
     float uniform = random_uniform(g->options.seed, RANDOM_SAMPLING, s, g->known);
     return sample_token(g->candidates, g->logits, g->tokens + s * g->size, g->known, &g->options, uniform, V);

@@ -94,10 +94,10 @@ static inline bool tokenizer_open(Tokenizer* tokenizer, const char* path, const 
 
 // The bytes of one token, without a zero byte at their end; none for an id without a token.
 static inline const char* tokenizer_piece(size_t* bytes, const Tokenizer* tokenizer, int32_t token) {
-#define BYTES_4(n) n, n + 1, n + 2, n + 3
-#define BYTES_16(n) BYTES_4(n), BYTES_4(n + 4), BYTES_4(n + 8), BYTES_4(n + 12)
-#define BYTES_64(n) BYTES_16(n), BYTES_16(n + 16), BYTES_16(n + 32), BYTES_16(n + 48)
-    static const unsigned char all[256] = {BYTES_64(0), BYTES_64(64), BYTES_64(128), BYTES_64(192)};
+#define TOKENIZER_4(n) n, n + 1, n + 2, n + 3
+#define TOKENIZER_16(n) TOKENIZER_4(n), TOKENIZER_4(n + 4), TOKENIZER_4(n + 8), TOKENIZER_4(n + 12)
+#define TOKENIZER_64(n) TOKENIZER_16(n), TOKENIZER_16(n + 16), TOKENIZER_16(n + 32), TOKENIZER_16(n + 48)
+    static const unsigned char all[256] = {TOKENIZER_64(0), TOKENIZER_64(64), TOKENIZER_64(128), TOKENIZER_64(192)};
     *bytes = 0;
     if (token < 0 || token >= tokenizer->vocabulary) return "";
     if (!tokenizer->rules) return *bytes = 1, (const char*)&all[token];

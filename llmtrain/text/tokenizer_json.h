@@ -175,7 +175,7 @@ static inline bool read_token(const TokenizerReader* r, size_t id, const char* n
     }
     int byte = byte_of_fallback(name, bytes);
     Text piece = {NULL, 0, 0};
-    bool ok = text_replace(&piece, name, bytes, META, " ", r->error);
+    bool ok = text_replace(&piece, name, bytes, METASPACE, " ", r->error);
     raw[0] = (char)byte;
     ok = ok && (vocabulary_add(v, id, byte >= 0 ? raw : piece.bytes, byte >= 0 ? 1 : piece.count, TOKEN_ORDINARY,
                                &problem, r->error) || bad_token(r, name, problem));
@@ -392,7 +392,7 @@ static inline bool read_metaspace(TokenizerReader* r, uint32_t node) {
     const char* scheme = json_text(json, json_get(json, node, "prepend_scheme"));
     if (!known_members(r, node, "type|replacement|add_prefix_space|prepend_scheme|split|str_rep",
                        "pre_tokenizer's member")) return false;
-    if (!replacement || strcmp(replacement, META) != 0)
+    if (!replacement || strcmp(replacement, METASPACE) != 0)
         return tokenizer_refuse(r, "pre_tokenizer's replacement", replacement ? replacement : "(none)");
     int position = scheme ? choice_find("never|first|always", scheme) : PREFIX_ALWAYS;
     if (position < 0) return tokenizer_refuse(r, "pre_tokenizer's prepend_scheme", scheme);
@@ -444,7 +444,7 @@ static inline bool read_decoder(TokenizerReader* r, uint32_t node) {
     if (strcmp(type, "Replace") == 0) {
         const char* pattern = json_text(json, json_get(json, json_get(json, node, "pattern"), "String"));
         const char* content = json_text(json, json_get(json, node, "content"));
-        if (!pattern || !content || strcmp(pattern, META) != 0 || strcmp(content, " ") != 0)
+        if (!pattern || !content || strcmp(pattern, METASPACE) != 0 || strcmp(content, " ") != 0)
             return tokenizer_refuse(r, "decoder's pattern", pattern ? pattern : "(none)");
     }
     if (strcmp(type, "Strip") == 0) {
@@ -591,13 +591,14 @@ static inline bool read_added(const TokenizerReader* r, uint32_t list) {
 // Whether a text without pre-tokenizer can be split before each U+2581 that follows something else: no merge crosses
 // such a position.
 static inline bool merges_stay_in_words(const Vocabulary* v) {
-    if (v->whole_words || vocabulary_find(v, META, 3) < 0) return false;
+    if (v->whole_words || vocabulary_find(v, METASPACE, 3) < 0) return false;
     for (size_t i = 0; i < v->merge_slots; i++) {
         if (v->merges[i].rank == MERGE_NONE) continue;
         size_t bytes;
         const char* key = vocabulary_key(v, (int32_t)v->merges[i].id, &bytes);
         for (size_t at = 1; at + 3 <= bytes; at++)
-            if (memcmp(key + at, META, 3) == 0 && (at < 3 || memcmp(key + at - 3, META, 3) != 0)) return false;
+            if (memcmp(key + at, METASPACE, 3) == 0 && (at < 3 || memcmp(key + at - 3, METASPACE, 3) != 0))
+                return false;
     }
     return true;
 }

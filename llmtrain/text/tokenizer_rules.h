@@ -165,7 +165,7 @@ static inline const char* spaces_before(const Unicode* unicode, const char* p, c
     while (p > begin) {
         const char* before = p - 1;
         while (before > begin && (*before & 0xC0) == 0x80) before--;
-        if (!KIND_IN(character_at(unicode, before, p).kind, KINDS_SPACE)) break;
+        if (!UNICODE_IN(character_at(unicode, before, p).kind, UNICODE_SPACES)) break;
         p = before;
     }
     return p;
@@ -176,8 +176,8 @@ static inline bool added_stands_alone(const Unicode* unicode, const char* p, con
                                       const char* end) {
     const char* before = p;
     while (before > begin && (*--before & 0xC0) == 0x80) {}
-    return !(p > begin && KIND_IN(character_at(unicode, before, end).kind, KINDS_WORD)) &&
-           !KIND_IN(character_at(unicode, after, end).kind, KINDS_WORD);
+    return !(p > begin && UNICODE_IN(character_at(unicode, before, end).kind, UNICODE_WORDS)) &&
+           !UNICODE_IN(character_at(unicode, after, end).kind, UNICODE_WORDS);
 }
 
 // Appends a part of a text as spans: the added tokens, and what lies between them.
@@ -196,7 +196,7 @@ static inline bool added_split(Spans* out, const Rules* rules, const Trie* trie,
             from = spaces_before(rules->unicode, from, begin);
             from = from < rest ? rest : from;
         }
-        if (added->rstrip) to = characters_skip(rules->unicode, KINDS_SPACE, to, end);
+        if (added->rstrip) to = characters_skip(rules->unicode, UNICODE_SPACES, to, end);
         if (from > rest && !spans_append(out, (size_t)(rest - text), (size_t)(from - text), -1,
                                          first && rest == begin, error))
             return false;
@@ -274,7 +274,7 @@ static inline bool rules_normalize_spans(Spans* spans, Text* out, const Rules* r
 
 // Replaces and prepends spaces, into `out`.
 static inline bool rules_space_spans(Spans* spans, Text* out, const Rules* rules, const char* text, Error* error) {
-    const char* space = rules->meta ? META : " ";
+    const char* space = rules->meta ? METASPACE : " ";
     size_t length = strlen(space);
     bool ok = true;
     for (size_t i = 0; ok && i < spans->count; i++) {
@@ -285,7 +285,7 @@ static inline bool rules_space_spans(Spans* spans, Text* out, const Rules* rules
         bool has = *p == ' ' || (span->bytes >= length && memcmp(p, space, length) == 0);
         bool wants = rules->prefix == PREFIX_ALWAYS || (rules->prefix == PREFIX_FIRST && span->first);
         if (!has && wants) ok = text_append(out, space, length, error);
-        ok = ok && (rules->meta ? text_replace(out, p, span->bytes, " ", META, error)
+        ok = ok && (rules->meta ? text_replace(out, p, span->bytes, " ", METASPACE, error)
                                 : text_append(out, p, span->bytes, error));
         span->start = start;
         span->bytes = out->count - start;

@@ -2,7 +2,7 @@
 //
 //   Unicode* unicode = unicode_open(&error);                               1.1 MB, shared by all threads
 //   Character c = character_at(unicode, p, end);                           c.code, c.kind, c.bytes
-//   if (KIND_IN(c.kind, KINDS_LETTER)) ...                                      \p{L}
+//   if (UNICODE_IN(c.kind, UNICODE_LETTERS)) ...                           \p{L}
 //   Nfc* nfc = nfc_open(&error);
 //   bool ok = nfc_append(&out, nfc, text, bytes, &error);                  out.bytes, out.count
 //
@@ -134,16 +134,17 @@ typedef struct {
     uint8_t kinds[UNICODE_END];  // UNICODE_LETTER, ... of every code point
 } Unicode;
 
-#define KIND_END 31  // of the end of a text: in no set
-#define KIND_SET(kind) (1u << UNICODE_##kind)
-#define KINDS_SPACE KIND_SET(SPACE)
-#define KINDS_LETTER (KIND_SET(UPPER) | KIND_SET(LOWER) | KIND_SET(TITLE) | KIND_SET(MODIFIER) | KIND_SET(LETTER))
-#define KINDS_NUMBER (KIND_SET(NUMBER) | KIND_SET(FRACTION))
-#define KINDS_DIGIT (KINDS_NUMBER | KIND_SET(NEW_NUMBER))
-#define KINDS_WORD (KINDS_LETTER | KIND_SET(MARK) | KIND_SET(NUMBER) | KIND_SET(WORD))
+#define UNICODE_NO_KIND 31  // of the end of a text: in no set
+#define UNICODE_SET(kind) (1u << UNICODE_##kind)
+#define UNICODE_SPACES UNICODE_SET(SPACE)
+#define UNICODE_LETTERS \
+    (UNICODE_SET(UPPER) | UNICODE_SET(LOWER) | UNICODE_SET(TITLE) | UNICODE_SET(MODIFIER) | UNICODE_SET(LETTER))
+#define UNICODE_NUMBERS (UNICODE_SET(NUMBER) | UNICODE_SET(FRACTION))
+#define UNICODE_DIGITS (UNICODE_NUMBERS | UNICODE_SET(NEW_NUMBER))
+#define UNICODE_WORDS (UNICODE_LETTERS | UNICODE_SET(MARK) | UNICODE_SET(NUMBER) | UNICODE_SET(WORD))
 // Neither space nor letter nor number.
-#define KINDS_OTHER (KIND_SET(OTHER) | KIND_SET(MARK) | KIND_SET(WORD) | KIND_SET(NEW_NUMBER))
-#define KIND_IN(kind, set) ((((uint32_t)(set)) >> (kind)) & 1u)
+#define UNICODE_OTHERS (UNICODE_SET(OTHER) | UNICODE_SET(MARK) | UNICODE_SET(WORD) | UNICODE_SET(NEW_NUMBER))
+#define UNICODE_IN(kind, set) ((((uint32_t)(set)) >> (kind)) & 1u)
 
 // A run is (length, value), and the runs cover all code points.
 static inline void unicode_expand(uint8_t values[UNICODE_END], const uint32_t* runs, size_t count) {
@@ -162,12 +163,12 @@ static inline Unicode* unicode_open(Error* error) {
 
 typedef struct {
     uint32_t code;
-    uint8_t kind;   // KIND_END at the end of the text
+    uint8_t kind;   // UNICODE_NO_KIND at the end of the text
     uint8_t bytes;  // 0 there
 } Character;
 
 static inline Character character_at(const Unicode* unicode, const char* p, const char* end) {
-    Character c = {0, KIND_END, 0};
+    Character c = {0, UNICODE_NO_KIND, 0};
     if (p == end) return c;
     size_t bytes;
     c.code = utf8_read(&bytes, p);
@@ -180,7 +181,7 @@ static inline Character character_at(const Unicode* unicode, const char* p, cons
 static inline const char* characters_skip(const Unicode* unicode, uint32_t set, const char* p, const char* end) {
     for (;;) {
         Character c = character_at(unicode, p, end);
-        if (!KIND_IN(c.kind, set)) return p;
+        if (!UNICODE_IN(c.kind, set)) return p;
         p += c.bytes;
     }
 }

@@ -30,8 +30,8 @@ typedef struct {
     Split split;
 } Pattern;
 
-#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define SPACES_LAST "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define PATTERN_CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define PATTERN_SPACES_LAST "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define O200K_PREFIX "[^\\r\\n\\p{L}\\p{N}]?"
 #define O200K_UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define O200K_LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
@@ -41,14 +41,15 @@ static const Pattern PATTERNS[] = {
     {NULL, "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", SPLIT_GPT2},
     // Its expression in `tiktoken` means something else in the regular expressions of `tokenizers`: not in the table.
     {"cl100k", NULL, SPLIT_CL100K},
-    {NULL, CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" SPACES_LAST,
-     SPLIT_LLAMA3},
+    {NULL, PATTERN_CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
+           PATTERN_SPACES_LAST, SPLIT_LLAMA3},
     {NULL, "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*"
            "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", SPLIT_LLAMA3},
-    {NULL, CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" SPACES_LAST,
-     SPLIT_QWEN2},
-    {"o200k", O200K_PREFIX O200K_UPPER "*" O200K_LOWER "+" CONTRACTIONS "?|" O200K_PREFIX O200K_UPPER "+" O200K_LOWER
-              "*" CONTRACTIONS "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" SPACES_LAST, SPLIT_O200K},
+    {NULL, PATTERN_CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
+           PATTERN_SPACES_LAST, SPLIT_QWEN2},
+    {"o200k", O200K_PREFIX O200K_UPPER "*" O200K_LOWER "+" PATTERN_CONTRACTIONS "?|"
+              O200K_PREFIX O200K_UPPER "+" O200K_LOWER "*" PATTERN_CONTRACTIONS "?|"
+              "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" PATTERN_SPACES_LAST, SPLIT_O200K},
 };
 #define PATTERN_NAMES "gpt2, cl100k, o200k"
 enum { PATTERNS_COUNT = sizeof PATTERNS / sizeof PATTERNS[0] };
@@ -87,7 +88,7 @@ static inline const char* scan_contraction(const char* p, const char* end, bool 
 // " ?[^\s\p{L}\p{N}]+": p itself where that does not match.
 static inline const char* scan_other(const Unicode* unicode, const char* p, const char* end) {
     const char* begin = p + (*p == ' ');
-    const char* after = characters_skip(unicode, KINDS_OTHER, begin, end);
+    const char* after = characters_skip(unicode, UNICODE_OTHERS, begin, end);
     return after > begin ? after : p;
 }
 
@@ -96,7 +97,7 @@ static inline const char* scan_space(const Unicode* unicode, const char* p, cons
     const char *after = p, *last = p, *line = NULL;  // last: where the last space begins; line: after the last newline
     for (;;) {
         Character c = character_at(unicode, after, end);
-        if (!KIND_IN(c.kind, KINDS_SPACE)) break;
+        if (!UNICODE_IN(c.kind, UNICODE_SPACES)) break;
         last = after;
         after += c.bytes;
         if (is_newline(c.code)) line = after;
@@ -111,9 +112,9 @@ static inline const char* scan_gpt2(const Unicode* unicode, const char* p, const
     if (after > p) return after;
     Character c = character_at(unicode, p + (*p == ' '), end);
     const char* begin = p + (*p == ' ');
-    if (KIND_IN(c.kind, KINDS_LETTER)) return characters_skip(unicode, KINDS_LETTER, begin + c.bytes, end);
-    if (KIND_IN(c.kind, KINDS_NUMBER)) return characters_skip(unicode, KINDS_NUMBER, begin + c.bytes, end);
-    if (KIND_IN(c.kind, KINDS_OTHER)) return characters_skip(unicode, KINDS_OTHER, begin + c.bytes, end);
+    if (UNICODE_IN(c.kind, UNICODE_LETTERS)) return characters_skip(unicode, UNICODE_LETTERS, begin + c.bytes, end);
+    if (UNICODE_IN(c.kind, UNICODE_NUMBERS)) return characters_skip(unicode, UNICODE_NUMBERS, begin + c.bytes, end);
+    if (UNICODE_IN(c.kind, UNICODE_OTHERS)) return characters_skip(unicode, UNICODE_OTHERS, begin + c.bytes, end);
     return scan_space(unicode, p, end, false, false);
 }
 
@@ -121,7 +122,7 @@ static inline const char* scan_gpt2(const Unicode* unicode, const char* p, const
 static inline const char* scan_number(const Unicode* unicode, const char* p, const char* end, int most) {
     for (; most > 0; most--) {
         Character c = character_at(unicode, p, end);
-        if (!KIND_IN(c.kind, KINDS_NUMBER)) break;
+        if (!UNICODE_IN(c.kind, UNICODE_NUMBERS)) break;
         p += c.bytes;
     }
     return p;
@@ -131,19 +132,20 @@ static inline const char* scan_gpt4(const Unicode* unicode, const char* p, const
     const char* after = scan_contraction(p, end, true);
     if (after > p) return after;
     Character c = character_at(unicode, p, end);
-    if (KIND_IN(c.kind, KINDS_LETTER)) return characters_skip(unicode, KINDS_LETTER, p + c.bytes, end);
-    if (KIND_IN(c.kind, KINDS_NUMBER)) return scan_number(unicode, p, end, digits);
+    if (UNICODE_IN(c.kind, UNICODE_LETTERS)) return characters_skip(unicode, UNICODE_LETTERS, p + c.bytes, end);
+    if (UNICODE_IN(c.kind, UNICODE_NUMBERS)) return scan_number(unicode, p, end, digits);
     Character next = character_at(unicode, p + c.bytes, end);
-    if (!is_newline(c.code) && KIND_IN(next.kind, KINDS_LETTER))
-        return characters_skip(unicode, KINDS_LETTER, p + c.bytes + next.bytes, end);
+    if (!is_newline(c.code) && UNICODE_IN(next.kind, UNICODE_LETTERS))
+        return characters_skip(unicode, UNICODE_LETTERS, p + c.bytes + next.bytes, end);
     after = scan_other(unicode, p, end);
     if (after == p) return scan_space(unicode, p, end, true, ends);
     while (after < end && is_newline((unsigned char)*after)) after++;
     return after;
 }
 
-#define O200K_UPPERS (KIND_SET(UPPER) | KIND_SET(TITLE) | KIND_SET(MODIFIER) | KIND_SET(LETTER) | KIND_SET(MARK))
-#define O200K_LOWERS (KIND_SET(LOWER) | KIND_SET(MODIFIER) | KIND_SET(LETTER) | KIND_SET(MARK))
+#define O200K_UPPERS \
+    (UNICODE_SET(UPPER) | UNICODE_SET(TITLE) | UNICODE_SET(MODIFIER) | UNICODE_SET(LETTER) | UNICODE_SET(MARK))
+#define O200K_LOWERS (UNICODE_SET(LOWER) | UNICODE_SET(MODIFIER) | UNICODE_SET(LETTER) | UNICODE_SET(MARK))
 
 // "UPPER*LOWER+" at p, or NULL. Some kinds are in both sets: the first part takes all that it can, and then gives
 // characters back until the second part has one.
@@ -151,11 +153,11 @@ static inline const char* scan_o200k_lower(const Unicode* unicode, const char* p
     const char* both = NULL;  // after the last character of the first part that can be in the second
     for (;;) {
         Character c = character_at(unicode, p, end);
-        if (!KIND_IN(c.kind, O200K_UPPERS)) {
-            return KIND_IN(c.kind, O200K_LOWERS) ? characters_skip(unicode, O200K_LOWERS, p + c.bytes, end) : both;
+        if (!UNICODE_IN(c.kind, O200K_UPPERS)) {
+            return UNICODE_IN(c.kind, O200K_LOWERS) ? characters_skip(unicode, O200K_LOWERS, p + c.bytes, end) : both;
         }
         p += c.bytes;
-        if (KIND_IN(c.kind, O200K_LOWERS)) both = p;
+        if (UNICODE_IN(c.kind, O200K_LOWERS)) both = p;
     }
 }
 
@@ -167,26 +169,26 @@ static inline const char* scan_o200k_upper(const Unicode* unicode, const char* p
 
 static inline const char* scan_o200k(const Unicode* unicode, const char* p, const char* end) {
     Character c = character_at(unicode, p, end);
-    bool prefix = !is_newline(c.code) && !KIND_IN(c.kind, KINDS_LETTER | KINDS_NUMBER);
+    bool prefix = !is_newline(c.code) && !UNICODE_IN(c.kind, UNICODE_LETTERS | UNICODE_NUMBERS);
     const char* after = prefix ? scan_o200k_lower(unicode, p + c.bytes, end) : NULL;
     if (!after) after = scan_o200k_lower(unicode, p, end);
     if (!after && prefix) after = scan_o200k_upper(unicode, p + c.bytes, end);
     if (!after) after = scan_o200k_upper(unicode, p, end);
     if (after) return scan_contraction(after, end, true);
-    if (KIND_IN(c.kind, KINDS_NUMBER)) return scan_number(unicode, p, end, 3);
+    if (UNICODE_IN(c.kind, UNICODE_NUMBERS)) return scan_number(unicode, p, end, 3);
     after = scan_other(unicode, p, end);
     if (after == p) return scan_space(unicode, p, end, true, false);
     while (after < end && (is_newline((unsigned char)*after) || *after == '/')) after++;
     return after;
 }
 
-#define META "\xE2\x96\x81"  // U+2581
+#define METASPACE "\xE2\x96\x81"  // U+2581
 
 // To the next U+2581, or past several of them.
 static inline const char* scan_meta(const char* p, const char* end, bool each) {
-    bool before = end - p >= 3 && memcmp(p, META, 3) == 0;
+    bool before = end - p >= 3 && memcmp(p, METASPACE, 3) == 0;
     for (p += before ? 3 : 1; p < end; p += before ? 3 : 1) {
-        bool here = *p == META[0] && end - p >= 3 && memcmp(p, META, 3) == 0;
+        bool here = *p == METASPACE[0] && end - p >= 3 && memcmp(p, METASPACE, 3) == 0;
         if (here && (each || !before)) return p;
         before = here;
     }
@@ -218,9 +220,9 @@ static inline const char* splitter_next(WordSplitter* w, size_t* length) {
     if (p == w->part) {
         Character c = character_at(w->unicode, p, w->end);
         w->part = p + c.bytes;
-        while (!KIND_IN(c.kind, KINDS_DIGIT) && w->part < w->end) {
+        while (!UNICODE_IN(c.kind, UNICODE_DIGITS) && w->part < w->end) {
             Character next = character_at(w->unicode, w->part, w->end);
-            if (KIND_IN(next.kind, KINDS_DIGIT)) break;
+            if (UNICODE_IN(next.kind, UNICODE_DIGITS)) break;
             w->part += next.bytes;
         }
     }
@@ -245,11 +247,12 @@ static inline bool split_may_cut(const Unicode* unicode, Split split, const char
                                  const char* end) {
     if (split == SPLIT_WHOLE || cut <= begin || cut >= end) return false;
     if (split == SPLIT_META || split == SPLIT_SPACED)
-        return end - cut >= 3 && memcmp(cut, META, 3) == 0 && (cut - begin < 3 || memcmp(cut - 3, META, 3) != 0);
+        return end - cut >= 3 && memcmp(cut, METASPACE, 3) == 0 &&
+               (cut - begin < 3 || memcmp(cut - 3, METASPACE, 3) != 0);
     if (*cut != ' ') return false;
     const char* p = cut - 1;
     while (p > begin && (*p & 0xC0) == 0x80) p--;
-    return KIND_IN(character_at(unicode, p, end).kind, KINDS_LETTER);
+    return UNICODE_IN(character_at(unicode, p, end).kind, UNICODE_LETTERS);
 }
 
 #endif  // LLMTRAIN_WORDS_H

@@ -48,10 +48,10 @@ typedef enum {
 // Where a shard of ZeRO may begin and end.
 typedef enum {
     SHARD_ANYWHERE,
-    SHARD_BLOCKS,       // between the blocks of STATE_BLOCKS
-    SHARD_MATRICES,       // not in a hidden matrix, which an update needs whole: matrix.h
-    SHARD_TENSORS       // in no tensor
-} Cut;
+    SHARD_BLOCKS,         // between the blocks of STATE_BLOCKS
+    SHARD_MATRICES,       // a hidden matrix is never split, since an update needs all of it: matrix.h
+    SHARD_TENSORS         // no tensor is split
+} ShardRule;
 
 typedef struct {
     const char* name;     // also in checkpoints
@@ -70,7 +70,7 @@ enum {
 static const struct {
     const char* name;                         // as --optimizer takes it
     OptimizerState states[OPTIMIZER_STATES];  // the list ends before the first whose name is NULL
-    Cut cut;
+    ShardRule rule;
 } OPTIMIZERS[OPTIMIZER_COUNT] = {
     {"adamw", {{"m", DTYPE_F32, STATE_ELEMENTS}, {"v", DTYPE_F32, STATE_ELEMENTS}}, SHARD_ANYWHERE},
     {"sgd", {STATE_NONE}, SHARD_ANYWHERE},
@@ -190,8 +190,8 @@ static inline double optimizer_state_bytes(OptimizerKind kind, const TensorShape
 
 // Whether an update needs the tensor whole.
 static inline bool optimizer_whole(OptimizerKind kind, const TensorShape* t) {
-    Cut cut = OPTIMIZERS[kind].cut;
-    return cut == SHARD_TENSORS || (cut == SHARD_MATRICES && t->hidden);
+    ShardRule rule = OPTIMIZERS[kind].rule;
+    return rule == SHARD_TENSORS || (rule == SHARD_MATRICES && t->hidden);
 }
 
 // Floats of scratch memory that the update of a tensor takes: sums of rows and columns (factored.h), or the
@@ -199,8 +199,8 @@ static inline bool optimizer_whole(OptimizerKind kind, const TensorShape* t) {
 static inline size_t optimizer_scratch_floats(OptimizerKind kind, const TensorShape* t, size_t rank) {
     size_t rows[SHAPE_MATRICES], count = shape_matrices(rows, t), most = 0;
     size_t R = t->cols ? t->rows : 1, C = t->cols ? t->cols : t->rows;  // a vector is a row
-    if (OPTIMIZERS[kind].cut == SHARD_TENSORS) return 2 * R + (1 + FACTORED_PIECES) * C + FACTORED_SCALARS;
-    if (OPTIMIZERS[kind].cut != SHARD_MATRICES || !t->hidden) return 0;
+    if (OPTIMIZERS[kind].rule == SHARD_TENSORS) return 2 * R + (1 + FACTORED_PIECES) * C + FACTORED_SCALARS;
+    if (OPTIMIZERS[kind].rule != SHARD_MATRICES || !t->hidden) return 0;
     for (size_t i = 0; i < count; i++) {
         size_t n = rows[i] * t->cols, d = min_size(rows[i], t->cols), r = min_size(rank, d);
         size_t low = matrix_state_count(STATE_LOW_RANK, rows[i], t->cols, rank);
@@ -216,11 +216,26 @@ static inline size_t optimizer_scratch_floats(OptimizerKind kind, const TensorSh
 // whole matrices.
 static inline double optimizer_work(OptimizerKind kind, const TensorShape* t) {
     double shorter = (double)(t->rows < t->cols ? t->rows : t->cols), n = (double)shape_elements(t);
-    return OPTIMIZERS[kind].cut == SHARD_MATRICES && t->hidden ? n * shorter : n;
+    return OPTIMIZERS[kind].rule == SHARD_MATRICES && t->hidden ? n * shorter : n;
 }
 
 // ------------------------------------------------------------------------------------------------
 // 2. Step
+
+// What a user chooses, from the flag to the update: a model's options contain it, a checkpoint records it.
+typedef struct {
+    OptimizerKind kind;
+    double beta1, beta2, epsilon, weight_decay;
+    size_t rank;              // of low-rank optimizers
+    bool master_weights;      // keep a float copy of 16-bit parameters, which the optimizer updates
+    uint64_t seed;            // of stochastic rounding
+} OptimizerOptions;
+
+// The values of train.cu's flags if none is given.
+static inline OptimizerOptions optimizer_defaults(OptimizerKind kind) {
+    OptimizerOptions o = {kind, 0.9, 0.95, 1e-8, 0.1, 128, true, 0};
+    return o;
+}
 
 // The same for every parameter, except for the weight decay: see optimizer_step_of.
 typedef struct {
@@ -230,6 +245,13 @@ typedef struct {
     uint64_t seed, step;  // step counts from 1; both choose the random bits of stochastic rounding
     size_t rank;          // of low-rank optimizers
 } OptimizerStep;
+
+// Step number `step`, from 1; gradients are multiplied by grad_scale first.
+static inline OptimizerStep optimizer_step(const OptimizerOptions* o, uint64_t step, double lr, double grad_scale) {
+    OptimizerStep s = {o->kind, (float)lr, (float)o->beta1, (float)o->beta2, (float)o->epsilon,
+                       (float)o->weight_decay, (float)grad_scale, o->seed, step, o->rank};
+    return s;
+}
 
 // A slice of a tensor to update: all of it where optimizer_whole says so.
 typedef struct {

@@ -1,8 +1,8 @@
 // predict.h: how long a training step will take, before it runs: the costs of its operations at a machine's rates.
 //
 //   Rates rates;
-//   bool ok = rates_measure(&rates, &shape, &error);       on a CPU, three seconds; or rates_parse, of a text
-//   double ms = step_ms(&model, &rates, micro_batches);    after model_plan
+//   bool ok = rates_measure(&rates, &shape, ranks, &error);  on a CPU, three seconds; or rates_parse, of a text
+//   double ms = step_ms(&model, &rates, micro_batches);      after model_plan
 //
 //   1. rates   given, or measured with operations of the model's own sizes
 //   2. step    what train.cu does in a step, operation by operation
@@ -14,39 +14,26 @@
 #ifndef LLMTRAIN_PREDICT_H
 #define LLMTRAIN_PREDICT_H
 
-#include "../../llmtrain.h"
+#include "../llmtrain.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Rates
 
-// The rate of attention and nonlinearities relative to matmuls, where only that of matmuls is known: about what CPUs
-// achieve, see dev/bench/RESULTS.md.
-#define RATE_OF_OTHERS 0.3
-
-// Rates of one rank as text, "300,25" to "300,25,1,2": GFLOP/s of matmuls; GB/s of memory, between ranks, of what is
-// offloaded. The last two are 1 if they are not given.
+// Rates of one rank as text, "300,25" to "300,25,1,2": matmul GFLOP/s; GB/s of memory, of the network, of offloading.
+// The last two are 1 if they are not given.
 static inline bool rates_parse(Rates* r, const char* text, Error* error) {
     double values[4] = {0, 0, 1, 1};
+    char commas[] = ",,,";
+    int count = sscanf(text, "%lf,%lf%c%lf%c%lf%c", &values[0], &values[1], &commas[0], &values[2], &commas[1],
+                       &values[3], &commas[2]);
+    bool good = (count == 2 || count == 4 || count == 6) && strcmp(commas, ",,,") == 0;
+    for (int i = 0; i < 4; i++) good = good && values[i] > 0 && values[i] < 1e9;
+    if (!good)
+        return fail_with(error, "--rate is '%s'; give matmul GFLOP/s and memory GB/s, then optionally network GB/s and "
+                         "offload GB/s, as in 300,25 or 300,25,1,2", text);
     memset(r, 0, sizeof *r);
-    size_t count = 0;
-    bool good = true;
-    for (const char* next = text; good && count < 4; next++) {
-        char* end;
-        values[count] = strtod(next, &end);
-        good = end > next && values[count] > 0 && values[count] < 1e9;
-        count++;
-        next = end;
-        if (*next == 0) break;
-        good = good && *next == ',' && count < 4;
-    }
-    if (!good || count < 2)
-        return fail_with(
-            error,
-            "--rate is '%s'; give GFLOP/s of matmuls and GB/s of memory, then optionally GB/s between ranks "
-            "and of offloading, as in 300,25 or 300,25,1,2",
-            text);
     r->matmul = 1e9 * values[0];
-    r->other = RATE_OF_OTHERS * r->matmul;
+    r->other = 0.3 * r->matmul;  // of attention and nonlinearities: about what CPUs achieve (dev/bench/RESULTS.md)
     r->memory = 1e9 * values[1];
     r->comm = 1e9 * values[2];
     r->offload = 1e9 * values[3];
@@ -126,9 +113,11 @@ static inline double rates_update(RatesArrays* a, OptimizerKind kind, bool maste
     return (double)n * rated_per_second(a, RATED_UPDATE, 40);
 }
 
-// Measures the rates that operations of this size achieve on a CPU with all threads.
-static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
+// Measures the rates that operations of this size achieve on a CPU with all threads; returns those of each of the ranks
+// that share it.
+static inline bool rates_measure(Rates* r, const BlockShape* s, size_t ranks, Error* error) {
     RatesArrays a;
+    double share = 1.0 / (double)ranks;
     memset(&a, 0, sizeof a);
     a.M = min_size(s->B * s->T, 1024);
     a.N = min_size(s->F, 4096);
@@ -162,29 +151,18 @@ static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
     Cost matmul = cost_matmul(a.M, a.N, a.K), forward = cost_attention_forward(a.B, a.T, a.H, a.H, a.D);
     Cost backward = cost_attention_backward(a.B, a.T, a.H, a.H, a.D);
     memset(r, 0, sizeof *r);
-    r->matmul = 3 * matmul.flops * rated_per_second(&a, RATED_MATMUL, 200);
-    r->other = (forward.flops + backward.flops) * rated_per_second(&a, RATED_OTHER, 200);
-    r->memory = 12.0 * (double)(a.n / 2) * rated_per_second(&a, RATED_MEMORY, 200);
+    r->matmul = share * 3 * matmul.flops * rated_per_second(&a, RATED_MATMUL, 200);
+    r->other = share * (forward.flops + backward.flops) * rated_per_second(&a, RATED_OTHER, 200);
+    r->memory = share * 12.0 * (double)(a.n / 2) * rated_per_second(&a, RATED_MEMORY, 200);
     for (int o = 0; o < OPTIMIZER_COUNT; o++)
         for (int masters = 0; masters < (FLOATX_IS_FLOAT ? 1 : 2); masters++)
-            if (OPTIMIZERS[o].cut == SHARD_ANYWHERE || OPTIMIZERS[o].cut == SHARD_BLOCKS)
-                r->update[o][masters] = rates_update(&a, (OptimizerKind)o, masters > 0);
+            if (OPTIMIZERS[o].rule == SHARD_ANYWHERE || OPTIMIZERS[o].rule == SHARD_BLOCKS)
+                r->update[o][masters] = share * rates_update(&a, (OptimizerKind)o, masters > 0);
     r->comm = 0.05 * r->memory;
     r->offload = 1e9;
     free(x);
     free(f);
     return true;
-}
-
-// Turns a machine's rates into those of each of the ranks that share it.
-static inline void rates_divide(Rates* r, size_t ranks) {
-    double share = 1.0 / (double)ranks;
-    r->matmul *= share;
-    r->other *= share;
-    r->memory *= share;
-    r->comm *= share;
-    for (int o = 0; o < OPTIMIZER_COUNT; o++)
-        for (int masters = 0; masters < 2; masters++) r->update[o][masters] *= share;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -225,7 +203,7 @@ static inline double weights_ms(const Model* model, const Rates* r) {
     double ms = 0;
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
-        bool head = t->offset == model->weights.head_weight;
+        bool head = i == model->weights.head.weight.row;
         if (!t->trains || !(t->shape.hidden || head)) continue;
         Cost cost = cost_matmul_weight(model->options.B * model->options.T, t->size / t->cols, t->cols);
         ms += cost_ms(&cost, r);
@@ -238,7 +216,7 @@ static inline double model_recompute_ms(const Model* model, const Rates* r) {
     BlockShape s = model_block_shape(model);
     double ms = 0;
     for (size_t l = model_backward_ends(model); l < model->config.layers; l++)
-        ms += recompute_ms(model->activations.blocks[l].recomputed, &s, r);
+        ms += recompute_ms(model->activations->blocks[l].recomputed, &s, r);
     return ms;
 }
 
@@ -267,7 +245,7 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
 // The matmuls of Muon's updates, see matrix.h; ranks that shard the state divide them.
 static inline Cost muon_cost(const FlatVector* flat) {
     Cost c = {true, 0, 0};
-    for (size_t i = 0; i < flat->parameters->count && flat->holds.optimizer == OPTIMIZER_MUON; i++) {
+    for (size_t i = 0; i < flat->parameters->count && flat->holds.optimizer->kind == OPTIMIZER_MUON; i++) {
         const TensorShape* t = &flat->parameters->tensors[i].shape;
         double d = (double)min_size(t->rows, t->cols), n = (double)shape_elements(t);
         if (t->hidden) c.flops += 5 * (4 * d * n + 2 * d * d * d);
@@ -281,10 +259,10 @@ static inline double update_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
     bool masters = flat_has_masters(&flat->holds);
     double x = sizeof(floatX), owned = 0, sum = flat->options.reduce == REDUCE_EXACT ? 8 : 4;
-    double rate = r->update[flat->holds.optimizer][masters];
+    double rate = r->update[flat->holds.optimizer->kind][masters];
     for (size_t b = 0; b < flat->count; b++) owned += (double)slice_length(flat->buckets[b].state);
     double bytes = owned * (sum + x + (masters ? 8 : x));
-    for (size_t i = 0; i < optimizer_states(flat->holds.optimizer); i++)
+    for (size_t i = 0; i < optimizer_states(flat->holds.optimizer->kind); i++)
         bytes += 2.0 * (double)flat_state_bytes(flat, i);
     Cost sums = cost_of(0, (flat_stages(flat) ? sum * (double)flat->sums_size : 0) + sum * owned);
     Cost update = cost_of(18 * owned, bytes), muon = muon_cost(flat);
@@ -326,24 +304,6 @@ static inline double step_ms(const Model* model, const Rates* r, size_t micro_ba
     double compute = micro * (double)micro_batches + update + 1e3 * moved / r->offload;
     if (device_is_host()) return compute + comm;
     return compute > comm ? compute : comm;
-}
-
-// Floating-point operations of training on one token: 6 per weight that multiplies it (2 forward, 4 backward, of which
-// 2 for a gradient that a frozen one does not have), and attention's two matmuls over T/2 positions on average, forward
-// and twice backward.
-static inline double model_flops_per_token(const Model* model, size_t T) {
-    const Config* c = &model->config;
-    size_t looked_up = c->tied ? 0 : c->vocab * c->channels;
-    if (c->family == FAMILY_GPT2) looked_up += c->context * c->channels;
-    size_t frozen = 0;
-    for (size_t i = 0; i < model->parameters.count; i++) {
-        const Tensor* t = &model->parameters.tensors[i];
-        bool multiplies = t->bucket > 0 || c->tied;
-        if (!t->trains && t->cols > 0 && t->offset != model->weights.position_embedding && multiplies)
-            frozen += tensor_elements(t);
-    }
-    return 6.0 * (double)(model->parameters.true_size - looked_up) - 2.0 * (double)frozen +
-        6.0 * (double)(c->layers * T * c->heads * config_head_size(c));
 }
 
 #endif  // LLMTRAIN_PREDICT_H

@@ -1,0 +1,107 @@
+// record.h: what a checkpoint records about a run besides its tensors; saving and loading a model.
+//
+//   model_save(&model, &record, "runs/x", &error);                        runs/x/step_N, N being the record's step
+//   model_load(&model, &record, "runs/x/step_00000100", false, &error);
+
+#ifndef LLMTRAIN_RECORD_H
+#define LLMTRAIN_RECORD_H
+
+#include "../../llmtrain.h"
+#include "saver.h"
+#include "state.h"
+
+typedef struct {
+    Config config;
+    OptimizerOptions optimizer;  // kind, rank (0 unless low-rank), master_weights: whether the saved weights are those
+    uint64_t seed;          // of initial weights, data order, dropout
+    uint64_t T;             // length of a sample: the order of the data depends on it
+    uint64_t data;          // fingerprint of the training data: the order depends on it too
+    RunState state;
+    SaveKind kind;
+    const Flag* flags;      // (flag_count) those that change what the run computes are saved as text
+    size_t flag_count;
+} RunRecord;
+
+enum { RECORD_FIELD_COUNT = 5 };  // in a function, since the optimizers' names are not a constant
+static inline const Field* record_fields(void) {
+    static Field fields[RECORD_FIELD_COUNT] = {
+        {"optimizer", "optimizer", KIND_CHOICE, offsetof(RunRecord, optimizer.kind), NULL, 0, 0, NULL, NULL},
+        {"optimizer_rank", "optimizer-rank", KIND_COUNT, offsetof(RunRecord, optimizer.rank), "N", 0, 0, NULL, "0"},
+        {"master_weights", "masters", KIND_SWITCH, offsetof(RunRecord, optimizer.master_weights), "on|off", 0, 0, NULL,
+         NULL},
+        {"seed", "seed", KIND_COUNT, offsetof(RunRecord, seed), "N", 0, 0, NULL, NULL},
+        {"sequence", "seq", KIND_COUNT, offsetof(RunRecord, T), "N", 0, 0, NULL, NULL},
+    };
+    fields[0].choices = optimizer_names();
+    return fields;
+}
+
+static inline void record_write_object(JsonWriter* w, const char* key, const Field* fields, size_t count,
+                                       const void* base) {
+    json_write_key(w, key);
+    json_write_begin(w, '{');
+    fields_write(w, fields, count, base);
+    json_write_end(w, '}');
+}
+
+// Begins a manifest and writes the record as its members.
+static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVector* flat) {
+    manifest_begin(w, flat);
+    fields_write(w, record_fields(), RECORD_FIELD_COUNT, r);
+    json_member_hash(w, "data", r->data);
+    json_member_string(w, "kind", SAVE_KIND_NAMES[r->kind]);
+    record_write_object(w, "config", CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
+    json_write_key(w, "flags");
+    json_write_begin(w, '{');
+    for (size_t i = 0; i < r->flag_count; i++) {
+        char text[FILE_PATH_MAX];
+        if (r->flags[i].name == NULL || (r->flags[i].marks & FLAG_FREE)) continue;
+        flag_text(text, sizeof text, &r->flags[i]);
+        json_member_string(w, r->flags[i].name, text);
+    }
+    json_write_end(w, '}');
+    record_write_object(w, "state", STATE_FIELDS, STATE_FIELD_COUNT, &r->state);
+}
+
+// Reads and checks the manifest of the checkpoint at a path. The caller frees *manifest after success.
+static inline bool record_open(Json* manifest, RunRecord* r, const char* path, Error* error) {
+    char data[20] = "";
+    unsigned long long fingerprint = 0;
+    memset(r, 0, sizeof *r);
+    if (!manifest_open(manifest, path, error)) return false;
+    bool ok = fields_read(r, record_fields(), RECORD_FIELD_COUNT, manifest, 0) &&
+              json_string(manifest, json_get(manifest, 0, "data"), data, sizeof data) &&
+              sscanf(data, "%llx", &fingerprint) == 1 &&
+              fields_read(&r->config, CONFIG_FIELDS, CONFIG_FIELD_COUNT, manifest, json_get(manifest, 0, "config")) &&
+              fields_read(&r->state, STATE_FIELDS, STATE_FIELD_COUNT, manifest, json_get(manifest, 0, "state"));
+    r->data = fingerprint;
+    if (ok) return true;
+    json_free(manifest);
+    return manifest_refuse(path, error);
+}
+
+// Saves a model as OUT/step_N, N being the record's step, and waits until it is on disk. All ranks call it together.
+static inline bool model_save(Model* model, const RunRecord* record, const char* out, Error* error) {
+    Saver saver;
+    JsonWriter manifest;
+    if (!saver_open(&saver, &model->flat, false, 0, error)) return false;
+    record_write(&manifest, record, &model->flat);
+    saver_begin(&saver, record->state.step, out, &manifest, NULL);
+    bool ok = saver_end(&saver, error);
+    saver_close(&saver);
+    return ok;
+}
+
+// Loads the weights and optimizer state of the checkpoint at a path, or only the weights, into a model of the same
+// configuration. Each rank can call it alone.
+static inline bool model_load(Model* model, RunRecord* record, const char* path, bool weights_alone, Error* error) {
+    Json manifest;
+    if (!record_open(&manifest, record, path, error)) return false;
+    bool ok =
+        fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &record->config, &model->config, "checkpoint", path, error) &&
+        checkpoint_load(&model->flat, &manifest, path, weights_alone, error);
+    json_free(&manifest);
+    return ok;
+}
+
+#endif  // LLMTRAIN_RECORD_H

@@ -1,0 +1,208 @@
+// agreement.h: what the ranks tell each other once a step, and whether they hold and compute the same.
+//
+//   1. clock        the time of a step, and how much of it this rank waited for others
+//   2. statistics   a few numbers of every rank, gathered: losses, times, flags
+//   3. step         its loss and gradient norm, and the flags exchanged: ranks_finish_step
+//   4. comparison   checksums of every rank: ranks_same, ranks_compare
+
+#ifndef LLMTRAIN_AGREEMENT_H
+#define LLMTRAIN_AGREEMENT_H
+
+#include "zero.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Clock
+
+typedef struct {
+    double began_ms;     // when the step began; 0: no step has
+    double waited_ms;    // how long this rank had waited in the transport at the last reading
+} StepClock;
+
+// Milliseconds that this rank has waited for others since the last call. Call it after the host has waited for the
+// stream.
+static inline double clock_waited_ms(StepClock* c, FlatVector* flat) {
+    double before = c->waited_ms;
+    const Transport* t = flat->options.transport;
+    if (t) c->waited_ms = t->statistics(t->comm).waited_ms;
+    return c->waited_ms - before + collective_waited_ms(&flat->collectives);
+}
+
+// Starts a step's clock: set-up, validation and saves are not part of a step.
+static inline void clock_start(StepClock* c, FlatVector* flat) {
+    clock_waited_ms(c, flat);
+    c->began_ms = now_ms();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Statistics
+
+enum { STATS_MAX = 7 };   // statistics of a rank that are gathered at a time
+
+typedef struct {
+    const Transport* transport;  // NULL: one rank
+    size_t rank, world;
+    double* gathered;     // (world, STATS_MAX) the statistics gathered last
+    double* sorted;       // (world) one of them, sorted
+    uint64_t* checksums;  // (world, buckets) of all ranks
+} RankStats;
+
+static inline bool stats_open(RankStats* s, const RankOptions* o, size_t buckets, Error* error) {
+    s->transport = o->transport;
+    s->rank = o->rank;
+    s->world = max_size(o->world, 1);
+    s->gathered = (double*)memory_allocate(s->world * STATS_MAX * sizeof(double));
+    s->sorted = (double*)memory_allocate(s->world * sizeof(double));
+    s->checksums = (uint64_t*)memory_allocate(s->world * buckets * sizeof(uint64_t));
+    return (s->gathered && s->sorted && s->checksums) ||
+           fail_with(error, "out of memory for the numbers of %zu ranks", s->world);
+}
+
+static inline void stats_close(RankStats* s) {
+    free(s->gathered);
+    free(s->sorted);
+    free(s->checksums);
+    memset(s, 0, sizeof *s);
+}
+
+// Gathers `count` statistics of every rank, at most STATS_MAX, into s->gathered (world, count). False if a rank is
+// lost.
+static inline bool stats_gather(RankStats* s, const double* own, size_t count, Error* error) {
+    memcpy(s->gathered + s->rank * count, own, count * sizeof(double));
+    return s->transport == NULL ||
+           transport_all_gather(s->transport, s->gathered, s->world * count * sizeof(double), DTYPE_U8, error);
+}
+
+// Statistic `column` of a rank, of `count` that were gathered.
+static inline double stats_of(const RankStats* s, size_t rank, size_t column, size_t count) {
+    return s->gathered[rank * count + column];
+}
+
+// Minimum, median (of an even number the lower of the two) and maximum over the ranks of statistic `column`, of
+// `count`; returns the rank of the maximum.
+static inline size_t stats_min_median_max(double* min, double* median, double* max, const RankStats* s, size_t column,
+                                          size_t count) {
+    size_t world = s->world, rank = 0;
+    for (size_t r = 0; r < world; r++) {
+        s->sorted[r] = stats_of(s, r, column, count);
+        if (compare_doubles(&s->sorted[r], &s->sorted[rank]) > 0) rank = r;
+    }
+    *max = s->sorted[rank];
+    qsort(s->sorted, world, sizeof(double), compare_doubles);
+    *min = s->sorted[0];
+    *median = s->sorted[(world - 1) / 2];
+    return rank;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Step
+
+// Flags that the ranks exchange once a step: what one rank says, and what holds for all. A save begun at step n goes on
+// in the background: each rank says `saved` or `failed` once its part is done, and the save is completed at the first
+// step at which all have said so.
+typedef struct {
+    bool stop;               // a signal asked to stop: any rank's counts
+    bool save;               // a checkpoint is due: rank 0's counts
+    bool saved;              // the rank's part of the save in progress is on the disk: all must say so
+    bool failed;             // it could not be written: any rank's counts
+} StepFlags;
+
+// The outcome of a step, the same on all ranks except for wait_share.
+typedef struct {
+    double loss;             // mean of all ranks' micro-batches' mean losses
+    double grad_norm;        // L2 norm of the gradients of that loss, without the loss scale
+    StepFlags flags;
+    double loss_min, loss_median, loss_max;  // of the ranks' own losses
+    double busy_min, busy_median, busy_max;  // ms since the last step, without the time a rank waited for others
+    size_t slowest;          // the rank of busy_max
+    double wait_share;       // fraction of that time in which this rank waited
+} StepResult;
+
+// After flat_finish_step: gathers the ranks' losses, squares, times and flags, and fills in the result. False if a rank
+// is lost.
+static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepClock* clock, FlatVector* flat,
+                                     StepFlags flags, Error* error) {
+    enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, COUNT };
+    static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
+    size_t world = stats->world, saved = 0;
+    double waited = clock_waited_ms(clock, flat), busy = now_ms() - clock->began_ms - waited, squares = 0;
+    double own[COUNT] = {flat->scalars_host[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)flags.stop,
+                         (double)flags.save, (double)flags.saved, (double)flags.failed};
+    for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->scalars_host[SUM_SQUARES + b];
+    if (flat->scalars_host[SUM_BAD] != 0) own[SQUARES] = NAN;
+    if (!stats_gather(stats, own, COUNT, error)) return false;
+    waited += clock_waited_ms(clock, flat);
+    memset(result, 0, sizeof *result);
+    for (size_t r = 0; r < world; r++) {
+        result->loss += stats_of(stats, r, LOSS, COUNT) / (double)world;
+        squares += stats_of(stats, r, SQUARES, COUNT);
+        result->flags.stop |= stats_of(stats, r, STOP, COUNT) != 0;
+        result->flags.failed |= stats_of(stats, r, FAILED, COUNT) != 0;
+        saved += stats_of(stats, r, SAVED, COUNT) != 0;
+    }
+    if (isnan(result->loss)) result->loss = NAN;  // drops the sign that some NaNs have
+    result->flags.save = stats_of(stats, 0, SAVE, COUNT) != 0;
+    result->flags.saved = saved == world;
+    result->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;
+    stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS, COUNT);
+    result->slowest =
+        stats_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, stats, BUSY, COUNT);
+    result->wait_share = waited / (busy + waited);
+    clock->began_ms = now_ms();
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Comparison
+
+// Whether all ranks have the same `count` checksums, at most one for each bucket; this rank's are in s->checksums +
+// rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
+// same everywhere; describe(text, size, buckets, number) says what that is a checksum of.
+static inline bool ranks_same(RankStats* s, size_t count, size_t buckets,
+                              void (*describe)(char* text, size_t size, size_t buckets, size_t number), Error* error) {
+    size_t world = s->world;
+    uint64_t* sums = s->checksums;
+    if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
+    for (size_t i = 0; i < count; i++) {
+        size_t usual = 0, most = 0;
+        for (size_t r = 0; r < world; r++) {
+            size_t same = 0;
+            for (size_t q = 0; q < world; q++) same += sums[r * count + i] == sums[q * count + i];
+            if (same > most) usual = r;
+            most = max_size(most, same);
+        }
+        for (size_t r = 0; r < world && most < world; r++) {
+            char what[80];
+            if (sums[r * count + i] == sums[usual * count + i]) continue;
+            describe(what, sizeof what, buckets, i);
+            fail_with(error,
+                      "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
+                      "checkpoint before it, without that machine",
+                      r, world == 2 ? "the other rank" : "most ranks", what,
+                      2 * most > world ? "" : ", and it is unknown whose, since no more than half of the ranks agree");
+            return fail_on_all_ranks(error);
+        }
+    }
+    return true;
+}
+
+static inline void describe_bucket(char* text, size_t size, size_t buckets, size_t bucket) {
+    char name[40] = "the embeddings";
+    if (bucket > 0) snprintf(name, sizeof name, "block %zu", bucket - 1);
+    if (bucket + 1 == buckets) snprintf(name, sizeof name, "the final norm and head");
+    snprintf(text, size, "the parameters of %s (bucket %zu)", name, bucket);
+}
+
+// Whether all ranks have the same parameters: their checksums, bucket by bucket.
+static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
+    if (s->world == 1) return true;
+    if (!flat_await_all(flat, error)) return false;
+    for (size_t b = 0; b < flat->count; b++) {
+        const Bucket* k = &flat->buckets[b];
+        vector_checksum(flat->checksums + b, flat->params + k->first, k->first, k->frozen_end - k->first, flat->stream);
+    }
+    device_download(s->checksums + s->rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t),
+                    flat->stream);
+    return ranks_same(s, flat->count, flat->count, describe_bucket, error);
+}
+
+#endif  // LLMTRAIN_AGREEMENT_H

@@ -1,0 +1,76 @@
+// transport.h: what the flat vector needs of the communication between ranks.
+//
+// A Transport is how a rank reaches the others: comm_open (comm.h) fills one in. A program of one process includes this
+// file alone, and no sockets.
+
+#ifndef LLMTRAIN_TRANSPORT_H
+#define LLMTRAIN_TRANSPORT_H
+
+#include "../ops/base.h"
+#include "../ops/dtypes.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Slices
+//
+// A vector of n elements is cut into one slice per rank, in the order of the ranks; slices may be of any length, and
+// there may be gaps between them.
+
+// Returns the slice of a rank. NULL in place of a function: comm_even_slice.
+typedef Slice (*CommSlices)(size_t rank, const void* context);
+
+// Slices whose lengths differ by one element at most.
+static inline Slice comm_even_slice(size_t rank, size_t world, size_t n) {
+    size_t part = n / world, more = n % world;
+    Slice slice = {part * rank + min_size(rank, more), part * (rank + 1) + min_size(rank + 1, more)};
+    return slice;
+}
+
+// Rank's slice of a bucket of n elements in the flat vector, counted from the bucket's beginning. Slices begin on
+// multiples of SHARD_UNIT elements, which 16-byte accesses to every array need, and are as even as that allows: of
+// equal length for 2, 4 and 8 ranks, since a bucket is a multiple of 64 elements.
+enum { SHARD_UNIT = 8 };
+
+static inline Slice shard_slice(size_t n, size_t rank, size_t world) {
+    Slice units = comm_even_slice(rank, world, n / SHARD_UNIT);
+    Slice slice = {units.first * SHARD_UNIT, units.end * SHARD_UNIT};
+    return slice;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Collectives
+
+typedef enum {
+    COMM_BARRIER,         // no rank returns before all have called it
+    COMM_ALL_REDUCE,      // out = in (n): on every rank the sum over all ranks
+    COMM_REDUCE_SCATTER,  // out (own slice): the sum over all ranks of that slice of in (n); in place or not
+    COMM_ALL_GATHER,      // out = in (n): every rank contributes its slice, and receives all others
+    COMM_BROADCAST,       // out = in (n): the root's, on every rank; for small vectors, since the root sends it to each
+    COMM_OPERATIONS
+} CommOperation;
+
+typedef uint64_t CommRequest;  // number of the collective
+
+typedef struct {
+    double waited_ms;    // spent in comm_wait
+    uint64_t bytes_sent; // by finished collectives; headers and messages are not counted
+} CommStatistics;
+
+typedef struct Comm Comm;  // control.h
+
+typedef struct {
+    Comm* comm;            // the first argument of all that follows
+    size_t rank, world;
+    size_t local_world;    // ranks on this machine
+    CommRequest (*start)(Comm* comm, CommOperation operation, Dtype type, void* out, const void* in, size_t n,
+                         size_t root, CommSlices slices, const void* context);  // comm_start
+    bool (*wait)(Comm* comm, CommRequest request, Error* error);                // comm_wait
+    bool (*failed)(Comm* comm, Error* error);                                   // comm_failed
+    CommStatistics (*statistics)(Comm* comm);                                   // comm_statistics
+} Transport;
+
+// data (n): every rank has filled in its part, all of the same length, and receives all others. False if a rank is lost.
+static inline bool transport_all_gather(const Transport* t, void* data, size_t n, Dtype type, Error* error) {
+    return t->wait(t->comm, t->start(t->comm, COMM_ALL_GATHER, type, data, data, n, 0, NULL, NULL), error);
+}
+
+#endif  // LLMTRAIN_TRANSPORT_H

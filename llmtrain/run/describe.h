@@ -1,0 +1,45 @@
+// describe.h: what a run prints before its first step: the model, the device, and what the flags imply.
+
+#ifndef LLMTRAIN_DESCRIBE_H
+#define LLMTRAIN_DESCRIBE_H
+
+#include "run.h"
+
+static inline void run_print_model(const Run* run) {
+    for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
+        char value[32];
+        const Field* field = &CONFIG_FIELDS[i];
+        field_text(value, sizeof value, field, &run->record.config);
+        if (field->missing && strcmp(value, field->missing) == 0) continue;  // a feature that most models lack
+        printf("%s%s %s", i ? ", " : "model: ", field->name, value);
+    }
+    const Parameters* p = &run->model.parameters;
+    size_t trained = parameters_trained(p);
+    printf(": %zu parameters", p->true_size);
+    if (trained < p->true_size) printf(", of which %zu are trained", trained);
+    printf("\n");
+}
+
+// Prints the device, and the peak against which MFU is computed: --peak-tflops, or else the device's if it is known,
+// which *peak_tflops becomes.
+static inline void run_print_device(const Run* run, double* peak_tflops) {
+    char text[320];
+    double peak;
+    device_describe(text, sizeof text, &peak, run->model.stream);
+    const char* source = *peak_tflops > 0 ? " (--peak-tflops)" : "";
+    if (*peak_tflops == 0) *peak_tflops = peak;
+    printf("precision %s, matmuls by %s", FLOATX_NAME, text);
+    if (*peak_tflops > 0) printf(", MFU against %g TFLOP/s%s", *peak_tflops, source);
+    printf("\n");
+}
+
+static inline void run_print_notes(const Run* run, const Schedule* schedule) {
+    unsigned long long step = run->record.state.step, steps = schedule->steps, warmup = schedule->warmup;
+    if (warmup > steps && step < steps)
+        printf("note: --warmup %llu exceeds --steps %llu: the learning rate never reaches --lr\n", warmup, steps);
+    if (run->options->out == NULL) printf("no --out: nothing will be saved\n");
+    if (step >= steps) printf("nothing to do: the run is already at step %llu of %llu\n", step, steps);
+    fflush(stdout);
+}
+
+#endif  // LLMTRAIN_DESCRIBE_H

@@ -1,0 +1,81 @@
+// step.h: what surrounds the computation of a step in the training loop of train.cu.
+//
+//   StepLog s = step_begin(&run);            the clock starts
+//   ...                                      model_step: forward and backward
+//   step_read(&run, &s, stop, &error);       loss and norm over all ranks
+//   run_update(&run, &s, factor);            unless the step is skipped
+//   step_end(&run, &s, &due);                the clock stops, before anything that is due
+
+#ifndef LLMTRAIN_STEP_H
+#define LLMTRAIN_STEP_H
+
+#include "run.h"
+
+// Whether a multiple of the interval is reached; never if it is 0.
+static inline bool every(uint64_t step, uint64_t interval) { return interval > 0 && step % interval == 0; }
+
+// What is due after a step.
+typedef struct {
+    bool stop;              // it was the last, or a signal has come
+    bool validate, log, sample;
+    unsigned save;          // where: run_save_due; 0: nowhere
+} Due;
+
+static inline StepLog step_begin(Run* run) {
+    StepLog s;
+    memset(&s, 0, sizeof s);
+    s.began_ms = now_ms();
+    s.sent = collective_bytes_sent(&run->model.flat.collectives);
+    s.val_loss = NAN;
+    fault_step(run->comm.rank, run->record.state.step + 1);
+    return s;
+}
+
+// Reads the step's loss and gradient norm over all ranks, and the flags that they exchange; completes a save that all
+// ranks have written. stop: a signal has asked this rank to.
+static inline bool step_read(Run* run, StepLog* s, bool stop, Error* error) {
+    Saver* saver = &run->saver;
+    SaverState state = saver_state(saver);
+    StepFlags flags = {stop, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN,
+                       state == SAVER_FAILED};
+    heartbeat_collective("the reduction of gradients");
+    if (!model_finish_step(&run->model, &s->result, flags, error)) return false;
+    heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);
+    s->saving = state != SAVER_IDLE;
+    if (s->saving && s->result.flags.failed) saver_stop(saver);
+    bool ends = s->saving && (s->result.flags.saved || s->result.flags.failed);
+    return !ends || run_save_complete_or_report(run, error);
+}
+
+// What makes a step one that must not change the parameters has the norm NAN.
+static inline double guarded_norm(const StepResult* result) { return isfinite(result->loss) ? result->grad_norm : NAN; }
+
+static inline void run_update(Run* run, const StepLog* s, double factor) {
+    fault_point("update");
+    if (!s->updated) return;
+    saver_await_snapshot(&run->saver);  // a save in progress must have copied the parameters before they change
+    model_update(&run->model, ++run->record.state.updates, s->lr, factor);
+}
+
+static inline bool run_diverged(const Run* run, const StepResult* result) {
+    return run->record.state.skipped_consecutive >= run->options->diverged_after ||
+           (!isfinite(result->loss) && run->options->rewind);
+}
+
+static inline bool due_pauses(const Due* due) { return due->validate || due->sample || due->save; }
+
+// Ends the clock of a step, which excludes tracing and what follows. The host runs ahead of a GPU: it waits before a
+// pause, so that the step's time includes the update, and after the first step, which is not counted.
+static inline void step_end(Run* run, StepLog* s, const Due* due) {
+    uint64_t step = run->record.state.step;
+    bool first = step == run->first_step + 1, pauses = due_pauses(due);
+    if (pauses || first) device_wait(run->model.stream);
+    s->ms = now_ms() - s->began_ms - s->trace_ms;
+    s->sent = collective_bytes_sent(&run->model.flat.collectives) - s->sent;
+    if (!first) cadence_count_step(&run->cadence, s->ms, s->saving);
+    run_schedule_save(run);
+    if (s->updated) run_report_offload(run, s->ms);
+    if (pauses) heartbeat_send(HEARTBEAT_PAUSE, step);
+}
+
+#endif  // LLMTRAIN_STEP_H
