@@ -130,7 +130,11 @@ $(B)/train-mpi-%: train.cu $(HEADERS) | $(B)
 $(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-%)): $(HEADERS) $(wildcard tools/*.cu) train.cu | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$(lastword $(subst -, ,$(@F))) -x c tools/$(firstword $(subst -, ,$(@F))).cu -o $@ $(LIBS)
 $(B)/test_train-%: test_train.cu train.cu $(HEADERS) | $(B)
-	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) -DPRECISION_$* -I. -x c $< -o $@ $(LIBS)
+$(B)/test_model-%: dev/test/test_model.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
+$(B)/test_runs-%: dev/test/test_runs.c train.cu $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 $(B)/model_dump-%: dev/test/model_dump.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 $(B)/test_kernels-%: dev/test/test_kernels.c $(HEADERS) | $(B)
@@ -151,7 +155,7 @@ NCCL_FOUND := $(if $(filter off,$(NCCL)),,$(if $(wildcard $(CUDA_HOME)/include/n
 ifeq ($(NCCL)$(NCCL_FOUND),on)
 $(error NCCL=on, but there is no nccl.h; apt-get install -y libnccl-dev)
 endif
-NVCCFLAGS := -std=c++17 -O3 -DLLMTRAIN_CUDA $(NCCL_FOUND:yes=-DLLMTRAIN_NCCL) -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
+NVCCFLAGS := -std=c++20 -O3 -DLLMTRAIN_CUDA $(NCCL_FOUND:yes=-DLLMTRAIN_NCCL) -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
 CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh llmtrain/*/*.cuh llmtrain/*/*/*.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
@@ -166,7 +170,7 @@ $(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench/bench.c $(CUDA_H
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(CUDA_HOME)/include \
     -isystem $(CUDA_HOME)/include/cccl)
-EMULATE := -std=c++17 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
+EMULATE := -std=c++20 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
     -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I$(B)/emulated -I. -Idev/emulator $(or $(CUDA_INCLUDE),-isystem dev/emulator/standins)
 EMULATOR := $(wildcard dev/emulator/*.h dev/emulator/standins/*.h)
 TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu \
@@ -174,7 +178,7 @@ TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu \
 EMULATED_NEEDS := $(TRANSLATED) $(EMULATOR) $(HEADERS)
 .SECONDARY: $(TRANSLATED)
 $(B)/translate: dev/emulator/translate.cpp | $(B)
-	$(CXX) -std=c++17 -O1 $(WARNINGS) $< -o $@
+	$(CXX) -std=c++20 -O1 $(WARNINGS) $< -o $@
 $(B)/emulated/%: % $(B)/translate
 	@mkdir -p $(@D)
 	@$(B)/translate $< > $@.new && mv $@.new $@
@@ -183,6 +187,8 @@ $(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(B)/test_train-em
 	@ln -f $< $@
 $(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(EMULATED_NEEDS)
 	$(CXX) -O1 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
+$(PRECISIONS:%=$(B)/test_model-emulated-%): $(B)/test_model-emulated-%: dev/test/test_model.c $(EMULATED_NEEDS)
+	$(CXX) -O1 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $< -o $@
 $(B)/bench-emulated-BF16: dev/bench/bench.c $(EMULATED_NEEDS)
 	$(CXX) -O0 -fopenmp $(EMULATE) -DPRECISION_BF16 -x c++ $< -o $@
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
@@ -242,12 +248,12 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 # make test checks the syntax, and the machine code of BF16; make test-more does the rest.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
-    -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/bench/$(word 2,$(subst -, ,$*)).c)
-COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP32-test_train syntax-BF16-test_train syntax-BF16-test_nccl syntax-BF16-bench $(TOOLS:%=syntax-BF16-%) \
+    -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) $(foreach d,bench test,dev/$(d)/$(word 2,$(subst -, ,$*)).c))
+COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP32-test_train $(foreach t,train model runs,syntax-BF16-test_$t) syntax-BF16-test_nccl syntax-BF16-bench $(TOOLS:%=syntax-BF16-%) \
     syntax-BF16-ladders) $(B)/resources-BF16.txt)
-COMPILED_MORE := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP16-test_train syntax-FP32-ladders code-BF16-ladders code-BF16-test_emulator) \
+COMPILED_MORE := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,$(foreach t,train model runs,syntax-FP16-test_$t) syntax-FP32-ladders code-BF16-ladders code-BF16-test_emulator) \
     $(B)/resources-FP32.txt $(B)/resources-FP16.txt)
-$(filter %.ok,$(COMPILED) $(COMPILED_MORE)): $(CUDA_HEADERS) dev/bench/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
+$(filter %.ok,$(COMPILED) $(COMPILED_MORE)): $(CUDA_HEADERS) dev/bench/bench.c dev/test/test_model.c dev/test/test_runs.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
 	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
@@ -315,16 +321,16 @@ supervise: $(B)/supervise
 # Tests that compute little take longer to optimize than to run. The code that they share with the trainer is tested at
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
 $(addprefix $(B)/,test_convert test_trace test_evaluate test_plan test_optimizers test_optimizers_matrix first golden-BF16 \
-    test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)): CFLAGS := $(CFLAGS:-O3=-O1)
+    test_kernels-BF16 test_kernels-FP16 $(foreach t,train model runs,$(PRECISIONS:%=test_$t-%))): CFLAGS := $(CFLAGS:-O3=-O1)
 
-TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero test_seams test_ranks test_supervise soak first $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
+TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero test_seams test_ranks test_supervise soak first $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t test_runs-$t)
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/plan-BF16 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(RANKS_TESTS)
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
 # The programs for comparing the trainers of these dtypes.
-TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash $(foreach p,$(1),train-$p train-emulated-$p test_train-emulated-$p))
+TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash $(foreach p,$(1),train-$p train-emulated-$p test_train-emulated-$p test_model-emulated-$p))
 RUNS_TESTS := $(call TRAINERS_OF,FP32) $(addprefix $(B)/,test_cublaslt test_nccl launches-BF16) $(COMPILED)
 
 # With a C++ compiler, all of CUDA too. The parts run in parallel; tests that measure times run afterwards, one by one.
@@ -353,7 +359,7 @@ test-cuda-runs: $(RUNS_TESTS)
 	@$(TEST_EMULATED)
 test-more-cuda: $(EMULATED_MORE) $(call TRAINERS_OF,BF16 FP16) $(addprefix $(B)/,emulated-plain-BF16-ladders test_tune) $(COMPILED_MORE)
 	@sh dev/test/test_emulated.sh more $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) "$(LADDERS)" $(EMULATED_MORE)
-MORE_CPU := test_kernels-FP16 test_train-FP16 $(if $(shell command -v clang 2>/dev/null),golden-clang)
+MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 $(if $(shell command -v clang 2>/dev/null),golden-clang)
 test-more-cpu: $(MORE_CPU:%=$(B)/%)
 	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) macos
 test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
@@ -383,7 +389,7 @@ test-races: $(addprefix $(B)/,test_data test_offload test_comm train-FP32 tokeni
 	@sh dev/test/test.sh races $(B) "$(CC)" test_data test_offload test_comm races
 
 # The code that other systems run instead of calls that only Linux has: llmtrain/base/system.h.
-POSIX_TESTS ?= test_files test_offload test_data test_comm test_supervise test_errors test_ranks test_train-FP32
+POSIX_TESTS ?= test_files test_offload test_data test_comm test_supervise test_errors test_ranks test_train-FP32 test_model-FP32 test_runs-FP32
 test-posix:
 	@$(MAKE) --no-print-directory B=build/posix MPI=off WARNINGS= OPTIMIZE="-O1 $(TUNE) -DLLMTRAIN_POSIX_ONLY" test-posix-suites
 test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-BF16 generate-FP32 corpus tokenize)

@@ -481,10 +481,10 @@ static inline void model_forward(Model* model) {
     const Config* c = &model->config;
     const Weights* w = &model->weights;
     Activations* a = model->activations;
-    floatX* x = a->blocks[0].input;
     size_t N = a->B * a->T, last = c->layers - 1;
     flat_await(&model->flat, 0);
     offload_block_forward(&model->offloaded, 0);
+    floatX* x = a->blocks[0].input;           // in a slot of the store if activations are offloaded
     embedding_forward(x, a->tokens, a->positions, model_param(model, w->token_embedding),
                       model_param(model, w->position_embedding), N, c->channels, model->stream);
     if (model->dropout.p > 0) model_dropout(model, x, x, SITE_EMBEDDING, N);

@@ -70,7 +70,7 @@ static __global__ void values_naive(floatX* out, const float* scores, const floa
 // Rows of a result, from the registers where multiply_add leaves them
 
 #if !FLOATX_IS_FLOAT
-enum { STORE_WIDTH = 64, STORE_ROWS = 32 };  // of a warp
+constexpr int STORE_WIDTH = 64, STORE_ROWS = 32;  // of a warp
 
 template <bool PAIRS>
 static __global__ void rows_store_rung(floatX* out, const float* in, size_t rows) {

@@ -7,7 +7,7 @@
 //   4. peaks      what the GPU can do: bytes, float arithmetic, tensor cores
 //   5. program    flags, ladders, rungs, end
 //
-//     FLAGS="-std=c++17 -O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
+//     FLAGS="-std=c++20 -O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
 //     nvcc $FLAGS dev/gelu.cu -o build/gelu -lcublasLt         every ladder is built so; --help lists its flags
 //
 // A ladder program is its kernels, its arrays and its rungs, which are functions without arguments; global_norm.cu is a
@@ -49,6 +49,7 @@
 #include "llmtrain/base/device.cuh"
 #include "llmtrain/base/flags.h"
 
+// What a std::vector holds has a tag (typedef struct Flag {...} Flag): nvcc 13.0 stops at unnamed structs in C++20.
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -290,7 +291,7 @@ static inline double ladder_time(const LadderRun& run, double* minimum) {
 // ------------------------------------------------------------------------------------------------
 // 4. Peaks
 
-enum { PEAK_THREADS = 256, PEAK_FMA_TURNS = 4096, PEAK_FMA_SUMS = 16, PEAK_MMA_TURNS = 2048, PEAK_MMA_SUMS = 8 };
+constexpr int PEAK_THREADS = 256, PEAK_FMA_TURNS = 4096, PEAK_FMA_SUMS = 16, PEAK_MMA_TURNS = 2048, PEAK_MMA_SUMS = 8;
 
 // out (n) = in (n), 16 bytes per thread at a time: the peak rate of memory for reading and writing.
 static __global__ void ladder_copy(uint4* out, const uint4* in, size_t n) {
@@ -419,7 +420,8 @@ static inline void ladder_open(int argc, char** argv, std::vector<Flag> flags) {
     ladder.rounds = 50;
     ladder.check = true;
     flags.insert(flags.end(), std::begin(common), std::end(common));
-    if (!flags_begin(&code, "ladder", NULL, flags.data(), flags.size(), argc, argv)) exit(code);
+    Flags table = flags_of(flags.data(), flags.size());
+    if (!flags_begin(&code, "ladder", NULL, &table, argc, argv)) exit(code);
     for (int i = 1; i < argc; i++) ladder.flags += std::string(i > 1 ? " " : "") + argv[i];
     if (!device_open(&ladder.stream, false, &error)) ladder_give_up(error.text);
     CUDA_CHECK(cudaGetDevice(&device));

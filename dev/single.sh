@@ -19,7 +19,7 @@ cat << END
 // needs. Each begins with its manual; llmtrain.h, near the end, with an overview.
 //
 //   C11        cc -std=c11 -O3 -march=native -fopenmp program.c -lm -pthread
-//   CUDA       nvcc -std=c++17 -O3 -DLLMTRAIN_CUDA -Xcompiler -fopenmp program.cu -lcublasLt
+//   CUDA       nvcc -std=c++20 -O3 -DLLMTRAIN_CUDA -Xcompiler -fopenmp program.cu -lcublasLt
 //   options    -DPRECISION_BF16 or -DPRECISION_FP16: parameters and activations of 16 bits instead of fp32;
 //              -DLLMTRAIN_NCCL with -lnccl: several GPUs; -DLLMTRAIN_MPI with mpicc: ranks on CPUs over MPI
 //

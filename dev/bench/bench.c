@@ -14,7 +14,7 @@
 //
 // On a GPU (make bench CUDA=on ARCH=sm_90a):
 //
-//     nvcc -std=c++17 -O3 -arch=sm_90a -DLLMTRAIN_CUDA -DPRECISION_BF16 -I. -Xcompiler -fopenmp -x cu dev/bench/bench.c
+//     nvcc -std=c++20 -O3 -arch=sm_90a -DLLMTRAIN_CUDA -DPRECISION_BF16 -I. -Xcompiler -fopenmp -x cu dev/bench/bench.c
 //         -o build/bench-cuda-BF16 -lcublasLt
 //     build/bench-cuda-BF16 --batch 64 --seq 1024 --steps 80
 //
@@ -879,7 +879,7 @@ int main(int argc, char** argv) {
     Options o = {"gpt2:124M", NULL, NULL, 4, 256, 5, 0, false, false, false, true, RECOMPUTE_NONE, OPTIMIZER_ADAMW};
     Error error;
     int code;
-    Flag flags[] = {
+    const Flag rows[] = {
         {"model", KIND_TEXT, &o.model, "NAME", 0, 0,
          "a preset of llmtrain.h, gpt2:tiny, llama:tiny, demo (make demo's), or bytes:0.2M|1M|5M", false},
         {"batch", KIND_COUNT, &o.batch, "N", 1, 65536, "sequences of a step", false},
@@ -898,9 +898,9 @@ int main(int argc, char** argv) {
         {"kernels", KIND_TEXT, &o.kernels, "FILE", 0, 0,
          "write a line for each operation of the table there: its name and its milliseconds in one step", false},
     };
-    size_t flag_count = sizeof flags / sizeof flags[0];
-    if (!flags_begin(&code, "bench", "bench: where the time of a training step goes (" FLOATX_NAME " build).", flags,
-                     flag_count, argc, argv)) return code;
+    Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
+    if (!flags_begin(&code, "bench", "bench: where the time of a training step goes (" FLOATX_NAME " build).", &flags,
+                     argc, argv)) return code;
     if (o.threads) threads_set(o.threads);
     if (run(&o, &error)) return 0;
     fprintf(stderr, "bench: %s\n", error.text);

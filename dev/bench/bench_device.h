@@ -168,7 +168,7 @@ static inline bool meter_open(Meter* m, Stream stream, Error* error) {
 }
 
 static inline void meter_rates(const Meter* m, double rates[RATE_COUNT]) {
-    enum { COPIES = 4 };
+    const int COPIES = 4;
     float ms;
     CUDA_CHECK(cudaEventRecord(m->began, m->stream->compute));
     for (int i = 0; i < COPIES; i++) device_copy(m->array, m->array + METER_BYTES, METER_BYTES, m->stream);

@@ -42,7 +42,7 @@ static bool hand_over(bool waits_early, bool records_early, bool waits, bool dev
     fill<<<GRID, BLOCK, 0, s>>>(a, 1);
     if (!records_early) OK(cudaEventRecord(e, s));
     if (waits) OK(cudaStreamWaitEvent(t, e, 0));
-    add<<<GRID, BLOCK, 0, t>>>(b, a, 1);
+    vector_add<<<GRID, BLOCK, 0, t>>>(b, a, 1);
     if (device) OK(cudaDeviceSynchronize());
     OK(cudaStreamSynchronize(t));
     OK(cudaStreamSynchronize(s));
@@ -64,7 +64,7 @@ BUG(input_overwritten, "ahead result") {
     OK(cudaMemcpyAsync(a, host, BYTES, cudaMemcpyHostToDevice, s));
     OK(cudaEventRecord(e, s));
     OK(cudaStreamWaitEvent(t, e, 0));
-    add<<<GRID, BLOCK, 0, t>>>(b, a, 10);
+    vector_add<<<GRID, BLOCK, 0, t>>>(b, a, 10);
     OK(cudaEventRecord(f, t));
     if (good) OK(cudaStreamWaitEvent(s, f, 0));
     OK(cudaMemcpyAsync(a, other, BYTES, cudaMemcpyHostToDevice, s));
@@ -74,7 +74,7 @@ BUG(input_overwritten, "ahead result") {
 }
 
 static bool add_one(float wanted) {
-    add<<<GRID, BLOCK, 0, s>>>(b, a, 1);
+    vector_add<<<GRID, BLOCK, 0, s>>>(b, a, 1);
     OK(cudaStreamSynchronize(s));
     return device_is(b, wanted);
 }
@@ -277,7 +277,7 @@ BUG(memset_of_host, "now diagnosis") { return set_zero(good ? a : pageable, BYTE
 
 BUG(never_initialized, "now result") {
     if (good) OK(cudaMemset(a, 0, BYTES));
-    add<<<GRID, BLOCK>>>(b, a, 0);
+    vector_add<<<GRID, BLOCK>>>(b, a, 0);
     return device_is(b, 0);
 }
 

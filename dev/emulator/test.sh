@@ -34,7 +34,7 @@ verdict() {
 }
 
 # compile COMPILER OUTPUT SOURCE FLAGS...
-flags="-std=c++17 -fno-strict-aliasing -pthread -Wall -Wextra -Werror -Wno-unknown-pragmas -I. -Idev/emulator"
+flags="-std=c++20 -fno-strict-aliasing -pthread -Wall -Wextra -Werror -Wno-unknown-pragmas -I. -Idev/emulator"
 compile() {
     compiler=$1 output=$build/$2 input=$build/$3.cu
     shift 3
@@ -44,7 +44,7 @@ compile() {
     verdict $? "compiling $output"
 }
 
-"$CXX" -std=c++17 -O1 -Wall -Wextra -Wshadow -Werror dev/emulator/translate.cpp -o "$build/translate" || exit 1
+"$CXX" -std=c++20 -O1 -Wall -Wextra -Wshadow -Werror dev/emulator/translate.cpp -o "$build/translate" || exit 1
 for name in test_emulator bugs test_runtime runtime_bugs; do
     "$build/translate" dev/emulator/$name.cu > "$build/$name.cu" 2> "$build/log"
     verdict $? "translating $name.cu"

@@ -292,7 +292,7 @@ static void test_warps(void) {
     test_shuffles_of<double>("double");
     test_shuffles_of<unsigned long long>("unsigned long long");
 
-    Array<uint32_t> halves(LANE_COUNT), voted(VOTES * LANE_COUNT);
+    Array<uint32_t> halves(LANE_COUNT), voted((int)VOTES * LANE_COUNT);
     warp_halves<<<1, LANE_COUNT>>>(halves);
     halves.take();
     EACH(LANE_COUNT, halves[i] == (i % 2 ? 256u : 0x55u + 16u) + 0x55u + 16u);
@@ -354,8 +354,8 @@ enum { ATOMIC_BLOCKS = 5, ATOMIC_THREADS = 96, ATOMIC_N = ATOMIC_BLOCKS * ATOMIC
     ROW(uint32_t, swapped, 0, atomicExch(p, 42u), 42) \
     ROW(unsigned long long, add_wide, 0, atomicAdd(p, 0x100000000ull), (unsigned long long)ATOMIC_N << 32) \
     ROW(unsigned long long, high_wide, 0, atomicMax(p, (unsigned long long)i << 33), (ATOMIC_N - 1ull) << 33) \
-    ROW(float, add_float, 0, atomicAdd(p, 0.5f), 0.5f * ATOMIC_N) \
-    ROW(double, add_double, 0, atomicAdd(p, 0.25), 0.25 * ATOMIC_N) \
+    ROW(float, add_float, 0, atomicAdd(p, 0.5f), 0.5f * (float)ATOMIC_N) \
+    ROW(double, add_double, 0, atomicAdd(p, 0.25), 0.25 * (double)ATOMIC_N) \
     ROW(uint32_t, locked, 0, add_3_by_compare_and_swap(p), 3 * ATOMIC_N)
 
 struct Counters {

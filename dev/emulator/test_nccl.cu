@@ -1,7 +1,7 @@
 // test_nccl.cu: the Collectives of nccl.cuh between processes, and the stand-in for NCCL that it runs on here.
 //
 //     build/test_nccl        in the emulator: everything for the mode set by EMULATE_STREAMS and EMULATE_OTHERS
-//     nvcc -std=c++17 -arch=native -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I. -Xcompiler -fopenmp dev/emulator/test_nccl.cu
+//     nvcc -std=c++20 -arch=native -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I. -Xcompiler -fopenmp dev/emulator/test_nccl.cu
 //         -lnccl -o build/test_nccl && build/test_nccl 4        with four GPUs: the collectives, through NCCL itself
 //
 //   1. cases        a process per rank, forked by launch_fork; what they report

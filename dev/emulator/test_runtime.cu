@@ -183,9 +183,9 @@ static void test_streams(void) {
 
     // Within a stream.
     OK(cudaMemsetAsync(a, 0, BYTES, s));
-    for (int i = 0; i < 10; i++) add<<<GRID, BLOCK, 0, s>>>(a, a, 1);
+    for (int i = 0; i < 10; i++) vector_add<<<GRID, BLOCK, 0, s>>>(a, a, 1);
     OK(cudaMemcpyAsync(b, a, BYTES, cudaMemcpyDeviceToDevice, s));
-    add<<<GRID, BLOCK, 0, s>>>(a, b, 5);
+    vector_add<<<GRID, BLOCK, 0, s>>>(a, b, 5);
     OK(cudaMemcpyAsync(host, a, BYTES, cudaMemcpyDeviceToHost, s));
     OK(cudaStreamSynchronize(s));
     EXPECT(all_are(host, 15));
@@ -209,8 +209,8 @@ static void test_streams(void) {
 
     // The default stream and those that synchronize with it.
     fill<<<GRID, BLOCK, 0, blocking>>>(a, 3);
-    add<<<GRID, BLOCK>>>(b, a, 1);
-    add<<<GRID, BLOCK, 0, blocking>>>(a, b, 1);
+    vector_add<<<GRID, BLOCK>>>(b, a, 1);
+    vector_add<<<GRID, BLOCK, 0, blocking>>>(a, b, 1);
     OK(cudaMemset(b, 0, BYTES));
     OK(cudaStreamSynchronize(blocking));
     EXPECT(device_is(a, 5));
@@ -267,10 +267,10 @@ static void test_events(void) {
     // Ping-pong: each stream waits for the other.
     OK(cudaMemsetAsync(a, 0, BYTES, s));
     for (int i = 0; i < 5; i++) {
-        add<<<GRID, BLOCK, 0, s>>>(a, a, 1);
+        vector_add<<<GRID, BLOCK, 0, s>>>(a, a, 1);
         OK(cudaEventRecord(made, s));
         OK(cudaStreamWaitEvent(t, made, 0));
-        add<<<GRID, BLOCK, 0, t>>>(b, a, 0.5f);
+        vector_add<<<GRID, BLOCK, 0, t>>>(b, a, 0.5f);
         OK(cudaEventRecord(used, t));
         OK(cudaStreamWaitEvent(s, used, 0));
     }
@@ -285,7 +285,7 @@ static void test_events(void) {
     OK(cudaEventRecord(e, s));
     OK(cudaStreamWaitEvent(t, e, 0));
     OK(cudaEventRecord(e, t));
-    add<<<GRID, BLOCK, 0, t>>>(b, a, 1);
+    vector_add<<<GRID, BLOCK, 0, t>>>(b, a, 1);
     OK(cudaStreamSynchronize(t));
     EXPECT(device_is(b, 2));
     OK(cudaEventSynchronize(e));
@@ -298,7 +298,7 @@ static void test_events(void) {
     OK(cudaStreamWaitEvent(t, e, 0));
     OK(cudaEventDestroy(e));
     e = NULL;
-    add<<<GRID, BLOCK, 0, t>>>(b, a, 1);
+    vector_add<<<GRID, BLOCK, 0, t>>>(b, a, 1);
     OK(cudaStreamSynchronize(t));
     EXPECT(device_is(b, 5));
 
@@ -407,7 +407,7 @@ static void test_held_work(void) {
     // cudaMemset and copies within the device do not wait.
     OK(cudaMemset(a, 0, BYTES));
     fill<<<GRID, BLOCK, 0, s>>>(b, 1);
-    add<<<GRID, BLOCK, 0, s>>>(b, a, 1);
+    vector_add<<<GRID, BLOCK, 0, s>>>(b, a, 1);
     OK(cudaStreamSynchronize(s));
     OK(cudaDeviceSynchronize());
     if (emulator::modes.poison) EXPECT(device_is(b, 1) == (!delayed || ahead));

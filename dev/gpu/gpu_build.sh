@@ -15,9 +15,11 @@ programs_of() {
         A) echo "test_cuda-BF16 train-cuda-BF16 test_emulator" ;;
         B) echo "ladders bench-cuda-BF16 train-cuda-BF16" ;;
         C) echo "ladders train-cuda-BF16" ;;
-        D) echo "test_cuda-FP16 test_cuda-FP32 test_cuda-BF16 ladders test_train-BF16 test_train-FP16 test_train-FP32
-            train-cuda-BF16 train-cuda-FP16 train-cuda-FP32 ${nccl:+test_nccl} weights_hash corpus tokenize
-            train-BF16 train-FP16 train-FP32" ;;
+        D)
+            for type in FP16 FP32 BF16; do
+                echo "test_cuda-$type test_train-$type test_model-$type test_runs-$type train-cuda-$type train-$type"
+            done
+            echo "ladders ${nccl:+test_nccl} weights_hash corpus tokenize" ;;
     esac
 }
 
@@ -68,7 +70,7 @@ find_libraries() {
 # for any x86 processor since 2013, with their libraries.
 build_lines() {
     case $* in *ladders*) make -s CUDA=off MPI=off NCCL=off B="$work" "$work/ladders.cu" || return 1 ;; esac
-    cuda="$nvcc -std=c++17 -O3 -gencode arch=compute_${arch#sm_},code=$arch -DLLMTRAIN_CUDA -I. $blas_include"
+    cuda="$nvcc -std=c++20 -O3 -gencode arch=compute_${arch#sm_},code=$arch -DLLMTRAIN_CUDA -I. $blas_include"
     cuda="$cuda -Xcompiler -fopenmp -Xlinker -s"
     cpu="$cc -std=c11 -O3 $([ -n "$carry" ] && echo "-march=x86-64-v3 -static -s" || echo -march=native)"
     cpu="$cpu -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -pthread -I."
@@ -79,6 +81,7 @@ build_lines() {
             bench-cuda-*) line="$cuda $type -x cu dev/bench/bench.c $blas $nccl" ;;
             train-cuda-*) line="$cuda $type train.cu $blas $nccl" ;;
             test_train-*) line="$cuda $type test_train.cu $blas $nccl" ;;
+            test_model-* | test_runs-*) line="$cuda $type -x cu dev/test/${program%-*}.c $blas $nccl" ;;
             test_nccl) line="$cuda -DPRECISION_BF16 dev/emulator/test_nccl.cu $blas $nccl" ;;
             test_emulator) line="$cuda -DPRECISION_BF16 dev/emulator/test_emulator.cu $blas" ;;
             ladders) line="$cuda -DPRECISION_BF16 $work/ladders.cu $blas" ;;

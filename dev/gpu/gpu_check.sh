@@ -434,7 +434,9 @@ run_D() {
         part 15 "test_cuda $precision" "$work/test_cuda-$precision" "test_cuda-$precision"
     done
     for precision in BF16 FP16 FP32; do
-        part 8 "test_train $precision" "$work/test_train-$precision" "test_train-$precision"
+        part 2 "test_train $precision" "$work/test_train-$precision" "test_train-$precision"
+        part 3 "test_model $precision" "$work/test_model-$precision" "test_model-$precision"
+        part 3 "test_runs $precision" "$work/test_runs-$precision" "test_runs-$precision"
     done
     part 60 "the trainer's CUDA build against its CPU build" "sh dev/test/test_backends.sh $work train-cuda" \
         weights_hash corpus tokenize train-FP32 train-BF16 train-FP16 train-cuda-FP32 train-cuda-BF16 train-cuda-FP16

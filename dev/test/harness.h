@@ -1,4 +1,4 @@
-// harness.h: what the test programs have in common.
+// harness.h: checks, files and processes for the test programs.
 //
 //   1. checks     conditions that are counted, and printed with the error and its bound
 //   2. files      a directory of the test's own, which is removed at the end; small things to do with files
@@ -13,7 +13,7 @@
 //     verdict("every element");                                         that do not hold are printed, below its line
 //     return tests_end();                                               N passed, N failed
 //
-// Processes that the test forks count into the same sums. The header needs system.h, and compiles as C11 and C++17.
+// Processes that the test forks count into the same sums. The header needs system.h, and compiles as C11 and C++20.
 
 #ifndef LLMTRAIN_HARNESS_H
 #define LLMTRAIN_HARNESS_H
@@ -49,7 +49,7 @@ typedef struct {
 static TestCounts counts_of_one_process, *harness_counts = &counts_of_one_process;
 static const char* harness_name = "test";
 
-// The current test: conditions expected so far, how many of them failed, and the messages of those.
+// The current test: the conditions expected so far, the number that failed, and their messages.
 static struct {
     unsigned long long conditions, failures;
     char text[8192];
@@ -60,7 +60,7 @@ static inline void count_add(unsigned long long* count, unsigned long long n) {
     __atomic_fetch_add(count, n, __ATOMIC_RELAXED);
 }
 
-// Prints the sums so far and ends the program, if a condition fails without which no other result means anything.
+// Ends the program with the sums so far, unless a condition holds without which no other result means anything.
 HARNESS_FORMAT(2, 3) static inline void need(bool good, const char* format, ...) {
     if (good) return;
     int reason = errno;
@@ -69,7 +69,7 @@ HARNESS_FORMAT(2, 3) static inline void need(bool good, const char* format, ...)
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    printf("%s%s: cannot go on: %s (%s)\n%llu passed, %llu failed\n", harness_now.text, harness_name, what,
+    printf("%s%s: aborted: %s (%s)\n%llu passed, %llu failed\n", harness_now.text, harness_name, what,
            strerror(reason), harness_counts->passed, harness_counts->failed + 1);
     fflush(stdout);
     exit(3);
@@ -323,7 +323,7 @@ static inline int open_descriptors(void) { return directory_count("/dev/fd", "")
 // ------------------------------------------------------------------------------------------------
 // 3. Programs
 
-#define PROGRAM_MS 600e3  // after this a program counts as hung; enough for a busy machine
+#define PROGRAM_MS 600e3  // after this a program is treated as hung; enough for a busy machine
 
 enum { WORDS_MAX = 126, EXIT_NOT_RUN = 113 };  // the status of a child that could not become the program
 

@@ -21,7 +21,8 @@ for name in add allocate checksum download dropout fail gemm grad heartbeat para
     echo "static inline int $name(int x) { return x + 1; }" >> "$work/functions/own_names.h"
     echo "#define $name(x) ((x) + 1)" >> "$work/macros/own_names.h"
 done
-for name in BYTES_4 CONTRACTIONS COUNT_FLAG GPT2 KIND_IN KIND_SET LLAMA3 LLAMAS MAX META MIN ROPE_TYPES SUM; do
+for name in BYTES_4 CONFIG_COUNT CONTRACTIONS COUNT_FLAG GPT2 KEY_COUNT KIND_IN KIND_SET LLAMA3 LLAMAS MAX META METRIC \
+    MIN ROPE_TYPES STATE_REAL SUM; do
     echo "#define $name own" | tee -a "$work/functions/own_names.h" >> "$work/macros/own_names.h"
 done
 

@@ -8,6 +8,7 @@
 
 #include "llmtrain/checkpoint/source.h"
 #include "llmtrain/run/presets.h"
+#include "llmtrain/run/run.h"
 #include "llmtrain/text/generate.h"
 
 #if PART == 2

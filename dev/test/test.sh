@@ -111,7 +111,7 @@ single() {
 for test in "$@"; do
     case $test in
         compilers)
-            with_compiler g++ "as C++17" -std=c++17 -fsyntax-only -x c++ train.cu
+            with_compiler g++ "as C++20" -std=c++20 -fsyntax-only -x c++ train.cu
             with_compiler clang "with clang" -std=c11 -x c train.cu -o "$build/train-clang" -lm -pthread
             with_compiler "$cc" "without OpenMP, for any machine of this kind" -std=c11 -fsyntax-only -x c train.cu
             with_compiler aarch64-linux-gnu-gcc "for aarch64" -std=c11 -fsyntax-only -fopenmp -x c train.cu
@@ -130,7 +130,7 @@ for test in "$@"; do
             check "examples/first.c trains and writes with the single header alone" \
                 single sh -c '"$0" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas first.c -o first -lm -pthread && ./first' "$cc"
             if command -v nvcc > /dev/null; then
-                check "examples/first.c compiles with nvcc and the single header alone" single nvcc -std=c++17 -arch=sm_80 -DLLMTRAIN_CUDA \
+                check "examples/first.c compiles with nvcc and the single header alone" single nvcc -std=c++20 -arch=sm_80 -DLLMTRAIN_CUDA \
                     -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp -x cu -fdevice-syntax-only -c first.c -o /dev/null
             else
                 echo "skipped the single header with nvcc: there is no nvcc"

@@ -1,7 +1,7 @@
 // test_cuda.cu: tests every operation of the CUDA backend against the CPU operation of the same name, for one storage
 // dtype (-DPRECISION_BF16, -DPRECISION_FP16, or float). test_kernels.c tests the CPU operations.
 //
-//     nvcc -std=c++17 -O3 -arch=native -DLLMTRAIN_CUDA -I. -Xcompiler -fopenmp dev/test/test_cuda.cu
+//     nvcc -std=c++20 -O3 -arch=native -DLLMTRAIN_CUDA -I. -Xcompiler -fopenmp dev/test/test_cuda.cu
 //         -o build/test_cuda -lcublasLt
 //     build/test_cuda                        the same where dev/emulator and a C++ compiler have built it
 //     build/test_cuda --only attention       the operations with that in their names
@@ -552,13 +552,14 @@ int main(int argc, char** argv) {
 #ifndef EMULATED
     shapes = SHAPES_LARGE;
 #endif
-    Flag flags[] = {
+    const Flag rows[] = {
         {"only", KIND_TEXT, &only, "NAME", 0, 0, "the operations with this in their names", false},
         {"shapes", KIND_CHOICE, &shapes, "tiny|odd|large|huge", 0, 0,
          "all up to this size; tiny: no others, and each once", false},
         {"exact", KIND_SWITCH, &exact_memory, "", 0, 0, "arrays without guard zones around them", false},
     };
-    if (!flags_begin(&code, "test_cuda", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    Flags flags = flags_of(rows, COUNT_OF(rows));
+    if (!flags_begin(&code, "test_cuda", NULL, &flags, argc, argv)) return code;
     tests_begin("test_cuda");
     need(device_open(&stream, false, &error), "%s", error.text);
     if (only == NULL) test_device();

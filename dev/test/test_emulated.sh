@@ -121,7 +121,10 @@ kernels() {
 # The whole model and the trainer, in these types.
 trainers() {
     begin
-    for type in $1; do once "$build/test_train-emulated-$type" --model; done
+    for type in $1; do
+        once "$build/test_train-emulated-$type"
+        once "$build/test_model-emulated-$type" --model
+    done
     end "the whole model in its CUDA build against float64"
     begin
     once env "TYPES=$1" sh dev/test/test_backends.sh "$build"

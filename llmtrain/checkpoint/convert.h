@@ -1,7 +1,7 @@
 // convert.h: the names and layouts of other programs for our models: tables of tensors and of configurations, which
 // both import and export use.
 //
-//   1. architectures   those of Hugging Face's transformers that our two families compute
+//   1. architectures   the models of Hugging Face's transformers that our two families compute
 //   2. tensors         a row per tensor: its names, which rows of ours it is, whether it is transposed
 //   3. configuration   a row per key of config.json: hf_config_read, hf_config_write
 //   4. elements        float to and from the types in files
@@ -11,13 +11,14 @@
 //   if (hf_config_write(&json_writer, &config, DTYPE_BF16, begin, end, &error)) ...
 //
 // Anything that our model would compute differently is refused by name: an architecture, a key, a value. Keys that
-// change no result (dropout, initial values, the type of the weights) are accepted unread; a key that is in no table is
-// refused, since its effect is unknown. Nothing here opens files of weights: source.h does.
+// change no result (dropout, initial values, the dtype of the weights) are accepted unread; a key that is in no table
+// is refused, since its effect is unknown. Nothing here opens files of weights: source.h does.
 
 #ifndef LLMTRAIN_CONVERT_H
 #define LLMTRAIN_CONVERT_H
 
 #include "../../llmtrain.h"
+#include "../base/json_fields.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Architectures
@@ -40,7 +41,7 @@ static const Architecture ARCHITECTURES[] = {
 };
 enum { ARCHITECTURE_COUNT = sizeof ARCHITECTURES / sizeof ARCHITECTURES[0] };
 
-// The architecture that computes what a model of this configuration does; NULL if there is none.
+// The architecture that computes the same as a model of this configuration; NULL if there is none.
 static inline const Architecture* architecture_of(const Config* c) {
     bool plain = c->kv_heads == c->heads && config_head_size(c) * c->heads == c->channels;
     for (size_t i = 0; i < ARCHITECTURE_COUNT; i++) {
@@ -57,9 +58,9 @@ static inline const Architecture* architecture_of(const Config* c) {
 // ------------------------------------------------------------------------------------------------
 // 2. Tensors
 //
-// The rows are in the order of llm.c's files, which hold those of GPT-2, each for all blocks. Hugging Face's GPT-2
+// The rows are in the order of llm.c's files, which hold GPT-2's tensors, each for all blocks. Hugging Face's GPT-2
 // stores the matrices of its blocks as (in, out), ours are (out, in). Ours have the rows of q, k and v in one matrix,
-// and those of gate and up in another.
+// and the rows of gate and up in another.
 
 typedef enum { PART_WHOLE, PART_Q, PART_K, PART_V, PART_GATE, PART_UP } TensorPart;
 
@@ -145,7 +146,7 @@ static inline void convert_part(size_t* first, size_t* rows, TensorPart part, co
 // Lists the tensors of a model's Hugging Face file, in the order of our table. The caller frees *list.
 static inline bool convert_list(ForeignTensor** list, size_t* count, const Config* c, const Parameters* p,
                                 Error* error) {
-    size_t capacity = 3 * p->count, block;  // the largest number of parts is that of q, k, v
+    size_t capacity = 3 * p->count, block;  // at most 3 parts: q, k, v
     *count = 0;
     *list = (ForeignTensor*)memory_allocate(capacity * sizeof(ForeignTensor));
     if (*list == NULL) return fail_with(error, "out of memory for a list of %zu tensors", capacity);
@@ -179,45 +180,38 @@ static inline bool convert_ignores(const char* name, const Config* c) {
 // ------------------------------------------------------------------------------------------------
 // 3. Configuration
 
-#define KEY_COUNT(key, member, missing) \
-    {key, key, KIND_COUNT, offsetof(Config, member), "N", 0, 0, NULL, missing}
-#define KEY_REAL(key, member, missing) \
-    {key, key, KIND_REAL, offsetof(Config, member), "X", 0, 0, NULL, missing}
-#define KEY_SWITCH(key, member, missing) \
-    {key, key, KIND_SWITCH, offsetof(Config, member), "on|off", 0, 0, NULL, missing}
-
 // Keys that are members of Config. The last column is transformers' own value for a file without the key; NULL: the key
 // is required. 0 is filled in by config_complete.
 static const Field GPT2_KEYS[] = {
-    KEY_COUNT("n_embd", channels, NULL),
-    KEY_COUNT("n_layer", layers, NULL),
-    KEY_COUNT("n_head", heads, NULL),
-    KEY_COUNT("n_inner", ffn, "0"),
-    KEY_COUNT("n_positions", context, NULL),
-    KEY_COUNT("vocab_size", vocab, NULL),
-    KEY_REAL("layer_norm_epsilon", norm_epsilon, "1e-5"),
-    KEY_SWITCH("tie_word_embeddings", tied, "on"),
+    FIELD_SAVED(Config, channels, KIND_COUNT, "n_embd", NULL),
+    FIELD_SAVED(Config, layers, KIND_COUNT, "n_layer", NULL),
+    FIELD_SAVED(Config, heads, KIND_COUNT, "n_head", NULL),
+    FIELD_SAVED(Config, ffn, KIND_COUNT, "n_inner", "0"),
+    FIELD_SAVED(Config, context, KIND_COUNT, "n_positions", NULL),
+    FIELD_SAVED(Config, vocab, KIND_COUNT, "vocab_size", NULL),
+    FIELD_SAVED(Config, norm_epsilon, KIND_REAL, "layer_norm_epsilon", "1e-5"),
+    FIELD_SAVED(Config, tied, KIND_SWITCH, "tie_word_embeddings", "on"),
 };
 static const Field LLAMA_KEYS[] = {
-    KEY_COUNT("hidden_size", channels, NULL),
-    KEY_COUNT("num_hidden_layers", layers, NULL),
-    KEY_COUNT("num_attention_heads", heads, NULL),
-    KEY_COUNT("num_key_value_heads", kv_heads, "0"),
-    KEY_COUNT("head_dim", head_size, "0"),
-    KEY_COUNT("intermediate_size", ffn, NULL),
-    KEY_COUNT("max_position_embeddings", context, NULL),
-    KEY_COUNT("vocab_size", vocab, NULL),
-    KEY_REAL("rms_norm_eps", norm_epsilon, "1e-6"),
-    KEY_REAL("rope_theta", rope_theta, "10000"),
-    KEY_SWITCH("tie_word_embeddings", tied, "off"),
+    FIELD_SAVED(Config, channels, KIND_COUNT, "hidden_size", NULL),
+    FIELD_SAVED(Config, layers, KIND_COUNT, "num_hidden_layers", NULL),
+    FIELD_SAVED(Config, heads, KIND_COUNT, "num_attention_heads", NULL),
+    FIELD_SAVED(Config, kv_heads, KIND_COUNT, "num_key_value_heads", "0"),
+    FIELD_SAVED(Config, head_size, KIND_COUNT, "head_dim", "0"),
+    FIELD_SAVED(Config, ffn, KIND_COUNT, "intermediate_size", NULL),
+    FIELD_SAVED(Config, context, KIND_COUNT, "max_position_embeddings", NULL),
+    FIELD_SAVED(Config, vocab, KIND_COUNT, "vocab_size", NULL),
+    FIELD_SAVED(Config, norm_epsilon, KIND_REAL, "rms_norm_eps", "1e-6"),
+    FIELD_SAVED(Config, rope_theta, KIND_REAL, "rope_theta", "10000"),
+    FIELD_SAVED(Config, tied, KIND_SWITCH, "tie_word_embeddings", "off"),
 };
 // Members of "rope_scaling", or of "rope_parameters" since transformers 5, other than the kind.
 static const Field ROPE_KEYS[] = {
-    KEY_REAL("rope_theta", rope_theta, NULL),
-    KEY_REAL("factor", rope_factor, NULL),
-    KEY_REAL("low_freq_factor", rope_low_freq, NULL),
-    KEY_REAL("high_freq_factor", rope_high_freq, NULL),
-    KEY_COUNT("original_max_position_embeddings", rope_original, NULL),
+    FIELD_SAVED(Config, rope_theta, KIND_REAL, "rope_theta", NULL),
+    FIELD_SAVED(Config, rope_factor, KIND_REAL, "factor", NULL),
+    FIELD_SAVED(Config, rope_low_freq, KIND_REAL, "low_freq_factor", NULL),
+    FIELD_SAVED(Config, rope_high_freq, KIND_REAL, "high_freq_factor", NULL),
+    FIELD_SAVED(Config, rope_original, KIND_COUNT, "original_max_position_embeddings", NULL),
 };
 enum {
     GPT2_KEY_COUNT = sizeof GPT2_KEYS / sizeof GPT2_KEYS[0],
@@ -229,9 +223,9 @@ enum {
 // Keys that are not one member of Config: none, or several.
 typedef enum {
     RULE_UNREAD,   // changes no result of the model
-    RULE_VALUES,   // must have one of the values, since our model computes nothing else; `written` by an export
+    RULE_VALUES,   // must have one of the values, the only ones that our model computes; an export writes `written`
     RULE_ROPE,     // an object with ROPE_KEYS, or null
-    RULE_WINDOW,   // null, or at least the context: then it hides nothing
+    RULE_WINDOW,   // null, or at least the context: such a window hides nothing
     RULE_LAYERS    // an array whose elements all have one of the values
 } RuleKind;
 
@@ -322,14 +316,14 @@ static inline void json_scalar_text(char text[64], const Json* json, uint32_t no
     else snprintf(text, 64, "%.*s", (int)min_size(n->bytes, 63), json->text + n->start);
 }
 
-// Fails for a key whose value our model does not compute.
+// Fails for a value that our model does not compute.
 static inline bool hf_refuse(const char* path, const char* key, const char* value, const char* can, Error* error) {
     return fail_with(error,
                      "%.600s: \"%.80s\" is %.60s, which this program does not support%s%.100s; use another model", path,
                      key, value, can[0] ? ": it supports " : "", can);
 }
 
-// Reads a key; null counts as missing.
+// Reads a key; null is the same as no key.
 static inline bool hf_read_key(Config* c, const Field* field, const Json* json, uint32_t object, const char* path,
                                Error* error) {
     uint32_t node = json_get(json, object, field->name);

@@ -181,9 +181,12 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
     SafetensorsFile file;
     CheckpointLoad load;
     FlatVector flat;  // of no rank: only the table counts
+    OptimizerOptions none;
     memset(&load, 0, sizeof load);
     memset(&flat, 0, sizeof flat);
+    memset(&none, 0, sizeof none);
     flat.parameters = &s->parameters;
+    flat.holds.optimizer = &none;
     load.count = checkpoint_arrays(load.arrays, &flat);
     if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
         return fail_with(error, "the manifest of %.600s has an entry without a file name; it is damaged", s->path);

@@ -1,7 +1,7 @@
 // attention.cuh: causal, grouped-query attention, forward and backward: attention_forward and attention_backward of
 // kernels_cpu.h on a GPU.
 //
-// In another program, with this file and types.h (its section 4 has the layout of qkv), by nvcc -std=c++17 -arch=native
+// In another program, with this file and types.h (its section 4 has the layout of qkv), by nvcc -std=c++20 -arch=native
 // -DPRECISION_BF16 (sm_80 or newer):
 //
 //   struct Device device = {};  device.compute = my_stream;
@@ -495,7 +495,7 @@ static __device__ __forceinline__ void tile_copy_begin(uint32_t tile, const floa
     }
 }
 
-enum { ROW_NUMBERS = 2 * sizeof(float) };  // bytes of a row's lse and delta, side by side
+constexpr int ROW_NUMBERS = 2 * sizeof(float);  // bytes of a row's lse and delta, side by side
 
 // Begins to copy lse and delta of ROWS rows, of which `available` exist; 0 for the others.
 template <int ROWS>

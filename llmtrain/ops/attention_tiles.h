@@ -25,7 +25,7 @@ namespace cpu {
 enum {
     TILE = SUM_LANES, // queries or keys in a tile; a sum over its keys adds one term to each partial sum of SUM
     TILE_GROUP = 16,  // neighboring rows or columns of a tile: a block of that size is computed unless all is masked
-    TILE_ELEMENTS = (TILE + GEMM_PACK_EXTRA) * ATTENTION_MAX_D,  // of rows of queries, keys or values
+    TILE_ELEMENTS = (TILE + (int)GEMM_PACK_EXTRA) * ATTENTION_MAX_D,  // of rows of queries, keys or values
     TILE_TRANSPOSED = TILE * (ATTENTION_MAX_D + GEMM_PACK_EXTRA)
 };
 
@@ -138,7 +138,7 @@ ALWAYS_INLINE Vector tile_column_sums(const float* terms) {
     for (size_t j = 0; j < QUARTER; j++) {
         const float* row = terms + j * TILE;
         lanes[j] = (*(const Vector*)row + *(const Vector*)(row + 2 * QUARTER * TILE)) +
-            (*(const Vector*)(row + QUARTER * TILE) + *(const Vector*)(row + 3 * QUARTER * TILE));
+            (*(const Vector*)(row + 1 * QUARTER * TILE) + *(const Vector*)(row + 3 * QUARTER * TILE));
     }
     tile_fold(lanes, 8);
     tile_fold(lanes, 4);

@@ -8,7 +8,7 @@
 //   5. stream       what an operation runs on; CUDA_CHECK, LAUNCH_CHECK
 //   6. elements     loads and stores of 16 bytes at a time (CUDA C++ alone)
 //
-// Needs: nothing of ours. C11, C++17 and CUDA C++.
+// Needs: nothing of ours. C11, C++20 and CUDA C++.
 
 #ifndef LLMTRAIN_TYPES_H
 #define LLMTRAIN_TYPES_H
@@ -98,7 +98,7 @@ HOST_DEVICE ALWAYS_INLINE uint16_t f16_from_float(float x) {
 // 3. floatX
 
 #if defined(PRECISION_BF16)
-typedef struct { uint16_t bits; } floatX;
+typedef struct floatX { uint16_t bits; } floatX;
 #define FLOATX_NAME "bf16"
 #define FLOATX_DTYPE DTYPE_BF16  // its row of dtypes.h
 #define FLOATX_IS_FLOAT 0
@@ -106,7 +106,7 @@ typedef struct { uint16_t bits; } floatX;
 HOST_DEVICE ALWAYS_INLINE float float_of(floatX x) { return float_from_bf16(x.bits); }
 HOST_DEVICE ALWAYS_INLINE floatX floatX_of(float x) { floatX r = {bf16_from_float(x)}; return r; }
 #elif defined(PRECISION_FP16)
-typedef struct { uint16_t bits; } floatX;
+typedef struct floatX { uint16_t bits; } floatX;
 #define FLOATX_NAME "fp16"
 #define FLOATX_DTYPE DTYPE_F16
 #define FLOATX_IS_FLOAT 0
@@ -193,7 +193,8 @@ static inline void* device_scratch(Stream stream, size_t bytes) {
 // Memory access is fastest with 16 bytes per thread: PACK elements of floatX. Where rows do not fit, kernels take
 // elements one by one: their template parameter W is the number taken at a time, PACK or 1.
 
-enum { PACK = 16 / sizeof(floatX), WARP = 32 };
+enum { PACK = 16 / sizeof(floatX) };
+constexpr int WARP = 32;
 
 // W neighboring elements, aligned to and moved in units of 16 bytes, or 8, if they fill those, otherwise one by one. A
 // Group has the type in memory; Lanes are the floats of a Group of floatX, which a thread computes with.
@@ -241,7 +242,7 @@ static __device__ inline void lanes_store(floatX* p, Lanes<W> lanes) {
     group_store<W>(p, elements);
 }
 
-// Whether rows of n elements that begin at these addresses can be taken PACK at a time. NULL counts as aligned.
+// Whether rows of n elements that begin at these addresses can be taken PACK at a time. NULL is aligned.
 static inline bool packs_fit(size_t n, const void* a, const void* b, const void* c, const void* d) {
     return n % PACK == 0 && (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;
 }

@@ -24,8 +24,8 @@ typedef struct {
     size_t program;            // bytes that the program uses before it allocates anything
 } PlanOptions;
 
-// Appends the flags of these options, and sets the defaults; returns the new number of flags.
-static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
+// Appends the flags of these options, and sets the defaults.
+static inline void plan_flags(Flags* flags, PlanOptions* o) {
     const Flag table[] = {
         FLAG_HEADING("Memory"),
         FLAG_SWITCH("plan", &o->show, false, FLAG_FREE, "print the memory plan and exit"),
@@ -41,7 +41,7 @@ static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
         FLAG_TEXT("offload-dir", &o->offload_dir, NULL, "DIR", FLAG_LOCAL,
                   "directory for --offload, on a fast disk of each machine; default in GPU builds: host memory"),
     };
-    return flags_append(flags, count, table, sizeof table / sizeof(Flag));
+    flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
 static inline bool plan_options_check(const PlanOptions* o, Error* error) {

@@ -330,7 +330,7 @@ static inline bool trace_sequences(StepTrace* trace, const Loader* loader, uint6
 
 // Gathers the worst sequences over all ranks, and the operation that the lowest rank has found. All ranks call it.
 static inline bool trace_gather(StepTrace* trace, Error* error) {
-    enum { NUMBERS = TRACE_MEASURES * TRACE_WORST * sizeof(SequenceTrace) / sizeof(double) };
+    enum { NUMBERS = sizeof(SequenceTrace) / sizeof(double) * TRACE_MEASURES * TRACE_WORST };
     const RankOptions* o = &trace->model->flat.options;
     size_t world = trace->model->flat.options.world, *begins = NULL, own = trace->count;
     char* texts = NULL;

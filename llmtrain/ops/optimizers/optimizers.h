@@ -254,7 +254,7 @@ static inline OptimizerStep optimizer_step(const OptimizerOptions* o, uint64_t s
 }
 
 // A slice of a tensor to update: all of it where optimizer_whole says so.
-typedef struct {
+typedef struct OptimizerSlice {
     floatX* params;                  // (n)
     float* master_weights;           // (n) the float copy that is updated and then rounded to params; NULL: params are
                                      // updated themselves, rounded stochastically where floatX is not float

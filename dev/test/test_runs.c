@@ -1,0 +1,713 @@
+// test_runs.c: tests of whole runs: the trainer itself, called as a function. The file includes train.cu, with its main
+// renamed, so that the tested code is the shipped code.
+//
+//   cc -std=c11 -O2 -ffp-contract=off -fopenmp -I. dev/test/test_runs.c -o build/test_runs -lm -ldl -pthread
+//   build/test_runs [--runs | --files | --signals | --damage]      all parts, or one of them
+//
+//   --runs      the same bits twice, with 1 to 3 threads, and after a resume: each family, optimizer and schedule
+//   --files     the log, the manifest, copies in memory, offloading, several ranks, resumes of odd sizes
+//   --signals   a signal stops a run, which saves; one process per directory
+//   --damage    checkpoints truncated anywhere, or with any byte changed: refused or skipped, never used; pruning
+//
+// Runs are named a and b, in a directory of the test's own. Run it in the root of the checkout.
+
+#define main train_main
+#include "train.cu"
+#undef main
+
+#include "data/shards.h"
+#include "small_model.h"
+
+enum { STEPS = 20 };  // of a small run
+
+// Calls the program with the words of `line`, its output in the file "output"; returns its exit code.
+static int train(const char* line) {
+    Words w = {.count = 0};
+    words_add(&w, "train");
+    words_add(&w, line);
+    fflush(stdout);
+    fflush(stderr);
+    int saved[2] = {dup(1), dup(2)}, file = open("output", O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    dup2(file, 1);
+    dup2(file, 2);
+    int code = train_main((int)w.count, w.words);
+    fflush(stdout);
+    fflush(stderr);
+    dup2(saved[0], 1);
+    dup2(saved[1], 2);
+    close(saved[0]);
+    close(saved[1]);
+    close(file);
+    return code;
+}
+
+// The same in a child, with a fault (fault.h) or without (""). OpenMP's threads do not survive a fork: the line says
+// --threads 1.
+static pid_t train_start(const char* fault, const char* line) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child != 0) return child;
+    setenv("LLMTRAIN_TEST_FAULT", fault, 1);
+    fault_state()->read = false;
+    _exit(train(line));
+}
+
+static int train_wait(pid_t child) {
+    int status = -1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int train_apart(const char* fault, const char* line) { return train_wait(train_start(fault, line)); }
+
+static bool text_contains(const char* path, const char* words) {
+    char* text = text_read(path, NULL);
+    bool found = strstr(text, words) != NULL;
+    free(text);
+    return found;
+}
+
+static bool output_contains(const char* words) { return text_contains("output", words); }
+
+// Hash of a file of the run; 0 if it cannot be read. For the log: without the members for time and memory.
+static uint64_t run_hash(const char* run, const char* name) {
+    const char* path = text_of("%s/%s", run, name);
+    if (!file_exists(path)) return 0;
+    size_t bytes;
+    char* data = text_read(path, &bytes);
+    Hash hash = hash_begin(0);
+    if (strcmp(name, "metrics.jsonl") == 0) {
+        for (char* line = strtok(data, "\n"); line; line = strtok(NULL, "\n")) {
+            char* timing = strstr(line, "\"ms\"");
+            hash_add(&hash, line, timing ? (size_t)(timing - line) : strlen(line));
+        }
+    } else {
+        hash_add(&hash, data, bytes);
+    }
+    free(data);
+    return hash_end(&hash);
+}
+
+// Runs a and b have the same checkpoint at `step`, manifest included, and the same log.
+static bool runs_equal(int step) {
+    const char* names[] = {text_of("step_%08d/rank_00000.safetensors", step), text_of("step_%08d/manifest.json", step),
+                           "metrics.jsonl"};
+    for (size_t i = 0; i < COUNT_OF(names); i++)
+        if (run_hash("a", names[i]) == 0 || run_hash("a", names[i]) != run_hash("b", names[i])) return false;
+    return true;
+}
+
+static void runs_remove(void) {
+    remove_tree("a");
+    remove_tree("b");
+}
+
+static void write_shards(void) {
+    Error error;
+    ShardWriter writer;
+    int32_t tokens[3000];
+    for (int kind = 0; kind < 2; kind++) {
+        const char* path = kind ? "val.bin" : "train.bin";
+        random_tokens(tokens, 3000, 61, 20 + (uint64_t)kind);
+        for (int i = 0; i < 3000; i++) if (i % 3) tokens[i] = (tokens[i - 1] * 7 + 1) % 61;  // something to learn
+        need(shard_writer_open(&writer, path, 61, 0, &error) && shard_writer_add(&writer, tokens, 3000, &error) &&
+                 shard_writer_finish(&writer, &error) && shard_publish(path, &error),
+             "%s", error.text);
+    }
+}
+
+// The flags of a small run.
+static const char* small_run(const char* name, const char* more) {
+    return text_of("--data train.bin --val val.bin --out %s --layers 2 --heads 4 --channels 40 --ffn 72 --seq 16 "
+                   "--batch 3 --steps 20 --val-every 7 --val-windows 20 --ckpt-every 10 --warmup 5 --lr 0.01 %s", name,
+                   more);
+}
+
+// The numbers of a member of the log, a line each; NAN for null. Returns how many lines there are.
+static size_t log_numbers(double* numbers, size_t most, const char* run, const char* member) {
+    const char* key = text_of("\"%s\": ", member);
+    char* data = text_read(text_of("%s/metrics.jsonl", run), NULL);
+    size_t count = 0;
+    for (char* line = strtok(data, "\n"); line && count < most; line = strtok(NULL, "\n")) {
+        const char* at = strstr(line, key);
+        numbers[count++] = at && strncmp(at + strlen(key), "null", 4) != 0 ? strtod(at + strlen(key), NULL) : NAN;
+    }
+    free(data);
+    return count;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Runs
+
+// One kind of run: twice, with different numbers of threads, and resumed in the middle.
+static void test_run_kind(const char* what, const char* flags) {
+    runs_remove();
+    bool ok = train(small_run("a", flags)) == 0 && train(small_run("b", flags)) == 0;
+    check(ok && runs_equal(20), "%s: two runs are the same, weights, moments, state and log", what);
+    for (int threads = 1; threads <= 3; threads++) {
+        remove_tree("b");
+        ok = train(small_run("b", text_of("%s --threads %d", flags, threads))) == 0;
+        check(ok && runs_equal(20), "%s: %d thread%s: the same", what, threads, threads > 1 ? "s" : "");
+    }
+    // Simulates the loss of the second half: resuming from step 10 must write it again.
+    remove_tree("b/step_00000020");
+    ok = train(small_run("b", text_of("%s --resume", flags))) == 0 && output_contains("resumed from");
+    check(ok && runs_equal(20), "%s: 10 steps, resumed for 10: the same", what);
+}
+
+// FP16 gradients that overflow on two ranks: the same steps are skipped as on one, with the same loss scales.
+static void test_overflow_of_ranks(void) {
+    const char* flags = "--loss-scale 16777216 --scale-growth 3 --total-batch 96";
+    double skipped[2][STEPS], losses[2][STEPS], worst = 0;
+    runs_remove();
+    bool ok = train_apart("", small_run("a", text_of("--threads 1 %s --ranks 2", flags))) == 0;
+    ok = ok && train(small_run("b", flags)) == 0;
+    for (int run = 0; run < 2; run++) {
+        ok = ok && log_numbers(skipped[run], STEPS, run ? "b" : "a", "skipped") == STEPS;
+        ok = ok && log_numbers(losses[run], STEPS, run ? "b" : "a", "loss") == STEPS;
+    }
+    for (size_t i = 0; ok && i < STEPS; i++) worst = fmax(worst, fabs(losses[0][i] / losses[1][i] - 1));
+    check(ok && skipped[0][0] == 1 && memcmp(skipped[0], skipped[1], sizeof skipped[0]) == 0,
+          "overflows on two ranks: the steps of one rank are skipped");
+    check_bound(ok ? worst : NAN, bound_of(1e-5, 2), "overflows on two ranks: the losses of one rank");
+}
+
+// FP16: a resumed run takes the checkpoint's loss scale, even if that has fallen to 1.
+static void test_resumed_loss_scale(void) {
+    const char* weights = "step_00000020/rank_00000.safetensors";
+    remove_tree("a");
+    bool ok = train(small_run("a", "--loss-scale 1 --scale-growth 1000")) == 0;
+    uint64_t hash = run_hash("a", weights);
+    remove_tree("a/step_00000020");
+    ok = ok && train(small_run("a", "--loss-scale 65536 --scale-growth 1000 --resume")) == 0;
+    check(ok && hash != 0 && hash == run_hash("a", weights), "a loss scale of 1 is resumed");
+}
+
+static void test_runs(void) {
+    const char* log = "a/metrics.jsonl";
+    test_run_kind("gpt2", "");
+    test_run_kind("llama, grouped queries, untied, dropout", "--family llama --kv-heads 2 --tied off --dropout 0.1");
+    test_run_kind("accumulation and skipped steps",
+                  "--total-batch 144 --spike-skip 1.02 --spike-warmup 2 --spike-sigma 1");
+    check(text_contains(log, "\"skipped\": 1,") && text_contains(log, "\"skipped\": 2,"), "that run did skip steps");
+    test_run_kind("lion, wsd", "--optimizer lion --schedule wsd");
+    test_run_kind("momentum", "--optimizer momentum");
+    test_run_kind("sgd, no masters", "--optimizer sgd --masters off");
+    if (FLOATX_DTYPE != DTYPE_F16) return;
+    test_run_kind("a loss scale that overflows at first", "--loss-scale 16777216 --scale-growth 3");
+    check(text_contains(log, "\"skipped\": 1,") && !text_contains(log, "\"skipped\": 15,"),
+          "that run did overflow, and went on");
+    test_overflow_of_ranks();
+    test_resumed_loss_scale();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Files
+
+// A checkpoint whose snapshot takes longer than the next step must still hold a single step.
+static void test_slow_snapshot(void) {
+    runs_remove();
+    double began = now_ms();
+    int slow = train_apart("rank 0 step 1 at copy do delay 100", small_run("a", "--threads 1"));
+    double ms = now_ms() - began;
+    check(slow == 0 && ms > 200 && train(small_run("b", "")) == 0 && runs_equal(10) && runs_equal(20),
+          "a slow snapshot: the checkpoint is of one step");
+}
+
+// Checks the log of a run with known flags.
+static void test_log(void) {
+    static const char* const names[] = {"step", "val_loss", "tokens", "lr", "mfu", "ms", "skipped", "tok_per_s"};
+    double n[8][STEPS + 1], *steps = n[0], *val = n[1], *tokens = n[2], *lr = n[3], *mfu = n[4], *ms = n[5], error = 0;
+    bool counts = true, validates = true;
+    size_t lines = 0;
+    remove_tree("a");
+    int code = train(small_run("a", "--peak-tflops 0.001"));
+    for (int i = 0; i < 8; i++) lines = log_numbers(n[i], STEPS + 1, "a", names[i]);
+    for (size_t i = 0; i < lines && i < STEPS; i++) {
+        // A warm-up of 5 steps to 0.01, then a cosine to a tenth of it at step 20.
+        double x = i < 5 ? 0 : (double)(i - 5) / 14;
+        double cosine = 0.01 * (0.1 + 0.9 * 0.5 * (1 + cos(3.14159265358979 * x)));
+        counts = counts && steps[i] == (double)(i + 1) && tokens[i] == (double)(i + 1) * 3 * 16 && n[6][i] == 0;
+        validates = validates && isfinite(val[i]) == (i + 1 == 7 || i + 1 == 14 || i + 1 == 20);
+        error = fmax(error, fabs(lr[i] / (i < 5 ? 0.01 * (double)(i + 1) / 5 : cosine) - 1));
+        // 6 operations for each of 27704 weights, and 6 x 2 x 16 x 40 of attention; 48 tokens, 1e9 operations a second.
+        double flops = 6 * 27704 + 6 * 2 * 16 * 40;
+        error = fmax(error, fabs(mfu[i] / (flops * 48 / (ms[i] * 1e-3 * 1e9)) - 1));
+        error = fmax(error, fabs(n[7][i] / (48 / (ms[i] * 1e-3)) - 1));
+    }
+    check(code == 0 && lines == STEPS && counts, "log: a line for each step, with its number and the tokens so far");
+    check(validates, "log: --val-every 7 validates after steps 7, 14 and the last");
+    check_bound(error, 1e-6, "log: learning rate, tokens per second and mfu");
+
+    // A manifest has the flags that change the result, and a resume reports those that differ.
+    static const struct { const char* member; bool there; } flags[] = {
+        {"\"lr\": \"0.01\"", true}, {"\"warmup\": \"5\"", true}, {"\"batch\": \"3\"", true},
+        {"\"steps\": \"20\"", true}, {"\"weight-decay\": \"0.1\"", true}, {"\"beta2\": \"0.95\"", true},
+        {"\"clip\": \"1\"", true}, {"\"out\": ", false}, {"\"threads\": ", false}, {"\"val-every\": ", false},
+        {"\"ckpt-every\": ", false}};
+    for (size_t i = 0; i < COUNT_OF(flags); i++)
+        counts = counts && flags[i].there == text_contains("a/step_00000020/manifest.json", flags[i].member);
+    check(counts, "manifest: the flags that change what a run computes, and no others");
+    remove_tree("a/step_00000020");
+    remove_tree("b");
+    code = train(small_run("a", "--weight-decay 0.2 --resume"));
+    check(code == 0 && output_contains("note: --weight-decay was '0.1' in that run and is '0.2' now") &&
+              !output_contains("note: --lr"),
+          "a resume reports the flags that differ, and no others");
+
+    code = train(small_run("b", "--log-every 3"));
+    lines = log_numbers(steps, STEPS + 1, "b", "step");
+    const double logged[] = {3, 6, 7, 9, 12, 14, 15, 18, 20};
+    check(code == 0 && lines == 9 && memcmp(steps, logged, sizeof logged) == 0,
+          "log: --log-every 3 has every third step, validations and the last");
+
+    remove_tree("b");
+    code = train("--data train.bin --out b --layers 1 --heads 1 --channels 8 --seq 16 --batch 1 --steps 5 "
+                 "--log-every 3");
+    lines = log_numbers(steps, STEPS + 1, "b", "step");
+    check(code == 0 && lines == 2 && steps[0] == 3 && steps[1] == 5,
+          "log: --log-every 3 of 5 steps without validation has the third and the last");
+}
+
+// A run has diverged when --diverged-after consecutive steps were skipped, however many were skipped in all.
+static void test_divergence(void) {
+    const char* skipping = "--clip 0 --spike-skip 1.02 --spike-warmup 2 --total-batch 144";
+    double skipped[STEPS + 1];
+    runs_remove();
+    bool ok = train(small_run("a", skipping)) == 0 && log_numbers(skipped, STEPS + 1, "a", "skipped") == STEPS;
+    size_t most = 0, consecutive = 0;
+    for (size_t i = 0; ok && i < STEPS; i++) {
+        consecutive = skipped[i] > (i ? skipped[i - 1] : 0) ? consecutive + 1 : 0;
+        most = max_size(most, consecutive);
+    }
+    check(ok && most > 0 && skipped[STEPS - 1] > most, "some steps are skipped, not all of them consecutive");
+    ok = train(small_run("b", text_of("%s --diverged-after %zu", skipping, most + 1))) == 0;
+    check(ok && run_hash("a", "metrics.jsonl") == run_hash("b", "metrics.jsonl"),
+          "skipped steps that are not consecutive are no divergence");
+    remove_tree("b");
+    ok = train(small_run("b", text_of("%s --diverged-after %zu", skipping, most))) == 1;
+    check(ok && output_contains("steps were skipped"), "as many consecutive ones as --diverged-after are");
+}
+
+// A line torn by a power cut is removed from the log when the run is resumed, and so is one with a wrong step; the user
+// is told.
+static void test_torn_log(void) {
+    double steps[STEPS + 1];
+    bool right = true;
+    remove_tree("a");
+    need(train(small_run("a", "")) == 0, "the run whose log is to be torn failed");
+    size_t bytes, lines;
+    char* text = text_read("a/metrics.jsonl", &bytes);
+    memcpy(strstr(text, "\"step\": 8,"), "\"step\":88,", 10);
+    memset(strstr(text, "\"step\": 5,") + 20, 0, 40);
+    put_bytes("a/metrics.jsonl", text, bytes);
+    free(text);
+    remove_tree("a/step_00000020");
+    bool ok = train(small_run("a", "--resume")) == 0 && output_contains("removed 2 damaged lines");
+    lines = log_numbers(steps, STEPS + 1, "a", "step");
+    for (size_t i = 0; i < lines; i++) right = right && steps[i] == (double)(i < 4 ? i + 1 : i < 6 ? i + 2 : i + 3);
+    check(ok && lines == STEPS - 2 && right,
+          "a torn line of the log is removed, and one of a wrong step, and reported");
+}
+
+// The log of two ranks: the losses of both, and the tokens of both.
+static void test_log_of_ranks(void) {
+    static const char* const names[] = {
+        "loss", "loss_ranks_min", "loss_ranks_median", "loss_ranks_max", "ms", "tok_per_s", "tokens"};
+    double n[7][STEPS], error = 0;
+    bool sorted = true;
+    remove_tree("a");
+    bool ok = train_apart("", small_run("a", "--threads 1 --ranks 2")) == 0;
+    for (int i = 0; i < 7; i++) ok = ok && log_numbers(n[i], STEPS, "a", names[i]) == STEPS;
+    for (size_t i = 0; ok && i < STEPS; i++) {
+        sorted = sorted && n[1][i] < n[3][i] && n[2][i] == n[1][i] && n[6][i] == (double)(i + 1) * 2 * 3 * 16;
+        error = fmax(error, fabs(n[0][i] / (0.5 * (n[1][i] + n[3][i])) - 1));
+        error = fmax(error, fabs(n[5][i] / (2 * 48 / (n[4][i] * 1e-3)) - 1));
+    }
+    check(ok && sorted, "log of two ranks: smallest and largest loss, and the tokens of both");
+    check_bound(ok ? error : NAN, 1e-9, "log of two ranks: mean loss and tokens per second");
+}
+
+// Copies in memory belong to one run: a resume takes the newest, also without --ckpt-hot, and a new run in the
+// directory of another removes that run's copies.
+static void test_hot(void) {
+    const char *kill_13 = "rank 0 step 13 at load do kill", *kill_18 = "rank 0 step 18 at load do kill";
+    runs_remove();
+    need(train(small_run("b", "")) == 0, "the run to compare with failed");
+    const char* hot = "--threads 1 --ckpt-async off --ckpt-hot 5 --ckpt-hot-dir .";
+    bool killed = train_apart(kill_18, small_run("a", hot)) != 0;
+    check(killed && train(small_run("a", "--resume --ckpt-hot-dir .")) == 0 && output_contains("step_00000015 in") &&
+              runs_equal(20),
+          "a copy in memory is resumed without --ckpt-hot");
+
+    remove_tree("a");
+    killed = train_apart(kill_18, small_run("a", text_of("%s --clip 0.1", hot))) != 0;
+    remove_tree("a");
+    killed = train_apart(kill_13, small_run("a", "--threads 1 --ckpt-async off --ckpt-hot-dir .")) != 0 && killed;
+    check(killed && train(small_run("a", "--resume --ckpt-async off --ckpt-hot 5 --ckpt-hot-dir .")) == 0 &&
+              output_contains("step_00000010 in") && runs_equal(20),
+          "a copy of an earlier run in the same directory is not");
+}
+
+// Two ranks with slow collectives must compute what one rank does: the same samples, dropout masks, averages and
+// validation; no parameter is used before it has been gathered. They send what --plan predicts.
+static void test_two_ranks(void) {
+    static const char* const names[] = {"loss", "grad_norm", "val_loss", "tokens", "comm_bytes"};
+    const char* flags = "--total-batch 192 --dropout 0.1 --reduce exact";
+    double n[2][5][STEPS], worst = 0, planned = 0, sent = 0;
+    runs_remove();
+    bool ok = train_apart("rank 1 step 1 at collective do delay 2",
+                          small_run("a", text_of("--threads 1 %s --ranks 2 --zero 1", flags))) == 0;
+    ok = ok && train(small_run("b", flags)) == 0;
+    for (int i = 0; ok && i < 10; i++)
+        ok = log_numbers(n[i / 5][i % 5], STEPS, i / 5 ? "b" : "a", names[i % 5]) == STEPS;
+    for (size_t i = 0; ok && i < STEPS; i++) {
+        for (int k = 0; k < 4; k++) {
+            double of_one = n[1][k][i], error_of_two = fabs(n[0][k][i] / of_one - 1);
+            if (!isnan(of_one)) worst = error_of_two <= worst ? worst : error_of_two;
+            ok = ok && isnan(of_one) == isnan(error_of_two);
+        }
+        sent += n[0][4][i] / (int)STEPS;
+    }
+    check_bound(ok ? worst : NAN, 1e-9, "two ranks: loss, norm, validation and tokens of one rank");
+
+    ok = train(small_run("nothing", "--plan --ranks 2 --zero 1 --total-batch 192 --memory 1")) == 0;
+    char* text = text_read("output", NULL);
+    const char* row = strstr(text, "\n  sent per step ");
+    if (row) sscanf(row, " sent per step %lf", &planned);
+    // Rounded to 0.01; of the twenty steps' gathers one or two end outside the steps.
+    check_bound(fabs(planned - 1e-6 * sent), 0.012, "--plan: MB sent per step of two ranks");
+    ok = train(small_run("nothing", "--recompute auto --memory 0.001")) == 2;
+    check(ok && output_contains("the run needs 0.") && output_contains("--memory larger"),
+          "--recompute auto: a budget that nothing fits is refused, with what the run needs");
+    check(ok && strstr(text, "GB in all, within --memory 1\n") != NULL, "--plan --memory: whether it fits");
+    free(text);
+}
+
+// Offloading changes no bit, for any optimizer, ZeRO stage and number of ranks; a run that offloads can resume one that
+// does not, and vice versa.
+static void test_offload(void) {
+    static const char* const kinds[] = {"optimizer", "optimizer,activations", "activations"};
+    for (int kind = 0; kind < OPTIMIZER_COUNT + 3; kind++) {
+        int ranks = 1 + kind % 3, zero = kind % 3;
+        const char *optimizer = OPTIMIZERS[kind % OPTIMIZER_COUNT].name;
+        const char *offload = kinds[kind < OPTIMIZER_COUNT ? kind % 2 : 2];
+        const char* family = kind % 2 ? "--family llama --kv-heads 2 --tied off" : "";
+        bool same = true, resumed = true;
+        for (int i = 0; i < (device_is_host() ? 2 : 3); i++) {     // nothing; to a file; to host memory
+            for (int part = 0; part < (i == 0 ? 1 : 2); part++) {  // all steps; again the last ones, offloaded or not
+                const char* run = i == 0 ? "a" : "b";
+                const char* away = text_of("--offload %s%s", offload, i == 1 ? " --offload-dir ." : "");
+                if (i == 0 || (part && kind % 2)) away = "";
+                remove_tree(part ? text_of("%s/step_00000004", run) : run);
+                bool good = train_apart("", text_of(
+                    "--data train.bin --out %s --layers 4 --heads 4 --channels 48 --seq 8 --batch 1 --total-batch 48 "
+                    "--steps 4 --ckpt-every 2 --lr 0.01 --optimizer %s --reduce exact --threads 1 --masters %s "
+                    "--ranks %d --zero %d %s %s %s", run, optimizer, kind % 4 == 3 ? "off" : "on", ranks, zero, family,
+                    away, part ? "--resume" : "")) == 0;
+                good = good && (i == 0 || runs_equal(4));
+                if (part) resumed = resumed && good;
+                else same = same && good;
+            }
+        }
+        check(same, "--offload %s, %s, %d rank%s, --zero %d: the same bits", offload, optimizer, ranks,
+              ranks > 1 ? "s" : "", zero);
+        check(resumed, "--offload %s, %s, %d rank%s, --zero %d: resumed to the same bits", offload, optimizer, ranks,
+              ranks > 1 ? "s" : "", zero);
+    }
+}
+
+// A disk that fails under --offload, or returns other bytes than were written, ends the run with a message; the last
+// checkpoint is there, and can be resumed.
+static void test_offload_fails(void) {
+    static const char* const kinds[][2] = {{"optimizer", "optimizer state"}, {"activations", "activations"}};
+    static const char* const actions[] = {"write", "read", "damage"};
+    static const char flags[] = "--data train.bin --layers 4 --heads 2 --channels 16 --seq 8 --batch 2 --steps 6 "
+                                "--ckpt-every 3 --lr 0.01 --threads 1";
+    remove_tree("b");
+    bool whole = train_apart("", text_of("%s --out b", flags)) == 0;
+    for (int i = 0; i < 6; i++) {
+        const char *const *kind = kinds[i % 2], *action = actions[i / 2];
+        const char* fault = text_of("rank 0 step 5 at offload_%s do flip", action);
+        char said[400];
+        if (i < 4) snprintf(said, sizeof said, "cannot %s the %s (--offload) in", action, kind[1]);
+        else snprintf(said, sizeof said, "the %s (--offload) in . does not match its checksum", kind[1]);
+        remove_tree("a");
+        bool ok = whole && train_apart(fault, text_of("%s --out a --offload %s --offload-dir .", flags, kind[0])) == 1;
+        ok = ok && output_contains(said) && train_apart("", text_of("%s --out a --resume", flags)) == 0;
+        check(ok && output_contains("step_00000003") && runs_equal(6),
+              "%s: said, and resumed from the checkpoint before", said);
+    }
+}
+
+// --ckpt-bandwidth 1 makes the save of this 332 kB checkpoint take a third of a second, during 50 ms steps.
+static void test_bandwidth(void) {
+    double ms = 0;
+    remove_tree("a");
+    bool ok = train_apart("rank 0 step 1 at load do delay 50", small_run("a", "--threads 1 --ckpt-bandwidth 1")) == 0;
+    char* text = text_read("output", NULL);
+    const char* saved = strstr(text, "a/step_00000010 in ");
+    if (saved) sscanf(saved, "a/step_00000010 in %lf ms", &ms);
+    free(text);
+    check(ok && ms > 330 && ms < 2000, "--ckpt-bandwidth 1: 332 kB take a third of a second, at most two");
+}
+
+// The dependent sizes of a preset follow from the sizes that flags give: 32000 x 144 for the embedding, 6 blocks of 4 x
+// 144 x 144 + 3 x 144 x 384 + 2 x 144, and a norm.
+static void test_resized_preset(void) {
+    check(train("--plan --model llama:15M --channels 144") == 0 && output_contains("6102864 parameters"),
+          "--model llama:15M --channels 144: 6 heads of 24, ffn 384");
+}
+
+// A resumed run must end as the run did: for a model with tensors of several checkpoint chunks, not multiples of the
+// pieces in which memory is copied; and for one whose vocabulary is padded within a block of 8-bit states, since a
+// checkpoint does not hold the padding.
+static void test_odd_sizes(void) {
+    static const struct { const char *what, *flags; int every, last; } MODELS[] = {
+        {"a wide model", "--heads 9 --channels 576 --optimizer momentum", 2, 4},
+        {"padding within a block of 8-bit states",
+         "--heads 2 --channels 36 --optimizer adamw-8bit --lr 3e-3 --warmup 0 --schedule constant", 4, 40},
+    };
+    for (size_t i = 0; i < COUNT_OF(MODELS); i++) {
+        int every = MODELS[i].every, last = MODELS[i].last;
+        char line[512];
+        snprintf(line, sizeof line, "--data train.bin --layers 1 --seq 16 --batch 1 --steps %d --ckpt-every %d %s", last,
+                 every, MODELS[i].flags);
+        runs_remove();
+        bool ok = train(text_of("%s --out a", line)) == 0;
+        copy_tree("a", "b");
+        for (int step = 2 * every; step <= last; step += every) remove_tree(text_of("b/step_%08d", step));
+        ok = ok && train(text_of("%s --out b --resume", line)) == 0;
+        ok = ok && output_contains(text_of("b/step_%08d in", every));
+        check(ok && runs_equal(last), "%s, resumed: the same", MODELS[i].what);
+    }
+    runs_remove();
+}
+
+static void test_files(void) {
+    test_slow_snapshot();
+    test_log();
+    test_divergence();
+    test_torn_log();
+    test_log_of_ranks();
+    test_hot();
+    test_two_ranks();
+    test_offload();
+    test_offload_fails();
+    test_bandwidth();
+    test_resized_preset();
+    test_odd_sizes();
+    check(train(small_run("a", "--resume")) == 0 && output_contains("starting from the beginning") &&
+              train(small_run("b", "")) == 0 && runs_equal(20),
+          "--resume without a checkpoint starts from the beginning");
+    check(train(small_run("a", "")) == 1 && output_contains("--resume") && runs_equal(20),
+          "a run in --out is not overwritten without --resume");
+    check(train(small_run("a", "--resume")) == 0 && runs_equal(20),
+          "--resume of a finished run does nothing and says nothing wrong");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Signals
+
+// Runs a slow run in a child and sends it a signal, or two, once it has logged a step; returns its exit code.
+static int train_and_signal(int first, int second) {
+    struct stat status;
+    remove_tree("a");
+    pid_t child = train_start("rank 0 step 2 at load do delay 50", small_run("a", "--threads 1"));
+    for (int wait = 0; wait < 5000 && !(stat("a/metrics.jsonl", &status) == 0 && status.st_size > 0); wait++)
+        usleep(1000);
+    kill(child, first);
+    if (second) usleep(10000);
+    if (second) kill(child, second);
+    return train_wait(child);
+}
+
+// A run that gets a stop signal saves a checkpoint, leaves no other process in its directory, and can be resumed.
+static void test_signal(void) {
+    static const struct { const char* name; int first, second, code; } cases[] = {
+        {"SIGTERM", SIGTERM, 0, EXIT_SAVED}, {"SIGINT", SIGINT, 0, 1}, {"SIGUSR1", SIGUSR1, 0, EXIT_SAVED},
+        {"SIGTERM, then SIGINT", SIGTERM, SIGINT, EXIT_SAVED}};
+    remove_tree("b");
+    need(train(small_run("b", "")) == 0, "the run to compare with failed");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int code = train_and_signal(cases[i].first, cases[i].second);
+        check(code == cases[i].code && output_contains("stopped by a signal after step"),
+              "%s: the run says that it stopped and how to continue", cases[i].name);
+        const char* events = "a/events.jsonl";
+        check(text_contains(events, "\"stopped\"") && !text_contains(events, "\"failed\""),
+              "%s: events.jsonl says so too", cases[i].name);
+        check(train(small_run("a", "--resume")) == 0 && runs_equal(20), "%s: resumed to the same end", cases[i].name);
+    }
+
+    FILE* other = fopen("a/metrics.jsonl", "ab");
+    need(other != NULL && flock(fileno(other), LOCK_EX) == 0, "cannot lock a/metrics.jsonl");
+    check(train(small_run("a", "--resume")) == 1 && output_contains("another process"),
+          "two processes on one directory: the second is refused");
+    fclose(other);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Damage
+
+// Tries to load one checkpoint as the program does; true if that succeeds, or fails without a word.
+static bool loads(Model* model, const char* directory) {
+    Json manifest;
+    RunRecord record;
+    Error error;
+    error.text[0] = 0;
+    bool ok = record_open(&manifest, &record, directory, &error);
+    if (ok) {
+        ok = checkpoint_load(&model->flat, &manifest, directory, false, &error);
+        json_free(&manifest);
+    }
+    return ok || error.text[0] == 0;
+}
+
+// After a whole checkpoint is loaded: whether its weights, loaded again without optimizer state, are the same.
+static bool loads_weights_alone(Model* model, const char* directory) {
+    FlatVector* flat = &model->flat;
+    Json manifest;
+    Error error;
+    size_t P = model->parameters.flat_size, used = 0;
+    floatX *all = (floatX*)memory_allocate(P * sizeof(floatX)), *alone = (floatX*)memory_allocate(P * sizeof(floatX));
+    float* state = (float*)memory_allocate(P * sizeof(float));
+    device_download(all, flat->params, P * sizeof(floatX), model->stream);
+    need(flat_reset_optimizer(flat, &error) && manifest_open(&manifest, directory, &error) &&
+             checkpoint_load(flat, &manifest, directory, true, &error),
+         "%s", error.text);
+    device_download(alone, flat->params, P * sizeof(floatX), model->stream);
+    for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++) {
+        device_download(state, flat->states[s], P * sizeof(float), model->stream);
+        for (size_t i = 0; i < P; i++) used += state[i] != 0;
+    }
+    bool same = memcmp(all, alone, P * sizeof(floatX)) == 0;
+    json_free(&manifest);
+    free(all);
+    free(alone);
+    free(state);
+    return same && used == 0;
+}
+
+static void test_damage(void) {
+    static const char directory[] = "a/step_00000020", manifest[] = "a/step_00000020/manifest.json";
+    static const char* const path[2] = {"a/step_00000020/rank_00000.safetensors", manifest};
+    char* data[2];
+    size_t bytes[2];
+    int accepted_cut = 0, accepted_flip = 0;
+    Error error;
+    Model model;
+    Config c = small_config(FAMILY_GPT2);
+    runs_remove();
+    need(train(small_run("a", "")) == 0, "the run that is to be damaged failed");
+    c.context = 16;
+    need(model_create(&model, &c, small_options(1, 1), &error), "%s", error.text);
+    for (int i = 0; i < 2; i++) data[i] = text_read(path[i], &bytes[i]);
+    check(loads(&model, directory), "the checkpoint loads while it is whole");
+    check(loads_weights_alone(&model, directory), "a checkpoint's weights alone leave the optimizer as it is");
+    for (uint64_t n = 0; n < 100; n++) {
+        int i = (int)(n % 2);
+        put_bytes(path[i], data[i], random_bits(1, RANDOM_TEST, 30, n) % bytes[i]);
+        accepted_cut += loads(&model, directory);
+        put_bytes(path[i], data[i], bytes[i]);
+    }
+    check_bound(accepted_cut, 0, "checkpoints cut at 100 random lengths that still load");
+    for (uint64_t n = 0; n < 1000; n++) {
+        int i = (int)(n % 2);
+        size_t at = random_bits(1, RANDOM_TEST, 31, 2 * n) % bytes[i];
+        char flip = (char)(1 + random_bits(1, RANDOM_TEST, 31, 2 * n + 1) % 255);
+        data[i][at] ^= flip;
+        put_bytes(path[i], data[i], bytes[i]);
+        accepted_flip += loads(&model, directory);
+        data[i][at] ^= flip;
+        put_bytes(path[i], data[i], bytes[i]);
+    }
+    check_bound(accepted_flip, 0, "checkpoints with one of 1000 random bytes changed that still load");
+    model_free(&model);
+
+    // The whole program: the newest is damaged, the previous one is used, and the end is as if nothing had happened.
+    need(train(small_run("b", "")) == 0, "the run to compare with failed");
+    data[0][bytes[0] / 2]++;
+    put_bytes(path[0], data[0], bytes[0]);
+    check(train(small_run("a", "--resume")) == 0 && output_contains("step_00000020/rank_00000.safetensors") &&
+              output_contains("resumed from") && runs_equal(20),
+          "a damaged newest checkpoint: named, the one before used, the same end");
+    need(truncate("a/step_00000010/manifest.json", 100) == 0 && truncate(manifest, 100) == 0, "truncate");
+    check(train(small_run("a", "--resume")) == 1 && output_contains("no checkpoint in"),
+          "all checkpoints damaged: refused");
+    free(data[0]);
+    free(data[1]);
+}
+
+// A damaged checkpoint does not cause the removal of others.
+static void test_pruning(void) {
+    const KeepRule one = {.newest = 1};
+    const char* manifest = "a/step_00000020/manifest.json";
+    size_t there[2] = {0, 0}, bytes;
+    runs_remove();
+    need(train("--data train.bin --out a --layers 1 --heads 1 --channels 8 --seq 16 --batch 1 --steps 20 "
+               "--ckpt-every 5") == 0, "the run to prune failed");
+    char* text = text_read(manifest, &bytes);
+    for (int whole = 0; whole < 2; whole++) {
+        put_bytes(manifest, text, whole ? bytes : 100);
+        checkpoint_prune("a", 20, &one);
+        for (int step = 5; step <= 20; step += 5) there[whole] += directory_exists(text_of("a/step_%08d", step));
+    }
+    free(text);
+    check(there[0] == 4 && there[1] == 1,
+          "pruning removes nothing while the newest checkpoint is damaged, and then what is older");
+}
+
+static size_t checkpoints_there(const char* directory) {
+    uint64_t step = UINT64_MAX;
+    size_t count = 0;
+    while (checkpoint_before(&step, directory, step)) count++;
+    return count;
+}
+
+// Which checkpoints a run that may rewind keeps, and which it drops once it has rewound from step 20 to step 10.
+static void test_going_back(void) {
+    const KeepRule one = {.newest = 1, .rewinds = true};
+    const char *out = "back", *hot = "back_hot";
+    Config c = small_config(FAMILY_GPT2);
+    RunRecord record = {.config = c, .state = run_state_begin(false, 1)};
+    RunOptions options = {.out = out};
+    Model model;
+    Run run;
+    Error error;
+    small_create(&model, &c, small_options(1, 1), 1);
+    need(directory_make(out, &error) && directory_make(hot, &error), "%s", error.text);
+    for (record.state.step = 5; record.state.step <= 20; record.state.step += 5) {
+        record.state.skipped_consecutive = record.state.step == 20 ? 3 : 0;
+        need(model_save(&model, &record, out, &error) && model_save(&model, &record, hot, &error), "%s", error.text);
+    }
+    checkpoint_prune(out, 20, &one);
+    check(checkpoints_there(out) == 4, "a run that may rewind keeps all checkpoints while steps are skipped");
+
+    memset(&run, 0, sizeof run);
+    run.options = &options;
+    run.record.state.step = 10;
+    snprintf(run.hot, sizeof run.hot, "%s", hot);
+    need(log_open(&run.log, out, &error) && run_set_aside(&run, &error), "%s", error.text);
+    log_close(&run.log);
+    uint64_t newest = 0, newest_hot = 0;
+    checkpoint_before(&newest, out, UINT64_MAX);
+    checkpoint_before(&newest_hot, hot, UINT64_MAX);
+    check(newest == 10 && checkpoints_there(out) == 2 && newest_hot == 10 && checkpoints_there(hot) == 2,
+          "after a rewind to step 10 no resume uses later checkpoints");
+    checkpoint_prune(out, 10, &one);
+    check(checkpoints_there(out) == 1, "and once no steps are skipped, older ones are removed");
+    model_free(&model);
+}
+
+int main(int argc, char** argv) {
+    static const struct { const char* flag; void (*run)(void); } parts[] = {
+        {"--runs", test_runs}, {"--files", test_files}, {"--signals", test_signal}, {"--damage", test_damage},
+        {"--damage", test_pruning}, {"--damage", test_going_back}};
+    tests_begin("test_runs");
+    printf("test_runs (%s)\n", FLOATX_NAME);
+    root_enter();
+    write_shards();
+    for (size_t i = 0; i < COUNT_OF(parts); i++)
+        if (argc == 1 || strcmp(argv[1], parts[i].flag) == 0) parts[i].run();
+    return tests_end();
+}
