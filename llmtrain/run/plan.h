@@ -57,7 +57,7 @@ static inline Arena plan_outside(const Model* model, const PlanOptions* o) {
     size_t B = model->options.B, T = model->options.T, world = model->flat.options.world;
     Arena outside;
     memset(&outside, 0, sizeof outside);
-    arena_take(&outside, "outside: batches", loader_bytes(B, T) + 2 * B * T * sizeof(int32_t));
+    arena_take(&outside, "outside: batches", loader_bytes(B, T) + 3 * B * T * sizeof(int32_t));
     if (o->snapshots && !flat_offloads(&model->flat))
         arena_take(&outside, "outside: snapshot", checkpoint_bytes(&model->flat));
     if (device_is_host()) {
