@@ -74,7 +74,7 @@ static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
 }
 
 // Before model_allocate: chooses which operations run again in which block, with the least extra time, so that the
-// model takes `bytes` at most; returns by how much it takes more. Of the rates only the ratios matter. Where the blocks'
+// model takes at most `bytes`; returns by how much it takes more. Of the rates only the ratios matter. Where blocks'
 // activations take turns in memory (--offload), all blocks use the same level, the first that fits.
 static inline double model_recompute_within(Model* model, double bytes) {
     const Rates rates = {.matmul = 300e9, .other = 90e9, .memory = 25e9, .comm = 0, .offload = 0, .update = {{0}}};
