@@ -23,6 +23,8 @@
 
 #include <signal.h>
 
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"  // members that are not named are zero
+
 // ------------------------------------------------------------------------------------------------
 // Flags
 

@@ -240,7 +240,7 @@ static inline void device_mark_set(DeviceMark* mark, Stream stream) {
 static inline void device_mark_wait(const DeviceMark* mark) { CUDA_CHECK(cudaEventSynchronize(*mark)); }
 
 // Gives the operations their scratch memory, at least scratch_bytes(...) of kernels.cuh, and prepares
-// device_upload_batch for batches of batch_bytes, tokens and targets together.
+// device_upload_batch for batches of batch_bytes: tokens, targets and positions together.
 static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
     stream->scratch = scratch;
     stream->scratch_bytes = bytes;
@@ -282,11 +282,11 @@ static inline void device_copy(void* to, const void* from, size_t bytes, Stream 
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream->compute));
 }
 
-// Copies a batch to one of two slots on the device, alternately, and returns the slot: `bytes` of tokens, then as many
-// of targets unless those are NULL. It runs on a stream of its own, during the work on the batch before; operations
-// enqueued on `compute` from now on wait for it. The host memory may be reused at once.
+// Copies a batch to one of two slots on the device, alternately, and returns the slot: `bytes` of tokens, as many of
+// targets, undefined if those are NULL, and of positions. It runs on a stream of its own, during the work on the batch
+// before; operations enqueued on `compute` from now on wait for it. The host memory may be reused at once.
 static inline int32_t* device_upload_batch(int32_t* const slots[2], const int32_t* tokens, const int32_t* targets,
-                                           size_t bytes, Stream stream) {
+                                           const int32_t* positions, size_t bytes, Stream stream) {
     struct Uploads* u = stream->uploads;
     int turn = (int)(u->batches % 2);
     char* staging = (char*)u->staging[turn];
@@ -297,7 +297,8 @@ static inline int32_t* device_upload_batch(int32_t* const slots[2], const int32_
     }
     memcpy(staging, tokens, bytes);
     if (targets) memcpy(staging + bytes, targets, bytes);
-    CUDA_CHECK(cudaMemcpyAsync(slots[turn], staging, targets ? 2 * bytes : bytes, cudaMemcpyHostToDevice, u->stream));
+    memcpy(staging + 2 * bytes, positions, bytes);
+    CUDA_CHECK(cudaMemcpyAsync(slots[turn], staging, 3 * bytes, cudaMemcpyHostToDevice, u->stream));
     CUDA_CHECK(cudaEventRecord(u->copied[turn], u->stream));
     CUDA_CHECK(cudaStreamWaitEvent(stream->compute, u->copied[turn], 0));
     u->batches++;

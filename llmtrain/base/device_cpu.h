@@ -162,13 +162,15 @@ static inline void device_copy(void* to, const void* from, size_t bytes, Stream 
     memcpy(to, from, bytes);
 }
 
-// Copies a batch to the device and returns its slot: `bytes` of tokens, then as many of targets unless those are NULL.
-// The host memory may be reused at once. A GPU alternates between the two slots; here one is enough.
+// Copies a batch to the device and returns its slot: `bytes` of tokens, as many of targets, undefined if those are
+// NULL, and of positions. The host memory may be reused at once. A GPU alternates between the two slots; here one is
+// enough.
 static inline int32_t* device_upload_batch(int32_t* const slots[2], const int32_t* tokens, const int32_t* targets,
-                                           size_t bytes, Stream stream) {
+                                           const int32_t* positions, size_t bytes, Stream stream) {
     (void)stream;
     memcpy(slots[0], tokens, bytes);
     if (targets) memcpy((char*)slots[0] + bytes, targets, bytes);
+    memcpy((char*)slots[0] + 2 * bytes, positions, bytes);
     return slots[0];
 }
 
