@@ -1,6 +1,6 @@
 // kernels.cuh: every operation of kernels_cpu.h in CUDA: kernels, and launchers of the same names and signatures.
 //
-//    1. embedding       token + position; the backward sorts the rows by token
+//    1. embedding       token + position; the backward sorts the rows by either
 //    2. normalization   layernorm, rmsnorm, each fused with the residual add before it
 //    3. rope            rotary positions
 //    4. gelu, swiglu
@@ -59,12 +59,12 @@ static __device__ inline Lanes<W> lanes_add(Lanes<W> a, Lanes<W> b) {
 // A block owns a row, a thread W channels of it. Reads a row of token_weight and one of position_weight, which stays
 // in the cache, and writes one.
 template <int W>
-static __global__ void embedding_forward_kernel(floatX* out, const int32_t* tokens, const floatX* token_weight,
-                                                const floatX* position_weight, size_t first_position,
-                                                size_t N, size_t T, size_t C) {
+static __global__ void embedding_forward_kernel(floatX* out, const int32_t* tokens, const int32_t* positions,
+                                                const floatX* token_weight, const floatX* position_weight,
+                                                size_t N, size_t C) {
     for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
         const floatX* token = token_weight + (size_t)tokens[row] * C;
-        const floatX* position = position_weight ? position_weight + (first_position + row % T) * C : NULL;
+        const floatX* position = position_weight ? position_weight + (size_t)positions[row] * C : NULL;
         for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
             Lanes<W> x = lanes_load<W>(token + c);
             if (position) x = lanes_add(x, lanes_load<W>(position + c));
@@ -73,14 +73,14 @@ static __global__ void embedding_forward_kernel(floatX* out, const int32_t* toke
     }
 }
 
-static inline void embedding_forward(floatX* out, const int32_t* tokens, const floatX* token_weight,
-                                     const floatX* position_weight, size_t first_position,
-                                     size_t B, size_t T, size_t C, Stream stream) {
+static inline void embedding_forward(floatX* out, const int32_t* tokens, const int32_t* positions,
+                                     const floatX* token_weight, const floatX* position_weight, size_t N, size_t C,
+                                     Stream stream) {
     bool packs = packs_fit(C, out, token_weight, position_weight, NULL);
     auto kernel = packs ? embedding_forward_kernel<PACK> : embedding_forward_kernel<1>;
     unsigned threads = block_threads(divide_up(C, packs ? PACK : 1), EMBEDDING_THREADS);
-    kernel<<<grid_blocks(B * T), threads, 0, stream->compute>>>(
-        out, tokens, token_weight, position_weight, first_position, B * T, T, C);
+    kernel<<<grid_blocks(N), threads, 0, stream->compute>>>(
+        out, tokens, positions, token_weight, position_weight, N, C);
     LAUNCH_CHECK();
 }
 
@@ -95,6 +95,10 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const f
 //     A thread owns W channels of a piece and adds its rows. A run inside of one piece has one owner, which adds the
 //     sum to the gradient. For a run that crosses from piece to piece, each piece stores its partial sum,
 //   - and a second kernel adds those partial sums (`parts`), in the order of the pieces.
+//
+// Positions are sorted and added up in the same way, except that their runs stay whole: one block adds up the run, be
+// it longer than a piece. A position has a row for each sequence or document of the batch, seldom more than some
+// hundreds, and the bits do not depend on where pieces end.
 
 enum {
     SORT_THREADS = 1024,
@@ -104,30 +108,40 @@ enum {
     EMBEDDING_JOINERS = 8           // warps that share the parts of one run
 };
 
-// The index of key i of n after its run of `run` keys, a power of 2, is merged with the neighboring run.
-static __device__ inline size_t merged_index(const uint64_t* keys, size_t i, size_t run, size_t n) {
-    size_t own = i / run * run, other = own ^ run, pair = min(own, other);
-    size_t first = min(other, n), low = first, high = min(first + run, n);
-    uint64_t key = keys[i];
+// The token, or position, and the row of a key.
+static __device__ inline uint64_t key_of(uint32_t id, size_t row) { return (uint64_t)id << 32 | row; }
+static __device__ inline uint32_t key_id(uint64_t key) { return (uint32_t)(key >> 32); }
+static __device__ inline size_t key_row(uint64_t key) { return (uint32_t)key; }
+
+// The first of the sorted keys [low, high) that is not below `key`; high if all are.
+static __device__ inline size_t key_find(const uint64_t* keys, size_t low, size_t high, uint64_t key) {
     while (low < high) {
         size_t middle = (low + high) / 2;
         if (keys[middle] < key) low = middle + 1;
         else high = middle;
     }
-    return pair + (i - own) + (low - first);
+    return low;
 }
 
-static __device__ inline uint32_t key_token(uint64_t key) { return (uint32_t)(key >> 32); }
-static __device__ inline size_t key_row(uint64_t key) { return (uint32_t)key; }
+// The index of key i of n after its run of `run` keys, a power of 2, is merged with the neighboring run.
+static __device__ inline size_t merged_index(const uint64_t* keys, size_t i, size_t run, size_t n) {
+    size_t own = i / run * run, other = own ^ run, first = min(other, n);
+    return min(own, other) + (i - own) + (key_find(keys, first, min(first + run, n), keys[i]) - first);
+}
+
+// The end of the run that key i - 1 is in.
+static __device__ inline size_t run_end(const uint64_t* keys, size_t i, size_t n) {
+    return i == 0 ? 0 : key_find(keys, i, n, key_of(key_id(keys[i - 1]) + 1, 0));
+}
 
 // keys (N): each SORT_TILE of them sorted by one block.
 static __global__ void __launch_bounds__(SORT_THREADS)
-embedding_sort_tiles(uint64_t* keys, const int32_t* tokens, size_t N) {
+embedding_sort_tiles(uint64_t* keys, const int32_t* ids, size_t N) {
     __shared__ uint64_t tile[2][SORT_TILE];
     size_t first = (size_t)blockIdx.x * SORT_TILE;
     unsigned n = (unsigned)min(N - first, (size_t)SORT_TILE), from = 0;
     for (unsigned i = threadIdx.x; i < n; i += SORT_THREADS)
-        tile[0][i] = (uint64_t)tokens[first + i] << 32 | (first + i);
+        tile[0][i] = key_of((uint32_t)ids[first + i], first + i);
     __syncthreads();
     for (unsigned run = 1; run < n; run *= 2, from = 1 - from) {
         for (unsigned i = threadIdx.x; i < n; i += SORT_THREADS)
@@ -146,29 +160,32 @@ static __global__ void embedding_merge(uint64_t* out, const uint64_t* in, size_t
 // A block owns a piece, a thread W channels of it. parts (pieces, 2, C): partial sums of the run that comes from the
 // piece before, then of the run that begins here and continues in the next. Reads dout once, row by row, wherever the
 // rows are; reads and writes the gradient once per token. While a row is added the next is being loaded.
-template <int W>
-static __global__ void embedding_sum_pieces(float* dtoken_weight, float* parts, const floatX* dout,
-                                            const uint64_t* keys, size_t piece, size_t N, size_t C) {
+// WHOLE: the piece is moved to the runs that begin in it, and there are no parts.
+template <int W, bool WHOLE>
+static __global__ void embedding_sum_pieces(float* gradients, float* parts, const floatX* dout, const uint64_t* keys,
+                                            size_t piece, size_t N, size_t C) {
     size_t begin = blockIdx.x * piece, end = min(begin + piece, N);
+    if (WHOLE) begin = run_end(keys, begin, N), end = run_end(keys, end, N);
+    if (WHOLE && begin == end) return;
     for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
-        uint32_t token = key_token(keys[begin]);
-        bool from_before = begin > 0 && key_token(keys[begin - 1]) == token;
+        uint32_t id = key_id(keys[begin]);
+        bool from_before = !WHOLE && begin > 0 && key_id(keys[begin - 1]) == id;
         Lanes<W> sum = {}, next = lanes_load<W>(dout + key_row(keys[begin]) * C + c);
         for (size_t i = begin; i < end; i++) {
             Lanes<W> row = next;
             uint64_t next_key = i + 1 < N ? keys[i + 1] : 0;
-            bool ends = i + 1 == N || key_token(next_key) != token;
+            bool ends = i + 1 == N || key_id(next_key) != id;
             if (i + 1 < end) next = lanes_load<W>(dout + key_row(next_key) * C + c);
             sum = lanes_add(sum, row);
             if (!ends && i + 1 < end) continue;
-            if (ends && !from_before) {
-                float* gradient = dtoken_weight + (size_t)token * C + c;
+            if (WHOLE || (ends && !from_before)) {
+                float* gradient = gradients + (size_t)id * C + c;
                 group_store(gradient, lanes_add(group_load<W>(gradient), sum));
             } else {
                 group_store(parts + (2 * blockIdx.x + (from_before ? 0 : 1)) * C + c, sum);
             }
             sum = {};
-            token = key_token(next_key);
+            id = key_id(next_key);
             from_before = false;
         }
     }
@@ -183,12 +200,12 @@ static __global__ void embedding_join_pieces(float* dtoken_weight, const float* 
     __shared__ Lanes<W> sums[EMBEDDING_JOINERS][WARP];
     size_t begin = blockIdx.x * piece, end = begin + piece;
     if (end >= N) return;
-    uint32_t token = key_token(keys[end - 1]);
-    if (key_token(keys[end]) != token || (begin > 0 && key_token(keys[begin - 1]) == token)) return;
+    uint32_t token = key_id(keys[end - 1]);
+    if (key_id(keys[end]) != token || (begin > 0 && key_id(keys[begin - 1]) == token)) return;
     size_t c = ((size_t)blockIdx.y * WARP + threadIdx.x) * W;
     Lanes<W> sum = {};
     size_t p = blockIdx.x + 1 + threadIdx.y;
-    for (; p * piece < N && key_token(keys[p * piece]) == token; p += EMBEDDING_JOINERS)
+    for (; p * piece < N && key_id(keys[p * piece]) == token; p += EMBEDDING_JOINERS)
         if (c < C) sum = lanes_add(sum, group_load<W>(parts + 2 * p * C + c));
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
@@ -199,20 +216,6 @@ static __global__ void embedding_join_pieces(float* dtoken_weight, const float* 
     group_store(gradient, lanes_add(group_load<W>(gradient), sum));
 }
 
-// dposition_weight (T, C) += the sum over b of dout (B, T, C). A block owns a position, a thread W channels of it.
-template <int W>
-static __global__ void embedding_positions(float* dposition_weight, const floatX* dout, size_t B, size_t T, size_t C) {
-    for (size_t t = blockIdx.x; t < T; t += gridDim.x) {
-        for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
-            Lanes<W> sum = {};
-            #pragma unroll 4
-            for (size_t b = 0; b < B; b++) sum = lanes_add(sum, lanes_load<W>(dout + (b * T + t) * C + c));
-            float* gradient = dposition_weight + t * C + c;
-            group_store(gradient, lanes_add(group_load<W>(gradient), sum));
-        }
-    }
-}
-
 // Rows per piece.
 static inline size_t embedding_piece(size_t N) {
     return max_size(EMBEDDING_PIECE_ROWS, divide_up(N, EMBEDDING_PIECES));
@@ -220,16 +223,17 @@ static inline size_t embedding_piece(size_t N) {
 
 static inline size_t embedding_keys_bytes(size_t N) { return round_up(N * sizeof(uint64_t), 16); }
 
-// Enough for B T rows or fewer.
-static inline size_t embedding_backward_scratch_bytes(size_t B, size_t T, size_t C) {
-    size_t N = B * T, pieces = min_size(EMBEDDING_PIECES, divide_up(N, EMBEDDING_PIECE_ROWS));
+// Enough for N rows or fewer.
+static inline size_t embedding_backward_scratch_bytes(size_t N, size_t C) {
+    size_t pieces = min_size(EMBEDDING_PIECES, divide_up(N, EMBEDDING_PIECE_ROWS));
     return 2 * embedding_keys_bytes(N) + pieces * 2 * C * sizeof(float);
 }
 
-// Sorts the (token, row) keys of tokens (N), N below 2^32. Returns keys or other (N), whichever has the result.
-static inline const uint64_t* embedding_sort(uint64_t* keys, uint64_t* other, const int32_t* tokens, size_t N,
+// Sorts the (id, row) keys of ids (N), tokens or positions, N below 2^32. Returns keys or other (N), whichever has the
+// result.
+static inline const uint64_t* embedding_sort(uint64_t* keys, uint64_t* other, const int32_t* ids, size_t N,
                                              Stream stream) {
-    embedding_sort_tiles<<<(unsigned)divide_up(N, SORT_TILE), SORT_THREADS, 0, stream->compute>>>(keys, tokens, N);
+    embedding_sort_tiles<<<(unsigned)divide_up(N, SORT_TILE), SORT_THREADS, 0, stream->compute>>>(keys, ids, N);
     LAUNCH_CHECK();
     for (size_t run = SORT_TILE; run < N; run *= 2) {
         unsigned blocks = (unsigned)divide_up(N, EMBEDDING_THREADS);
@@ -243,17 +247,18 @@ static inline const uint64_t* embedding_sort(uint64_t* keys, uint64_t* other, co
 }
 
 static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
-                                      const int32_t* tokens, size_t B, size_t T, size_t C, Stream stream) {
-    size_t N = B * T, piece = embedding_piece(N), pieces = divide_up(N, piece);
-    char* scratch = (char*)device_scratch(stream, embedding_backward_scratch_bytes(B, T, C));
+                                      const int32_t* tokens, const int32_t* positions, size_t N, size_t C,
+                                      Stream stream) {
+    size_t piece = embedding_piece(N), pieces = divide_up(N, piece);
+    char* scratch = (char*)device_scratch(stream, embedding_backward_scratch_bytes(N, C));
     uint64_t *keys = (uint64_t*)scratch, *other = (uint64_t*)(scratch + embedding_keys_bytes(N));
     float* parts = (float*)(scratch + 2 * embedding_keys_bytes(N));
     bool packs = packs_fit(C, dout, dtoken_weight, dposition_weight, parts);
     size_t W = packs ? PACK : 1;
     unsigned threads = block_threads(divide_up(C, W), EMBEDDING_THREADS);
-    auto sum_pieces = packs ? embedding_sum_pieces<PACK> : embedding_sum_pieces<1>;
+    auto sum_pieces = packs ? embedding_sum_pieces<PACK, false> : embedding_sum_pieces<1, false>;
+    auto sum_runs = packs ? embedding_sum_pieces<PACK, true> : embedding_sum_pieces<1, true>;
     auto join_pieces = packs ? embedding_join_pieces<PACK> : embedding_join_pieces<1>;
-    auto positions = packs ? embedding_positions<PACK> : embedding_positions<1>;
     if (dtoken_weight) {
         const uint64_t* sorted = embedding_sort(keys, other, tokens, N, stream);
         sum_pieces<<<(unsigned)pieces, threads, 0, stream->compute>>>(dtoken_weight, parts, dout, sorted, piece, N, C);
@@ -263,7 +268,8 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
         LAUNCH_CHECK();
     }
     if (dposition_weight == NULL) return;
-    positions<<<grid_blocks(T), threads, 0, stream->compute>>>(dposition_weight, dout, B, T, C);
+    const uint64_t* sorted = embedding_sort(keys, other, positions, N, stream);
+    sum_runs<<<(unsigned)pieces, threads, 0, stream->compute>>>(dposition_weight, NULL, dout, sorted, piece, N, C);
     LAUNCH_CHECK();
 }
 
@@ -530,17 +536,17 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 
 enum { ROPE_THREADS = 256, ROPE_HEADS = 2 };  // heads per thread, about, which share angles
 
-// qkv (B, T, (H + 2K) D) in place; table (positions, D/2, 2); direction 1 forward, -1 back; heads = H + K. A block
-// owns a row: thread x owns W pairs i of a head, and goes through the heads y, y + blockDim.y, ... with the angles of
+// qkv (N, (H + 2K) D) in place; table (context, D/2, 2); direction 1 forward, -1 back; heads = H + K. A block owns
+// a row: thread x owns W pairs i of a head, and goes through the heads y, y + blockDim.y, ... with the angles of
 // its i in registers. Reads and writes D elements per head; reads 4 D bytes of the table, which stays in the cache,
 // per ROPE_HEADS heads.
 template <int W>
 static __global__ void __launch_bounds__(ROPE_THREADS)
-rope_kernel(floatX* qkv, const float* __restrict__ table, float direction, size_t first_position, size_t N, size_t T,
+rope_kernel(floatX* qkv, const float* __restrict__ table, const int32_t* positions, float direction, size_t N,
             size_t heads, size_t row_elements, size_t D) {
     size_t half = D / 2;
     for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
-        const float* angles = table + (first_position + row % T) * D;
+        const float* angles = table + (size_t)positions[row] * D;
         for (size_t i = (size_t)threadIdx.x * W; i < half; i += (size_t)blockDim.x * W) {
             Lanes<2 * W> angle;
             if constexpr (W > 1) angle = group_load<2 * W>(angles + 2 * i);
@@ -562,26 +568,26 @@ rope_kernel(floatX* qkv, const float* __restrict__ table, float direction, size_
     }
 }
 
-static inline void rope_rotate(floatX* qkv, const float* table, float direction, size_t first_position,
-                               size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
+static inline void rope_rotate(floatX* qkv, const float* table, const int32_t* positions, float direction,
+                               size_t N, size_t H, size_t K, size_t D, Stream stream) {
     bool packs = packs_fit(D / 2, qkv, table, NULL, NULL);
     size_t across = min_size(divide_up(D / 2, packs ? PACK : 1), ROPE_THREADS);
     size_t down = max_size(1, min_size(divide_up(H + K, ROPE_HEADS), ROPE_THREADS / across));
     auto kernel = packs ? rope_kernel<PACK> : rope_kernel<1>;
-    kernel<<<grid_blocks(B * T), dim3((unsigned)across, (unsigned)down), 0, stream->compute>>>(
-        qkv, table, direction, first_position, B * T, T, H + K, (H + 2 * K) * D, D);
+    kernel<<<grid_blocks(N), dim3((unsigned)across, (unsigned)down), 0, stream->compute>>>(
+        qkv, table, positions, direction, N, H + K, (H + 2 * K) * D, D);
     LAUNCH_CHECK();
 }
 
-static inline void rope_forward(floatX* qkv, const float* table, size_t first_position,
-                                size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
-    rope_rotate(qkv, table, 1.0f, first_position, B, T, H, K, D, stream);
+static inline void rope_forward(floatX* qkv, const float* table, const int32_t* positions,
+                                size_t N, size_t H, size_t K, size_t D, Stream stream) {
+    rope_rotate(qkv, table, positions, 1.0f, N, H, K, D, stream);
 }
 
 // The gradient of a rotation is the rotation back.
-static inline void rope_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_t H, size_t K, size_t D,
-                                 Stream stream) {
-    rope_rotate(dqkv, table, -1.0f, 0, B, T, H, K, D, stream);
+static inline void rope_backward(floatX* dqkv, const float* table, const int32_t* positions,
+                                 size_t N, size_t H, size_t K, size_t D, Stream stream) {
+    rope_rotate(dqkv, table, positions, -1.0f, N, H, K, D, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1224,7 +1230,7 @@ static inline void optimizer_update(const OptimizerSlice* slice, const Optimizer
 // Scratch bytes that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {
     size_t most = max_size(matmul_scratch_bytes(), sum_of_squares_scratch_bytes());
-    most = max_size(most, embedding_backward_scratch_bytes(1, N, C));
+    most = max_size(most, embedding_backward_scratch_bytes(N, C));
     most = max_size(most, qk_norm_backward_scratch_bytes(N));
     return max_size(most, layernorm_backward_scratch_bytes(N, C));
 }

@@ -76,40 +76,43 @@ namespace cpu {
 // ------------------------------------------------------------------------------------------------
 // 2. Embedding
 
-// out[b,t,:] = token_weight[tokens[b,t],:] + position_weight[first_position + t,:]
-// out (B, T, C), tokens (B, T) in [0, V), token_weight (Vp, C), position_weight (context, C) or NULL.
-static inline void embedding_forward(floatX* out, const int32_t* tokens, const floatX* token_weight,
-                                     const floatX* position_weight, size_t first_position,
-                                     size_t B, size_t T, size_t C, Stream stream) {
+// out[n,:] = token_weight[tokens[n],:] + position_weight[positions[n],:]
+// out (N, C), tokens (N) in [0, V), positions (N) in [0, context), token_weight (Vp, C), position_weight (context, C)
+// or NULL. Positions may come in any order and repeat: each sequence of a batch, and each document packed into one,
+// counts its own.
+static inline void embedding_forward(floatX* out, const int32_t* tokens, const int32_t* positions,
+                                     const floatX* token_weight, const floatX* position_weight, size_t N, size_t C,
+                                     Stream stream) {
     (void)stream;
-    #pragma omp parallel for if (B * T > 1)
-    for (size_t row = 0; row < B * T; row++) {
+    #pragma omp parallel for if (N > 1)
+    for (size_t row = 0; row < N; row++) {
         floatX* o = out + row * C;
         const floatX* token = token_weight + (size_t)tokens[row] * C;
         if (position_weight == NULL) {
             memcpy(o, token, C * sizeof(floatX));
             continue;
         }
-        const floatX* position = position_weight + (first_position + row % T) * C;
+        const floatX* position = position_weight + (size_t)positions[row] * C;
         for (size_t c = 0; c < C; c++) o[c] = floatX_of(float_of(token[c]) + float_of(position[c]));
     }
 }
 
-// Adds to dtoken_weight (Vp, C) and dposition_weight (context, C), from dout (B, T, C). Either may be NULL.
+// Adds to dtoken_weight (Vp, C) and dposition_weight (context, C), from dout (N, C). Either may be NULL.
 // A thread owns a strip of channels and walks all rows in order: two rows of the same token never race.
 static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
-                                      const int32_t* tokens, size_t B, size_t T, size_t C, Stream stream) {
+                                      const int32_t* tokens, const int32_t* positions, size_t N, size_t C,
+                                      Stream stream) {
     (void)stream;
     const size_t strip = 32;
     #pragma omp parallel for
     for (size_t first = 0; first < C; first += strip) {
         size_t end = min_size(first + strip, C);
-        for (size_t row = 0; row < B * T; row++) {
+        for (size_t row = 0; row < N; row++) {
             const floatX* d = dout + row * C;
             float* token = dtoken_weight ? dtoken_weight + (size_t)tokens[row] * C : NULL;
             for (size_t c = first; token && c < end; c++) token[c] += float_of(d[c]);
             if (dposition_weight == NULL) continue;
-            float* position = dposition_weight + row % T * C;
+            float* position = dposition_weight + (size_t)positions[row] * C;
             for (size_t c = first; c < end; c++) position[c] += float_of(d[c]);
         }
     }
@@ -293,12 +296,13 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
 // head is rotated by the angle position * theta^(-2i/D), or a scaled one (llmtrain/ops/rope.h); the pairing is that of
 // the Llama weights on Hugging Face.
 
-// Rotates the query and key heads of qkv (B, T, (H + 2K) D) in place; direction 1 forward, -1 back.
-static inline void rope_rotate(floatX* qkv, const float* table, float direction, size_t first_position,
-                               size_t B, size_t T, size_t H, size_t K, size_t D) {
-    #pragma omp parallel for if (B * T > 1)
-    for (size_t row = 0; row < B * T; row++) {
-        const float* angles = table + (first_position + row % T) * D;
+// Rotates the query and key heads of qkv (N, (H + 2K) D) in place; direction 1 forward, -1 back. positions (N) are rows
+// of table (context, D/2, 2).
+static inline void rope_rotate(floatX* qkv, const float* table, const int32_t* positions, float direction,
+                               size_t N, size_t H, size_t K, size_t D) {
+    #pragma omp parallel for if (N > 1)
+    for (size_t row = 0; row < N; row++) {
+        const float* angles = table + (size_t)positions[row] * D;
         for (size_t head = 0; head < H + K; head++) {
             floatX* x = qkv + (row * (H + 2 * K) + head) * D;
             for (size_t i = 0; i < D / 2; i++) {
@@ -311,17 +315,17 @@ static inline void rope_rotate(floatX* qkv, const float* table, float direction,
     }
 }
 
-static inline void rope_forward(floatX* qkv, const float* table, size_t first_position,
-                                size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
+static inline void rope_forward(floatX* qkv, const float* table, const int32_t* positions,
+                                size_t N, size_t H, size_t K, size_t D, Stream stream) {
     (void)stream;
-    rope_rotate(qkv, table, 1.0f, first_position, B, T, H, K, D);
+    rope_rotate(qkv, table, positions, 1.0f, N, H, K, D);
 }
 
 // The gradient of a rotation is the rotation back.
-static inline void rope_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_t H, size_t K, size_t D,
-                                 Stream stream) {
+static inline void rope_backward(floatX* dqkv, const float* table, const int32_t* positions,
+                                 size_t N, size_t H, size_t K, size_t D, Stream stream) {
     (void)stream;
-    rope_rotate(dqkv, table, -1.0f, 0, B, T, H, K, D);
+    rope_rotate(dqkv, table, positions, -1.0f, N, H, K, D);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -358,7 +358,7 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
                                 bool decoding) {
     Activations* a = model->activations;
     DocumentSpan whole = {0, B, T};
-    size_t N = B * T;
+    size_t N = B * T, first = decoding ? model->cache.length : 0;
     model->decoding = decoding;
     a->B = B;
     a->T = T;
@@ -366,11 +366,13 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
     a->span_count = 1;
     if (model->options.mask_documents)
         a->span_count = documents_find(a->spans, tokens, model->options.end_of_text, B, T);
-    const int32_t* batch =
-        device_upload_batch(model->batches, tokens, targets, N * sizeof(int32_t), model->stream);
-    if (a->batch) device_copy(a->batch, batch, 2 * N * sizeof(int32_t), model->stream);
+    for (size_t row = 0; row < N; row++) model->positions[row] = (int32_t)(first + row % T);
+    const int32_t* batch = device_upload_batch(model->batches, tokens, targets, model->positions, N * sizeof(int32_t),
+                                               model->stream);
+    if (a->batch) device_copy(a->batch, batch, 3 * N * sizeof(int32_t), model->stream);
     a->tokens = a->batch ? a->batch : batch;
     a->targets = a->tokens + N;
+    a->positions = a->tokens + 2 * N;
 }
 
 // Block l: x = x + attention(norm1(x)); x = x + ffn(norm2(x)). Each addition is left to the norm that follows it, which
@@ -390,7 +392,7 @@ static inline void block_qkv(const Model* model, size_t l) {
     if (c->qk_norm)
         qk_norm_forward(s->qkv, s->qk, s->qk_rstd, model_param(model, b->q_norm_weight),
                         model_param(model, b->k_norm_weight), (float)c->norm_epsilon, N, H, K, D, model->stream);
-    if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, model->rope, model->decoding ? model->cache.length : 0, a->B, a->T, H, K, D, model->stream);
+    if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, model->rope, a->positions, N, H, K, D, model->stream);
 }
 
 static inline void block_attention(const Model* model, size_t l) {
@@ -479,12 +481,12 @@ static inline void model_forward(Model* model) {
     const Config* c = &model->config;
     const Weights* w = &model->weights;
     Activations* a = model->activations;
-    floatX* x = a->blocks[0].input;
     size_t N = a->B * a->T, last = c->layers - 1;
     flat_await(&model->flat, 0);
     offload_block_forward(&model->offloaded, 0);
-    embedding_forward(x, a->tokens, model_param(model, w->token_embedding),
-                      model_param(model, w->position_embedding), model->decoding ? model->cache.length : 0, a->B, a->T, c->channels, model->stream);
+    floatX* x = a->blocks[0].input;           // in a slot of the store if activations are offloaded
+    embedding_forward(x, a->tokens, a->positions, model_param(model, w->token_embedding),
+                      model_param(model, w->position_embedding), N, c->channels, model->stream);
     if (model->dropout.p > 0) model_dropout(model, x, x, SITE_EMBEDDING, N);
     for (size_t l = 0; l < c->layers; l++) block_forward(model, l);
     flat_await(&model->flat, c->layers + 1);
@@ -622,7 +624,7 @@ static inline void block_backward(Model* model, size_t l) {
     block_attention_backward(model, l);
     watch_at(&model->watch, WATCH_ATTENTION_BACKWARD, l);
     // 2. back by the rotations, through the norms of queries and keys, and through the matmul to norm1's output
-    if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->rope, a->B, a->T, H, K, D, model->stream);
+    if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->rope, a->positions, N, H, K, D, model->stream);
     if (c->qk_norm)
         qk_norm_backward(g->qkv, model_norm_grad(model, b->q_norm_weight, 0),
                          model_norm_grad(model, b->k_norm_weight, 1), s->qk, s->qk_rstd,
@@ -658,7 +660,7 @@ static inline void model_backward(Model* model) {
     if (model->first_trained > 0) return;
     if (!c->tied) flat_begin_bucket(flat, 0);
     embedding_backward(model_grad(model, w->token_embedding), model_grad(model, w->position_embedding),
-                       branch_gradient(model, SITE_EMBEDDING, N), a->tokens, a->B, a->T, C, model->stream);
+                       branch_gradient(model, SITE_EMBEDDING, N), a->tokens, a->positions, N, C, model->stream);
     watch_at(&model->watch, WATCH_EMBEDDING_BACKWARD, 0);
     flat_end_bucket(flat, 0);
 }

@@ -23,13 +23,15 @@
 
 #include <signal.h>
 
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"  // members that are not named are zero
+
 // ------------------------------------------------------------------------------------------------
 // Flags
 
 typedef struct {
     const char *data, *val, *model, *train, *matmul_algorithms;
     bool tf32;
-    Config config;                // as far as flags give it
+    Config config;                // only the fields set by flags
     uint64_t batch, seq, total_batch, seed, threads;
     Schedule schedule;
     OptimizerOptions optimizer;
@@ -39,16 +41,14 @@ typedef struct {
     uint64_t end_of_text;         // only used if the flag was given
     int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every;
-    PlanOptions plan;             // their flags are in plan.h, generate.h and run.h
+    PlanOptions plan;             // these have their flags in plan.h, generate.h and run.h
     Sampler sampler;
     RunOptions run;
 } Options;
 
-enum { FLAGS_MAX = 160 };
-
-// Sets the defaults, and fills flags with the table; returns the number of rows. A row without FREE or LOCAL changes
-// what the run computes (flags.h).
-static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
+// Sets the defaults, and appends the flags. Unmarked flags affect the result, and are saved with it; FREE ones do not;
+// LOCAL ones may even differ between ranks.
+static void options_flags(Flags* flags, Options* o) {
     enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
     OptimizerOptions* a = &o->optimizer;
     memset(o, 0, sizeof *o);
@@ -106,7 +106,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
             "dtype of gradient reduction: float is fp32, storage the build's dtype, exact int64 fixed point (same "
             "bits for every --zero and number of ranks); auto: exact with several ranks, otherwise float"),
         FLAG_REAL("timeout", &o->timeout, 600, 1, 1e6, FREE,
-                  "seconds without a byte from a rank after which it counts as lost"),
+                  "declare a rank lost after X seconds without data from it"),
         FLAG_HEADING("Logging, validation and samples"),
         FLAG_COUNT("log-every", &o->log_every, 1, 1, 1e12, FREE, "log every N steps"),
         FLAG_REAL("peak-tflops", &o->peak_tflops, 0, 0, 1e6, LOCAL,
@@ -118,16 +118,14 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
                    "tokens shared by consecutive validation sequences, given as context and not scored again"),
         FLAG_COUNT("sample-every", &o->sample_every, 0, 0, 1e12, FREE, "print a text sample every N steps; 0: never"),
     };
-    size_t count = flags_append(flags, 0, before_config, sizeof before_config / sizeof(Flag));
-    count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
-    count = flags_append(flags, count, after_config, sizeof after_config / sizeof(Flag));
-    count = schedule_flags(flags, count, &o->schedule);
-    count = flags_append(flags, count, after_schedule, sizeof after_schedule / sizeof(Flag));
-    count = plan_flags(flags, count, &o->plan);
-    count = sampler_flags(flags, count, &o->sampler);
-    count = run_flags(flags, count, &o->run);
-    assert(count <= FLAGS_MAX);
-    return count;
+    flags_append(flags, before_config, sizeof before_config / sizeof(Flag));
+    fields_flags(flags, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
+    flags_append(flags, after_config, sizeof after_config / sizeof(Flag));
+    schedule_flags(flags, &o->schedule);
+    flags_append(flags, after_schedule, sizeof after_schedule / sizeof(Flag));
+    plan_flags(flags, &o->plan);
+    sampler_flags(flags, &o->sampler);
+    run_flags(flags, &o->run);
 }
 
 // Refuses flags that do not work together.
@@ -136,8 +134,7 @@ static bool options_check(const Options* o, const Cadence* cadence, Error* error
     if (o->val_every && o->val == NULL) return fail_with(error, "--val-every needs --val, the shards to validate on");
     if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
     return o->data || o->plan.show ||
-           fail_with(error,
-                     "there is nothing to train on; give --data (build/generate --out DIR --prompt TEXT samples text)");
+           fail_with(error, "no training data: give --data (build/generate --out DIR --prompt TEXT samples text)");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -185,13 +182,13 @@ static bool plan_model(Run* run, Options* o, Error* error) {
 }
 
 // Opens the data and plans the model: everything that a rank can do alone, before it allocates memory.
-static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
+static bool run_prepare(Run* run, Options* o, Flags* flags, Error* error) {
     if (!run_open_data(run, o->data, o->val, error)) return false;
-    bool ends_given = flag_was_given(flags, flag_count, "end-of-text");
+    bool ends_given = flag_was_given(flags, "end-of-text");
     if ((ends_given || o->documents) &&
         !run_mask_documents(run, o->documents != 0, ends_given ? &o->end_of_text : NULL, error))
         return fail_as(error, ERROR_USAGE);
-    if (!run_choose_config(run, o->model, &o->config, flags, flag_count, error)) return false;
+    if (!run_choose_config(run, o->model, &o->config, flags, error)) return false;
     if (!plan_model(run, o, error)) return fail_as(error, ERROR_USAGE);
     if (o->data && !run_check_data(run, &run->train, "--data", o->seq, error)) return false;
     if (o->val && !run_check_data(run, &run->val, "--val", o->seq, error)) return false;
@@ -202,7 +199,7 @@ static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Er
 }
 
 // Fills in what checkpoints record about the run.
-static void record_fill(Run* run, const Options* o, const Flag* flags, size_t flag_count) {
+static void record_fill(Run* run, const Options* o, const Flags* flags) {
     RunRecord* r = &run->record;
     r->optimizer = o->optimizer;
     if (!optimizer_has_rank(r->optimizer.kind)) r->optimizer.rank = 0;
@@ -210,18 +207,20 @@ static void record_fill(Run* run, const Options* o, const Flag* flags, size_t fl
     r->T = o->seq;
     r->data = dataset_fingerprint(&run->train);
     r->flags = flags;
-    r->flag_count = flag_count;
 }
 
-// Everything before the first step. After run_agree all ranks continue, or all fail with an error.
-static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
+// Everything before the first step. What one rank alone may find wrong is followed by run_agree: all ranks continue, or
+// all fail with an error, since the next collective waits for every rank.
+static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     bool found, ok;
     Model* model = &run->model;
-    if (!run_agree(run, run_prepare(run, o, flags, flag_count, error), error)) return false;
+    // Before the first collective: a rank whose files or flags are wrong must not leave the others waiting in it.
+    if (!run_agree(run, run_prepare(run, o, flags, error), error)) return false;
     run_print_model(run);
     if (o->plan.show) return plan_show(&run->model, &o->plan), true;
-    if (!run_compare_ranks(run, flags, flag_count, error)) return false;
-    record_fill(run, o, flags, flag_count);
+    if (!run_compare_ranks(run, flags, error)) return false;
+    record_fill(run, o, flags);
+    // Memory may be short on one machine; model_connect is the first collective of the model.
     ok = model_allocate(model, error) && run_allocate(run, error);
     if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, &run->tokenizer, error);
     if (!run_agree(run, ok, error) || !model_connect(model, error)) return false;
@@ -229,9 +228,11 @@ static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Err
     if (!run_compare_devices(run, error)) return false;
     model->dropout.p = (float)o->dropout;
     model->dropout.seed = o->seed;
+    // The snapshot may not fit either; run_open_out loads a checkpoint, all ranks together.
     ok = saver_open(&run->saver, &model->flat, run_takes_snapshots(run), 1e6 * o->run.ckpt_bandwidth, error);
     if (!run_agree(run, ok, error) || !run_open_out(run, &found, error)) return false;
     run_print_notes(run, &o->schedule);
+    // One rank may be unable to read its shards; the first step reduces gradients.
     ok = loader_open(&run->loader, &run->train, (int32_t)model->config.vocab, o->seed, run->comm.rank, run->comm.world,
                      o->batch, o->seq, error) &&
          loader_start(&run->loader, run->record.state.samples, error);
@@ -362,18 +363,18 @@ static bool run_train(Run* run, Options* o, Error* error) {
 
 // ------------------------------------------------------------------------------------------------
 
-static int print_help(const Flag* flags, size_t flag_count) {
+static int print_help(const Flags* flags) {
     printf("train: trains a GPT-2 or Llama model (%s build). ./supervise restarts it when it dies or hangs; "
            "build/generate writes text.\n", FLOATX_NAME);
-    flags_help(flags, flag_count);
+    flags_help(flags);
     return 0;
 }
 
 // Reads the command line.
-static bool options_parse(Options* o, Run* run, Flag* flags, size_t flag_count, int argc, char** argv, Error* error) {
+static bool options_parse(Options* o, Run* run, Flags* flags, int argc, char** argv, Error* error) {
     if (argc > 1 && strcmp(argv[1], "supervise") == 0)
         fail_with(error, "the supervisor is a separate program: ./supervise [FLAGS] -- ./train ...");
-    else if (flags_parse(flags, flag_count, argc, argv, error) &&
+    else if (flags_parse(flags, argc, argv, error) &&
              cadence_parse(&run->cadence, o->run.ckpt_every, o->run.mtbf, o->run.ckpt_async, error) &&
              options_check(o, &run->cadence, error)) {
         o->optimizer.seed = o->sampler.options.seed = o->seed;
@@ -383,8 +384,8 @@ static bool options_parse(Options* o, Run* run, Flag* flags, size_t flag_count, 
 }
 
 // Makes this process one rank of the run.
-static bool join(Run* run, Options* o, Launch* launch, Flag* flags, size_t flag_count, Error* error) {
-    bool forks = flag_was_given(flags, flag_count, "ranks");
+static bool join(Run* run, Options* o, Launch* launch, Flags* flags, Error* error) {
+    bool forks = flag_was_given(flags, "ranks");
     if (o->threads) threads_set(o->threads);
     if (o->plan.show) return run_join_plan(launch, &o->ranks, error);
     signal(SIGINT, interrupt);
@@ -397,20 +398,21 @@ static bool join(Run* run, Options* o, Launch* launch, Flag* flags, size_t flag_
 int main(int argc, char** argv) {
     Run run;
     Options options;
-    Flag flags[FLAGS_MAX];
+    Flags flags;
     Launch launch;
     Error error;
     files_open_standard();
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     memset(&run, 0, sizeof run);
     launch_alone(&launch);
-    size_t flag_count = options_flags(flags, &options);
+    flags.count = 0;
+    options_flags(&flags, &options);
     run.options = &options.run;
-    if (flags_want_help(argc, argv)) return print_help(flags, flag_count);
-    bool ok = options_parse(&options, &run, flags, flag_count, argc, argv, &error);
+    if (flags_want_help(argc, argv)) return print_help(&flags);
+    bool ok = options_parse(&options, &run, &flags, argc, argv, &error);
     if (!ok) run_refuse(&run, &launch, options.timeout);
-    ok = ok && join(&run, &options, &launch, flags, flag_count, &error) &&
-         run_set_up(&run, &options, flags, flag_count, &error) &&
+    ok = ok && join(&run, &options, &launch, &flags, &error) &&
+         run_set_up(&run, &options, &flags, &error) &&
          (options.plan.show || run_train(&run, &options, &error));
     sampler_close(&options.sampler);
     return run_exit(&run, &launch, ok, &error, options.timeout, interrupted == SIGINT);

@@ -16,7 +16,7 @@
 // does it: a text is split into words by GPT-2's pattern, a word is at first the tokens of its bytes, and then the pair
 // of neighboring tokens that occurs most often becomes a token, until the vocabulary is full. Among equally frequent
 // pairs the one of earlier tokens is first. So the result is a function of the text alone: it depends neither on the
-// order in which texts are added nor on threads, and is the same as that of Hugging Face's trainer.
+// order in which texts are added nor on threads, and equals the result of Hugging Face's trainer.
 //
 // The vocabulary is 256 bytes, the merges, and <|endoftext|>, which is last. When every word is a token nothing is left
 // to merge, so a small text may give fewer tokens than asked for. Memory: the different words, and for each pair the
@@ -32,7 +32,7 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Words
 
-#define WORD_BYTES_MAX ((size_t)1024)  // a longer word counts as several: merges in it would cost its length each
+#define WORD_BYTES_MAX ((size_t)1024)  // a longer word is cut into several: each merge in it would cost its length
 
 typedef struct {
     uint64_t count;  // occurrences
@@ -299,7 +299,7 @@ typedef struct {
 
 typedef struct {
     int32_t* tokens;       // of all words, owned
-    size_t* starts;        // (words), owned: where those of a word begin
+    size_t* starts;        // (words), owned: where the tokens of a word begin
     uint32_t* lengths;     // (words), owned: tokens in each, fewer after merges
     PairTable pairs;
     size_t* changed;       // pairs that the current merge has created, owned

@@ -28,28 +28,22 @@ typedef struct {
     double stderr_nats_per_byte;  // standard error of nats_per_byte as an estimate of the mean over all stories
 } Summary;
 
-enum { FLAGS = 4 };
-
-static void options_flags(Flag flags[FLAGS], Options* o) {
-    const Options standard = {NULL, 6000000, 600000, 1};
-    const Flag table[FLAGS] = {
-        {"out", KIND_TEXT, &o->out, "PREFIX", 0, 0,
-         "prefix of the files: PREFIX_train.txt, PREFIX_val.txt, PREFIX.json (required)", false},
-        {"bytes", KIND_COUNT, &o->bytes, "N", 1, 1e12,
-         "minimum bytes of training text; its last story is complete", false},
-        {"val-bytes", KIND_COUNT, &o->val_bytes, "N", 1, 1e12,
-         "minimum bytes of validation text, whose stories are not in the training text", false},
-        {"seed", KIND_COUNT, &o->seed, "N", 0, 9e15,
-         "seed of the stories; it gives the same bytes on any machine", false},
+static Flags options_flags(Options* o) {
+    const Flag table[] = {
+        FLAG_TEXT("out", &o->out, NULL, "PREFIX", 0,
+                  "prefix of the files: PREFIX_train.txt, PREFIX_val.txt, PREFIX.json (required)"),
+        FLAG_COUNT("bytes", &o->bytes, 6000000, 1, 1e12, 0,
+                   "minimum bytes of training text; its last story is complete"),
+        FLAG_COUNT("val-bytes", &o->val_bytes, 600000, 1, 1e12, 0,
+                   "minimum bytes of validation text, whose stories are not in the training text"),
+        FLAG_COUNT("seed", &o->seed, 1, 0, 9e15, 0, "seed of the stories; it gives the same bytes on any machine"),
     };
-    *o = standard;
-    memcpy(flags, table, sizeof table);
+    return flags_of(table, sizeof table / sizeof table[0]);
 }
 
 static bool options_read(Options* o, int argc, char** argv, Error* error) {
-    Flag flags[FLAGS];
-    options_flags(flags, o);
-    if (!flags_parse(flags, FLAGS, argc, argv, error)) return false;
+    Flags flags = options_flags(o);
+    if (!flags_parse(&flags, argc, argv, error)) return false;
     if (!o->out || !o->out[0]) return fail_with(error, "--out PREFIX is missing; give the prefix of the files");
     return strlen(o->out) <= 900 || fail_with(error, "--out is longer than 900 characters: give a shorter path");
 }
@@ -128,10 +122,9 @@ int main(int argc, char** argv) {
     Error error;
     Options options;
     if (flags_want_help(argc, argv)) {
-        Flag flags[FLAGS];
-        options_flags(flags, &options);
+        Flags flags = options_flags(&options);
         printf("corpus: writes small English stories from a grammar, and their exact entropy\n\n");
-        flags_help(flags, FLAGS);
+        flags_help(&flags);
         return 0;
     }
     if (!options_read(&options, argc, argv, &error)) {

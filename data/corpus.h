@@ -29,8 +29,8 @@
 //   {^hero.1}       any of these with its first letter capitalized
 //
 // Two choices of a symbol may begin alike, but what follows must tell them apart: never two ways to one text. A
-// variable is set before it is used. dev/test/test_corpus.c finds violations of either rule. It also measures what it
-// costs to start reading in the middle of a story: little, since what is remembered comes back soon, and not often.
+// variable is set before it is used. dev/test/test_corpus.c finds violations of either rule. It also measures the loss
+// from starting in the middle of a story: it is small, since remembered words come back soon, and not often.
 
 static const char* const corpus_lines[][2] = {
     {"story",
@@ -285,7 +285,7 @@ static inline bool span_equal(Span a, Span b) {
     return a.length == b.length && memcmp(a.text, b.text, (size_t)a.length) == 0;
 }
 
-// Cuts what comes before the first `mark` off the front of `rest` and returns it; all of it when there is no mark.
+// Cuts the text before the first `mark` off the front of `rest` and returns it; all of it if there is no mark.
 static inline Span span_cut(Span* rest, const char* mark) {
     int n = (int)strlen(mark), at = 0;
     while (at < rest->length && !(at + n <= rest->length && memcmp(rest->text + at, mark, (size_t)n) == 0)) at++;
@@ -315,7 +315,7 @@ static inline int variable_find(Grammar* g, Span name) {
     return g->variable_count++;
 }
 
-// Parses what is between { and }: ^ or not, then "symbol", "variable:symbol", "variable.form" or "@variable.form".
+// Parses the text between { and }: ^ or not, then "symbol", "variable:symbol", "variable.form" or "@variable.form".
 static inline bool piece_compile(Piece* piece, Grammar* g, Span inside, Error* error) {
     Span all = inside;
     memset(piece, 0, sizeof *piece);

@@ -7,7 +7,7 @@
 //   ok = ok && duplicates_add(&duplicates, &found, &sketch, document, &error);      found.of, found.similarity
 //   duplicates_close(&duplicates);
 //
-//   1. sketch      what is kept of a document: a hash of its bytes, and its MinHash signature
+//   1. sketch      the part of a document that is kept: a hash of its bytes, and its MinHash signature
 //   2. duplicates  the sketches of documents, and a table that finds similar ones
 //
 // "On the resemblance and containment of documents" (Broder, 1997). A document is the set of its shingles, which are
@@ -18,7 +18,7 @@
 // the BANDS agree; documents with a similarity of 0.8 miss that once in a thousand times ("Mining of Massive
 // Datasets", Leskovec, Rajaraman and Ullman, 3.4).
 //
-// Memory for each document that is kept: 0.4 to 0.9 KB, or 32 to 64 bytes if only equal ones are wanted.
+// Memory for each document that is kept: 0.4 to 0.9 KB, or 32 to 64 bytes with exact duplicates alone.
 
 #ifndef LLMTRAIN_DUPLICATES_H
 #define LLMTRAIN_DUPLICATES_H
@@ -136,7 +136,7 @@ typedef struct {
 typedef struct {
     bool any, exact;
     uint64_t of;             // the document that this one repeats
-    double similarity;       // 1 if it is exact, otherwise estimated
+    double similarity;       // 1 for an exact duplicate, otherwise estimated
 } FoundDuplicate;
 
 static inline void duplicates_close(Duplicates* d) {
@@ -155,7 +155,7 @@ static inline bool duplicates_out_of_memory(const Duplicates* d, Error* error) {
 // Where the search for a band begins.
 static inline size_t band_slot(uint32_t tag) { return tag * (size_t)XXH_PRIME1 >> 20; }
 
-// Leaves out an entry whose band already has as many as a search compares.
+// Leaves out an entry if its band already has as many as a search compares.
 static inline void band_insert(BandEntry* bands, size_t slots, BandEntry entry) {
     size_t at = band_slot(entry.tag), same = 0;
     for (; bands[at & (slots - 1)].kept; at++) same += bands[at & (slots - 1)].tag == entry.tag;

@@ -8,7 +8,7 @@
 //   documents_close(&documents);
 //
 //   1. files      the files that patterns name
-//   2. input      the bytes of a file, unpacked if it is packed by gzip or zstd
+//   2. input      the bytes of a file, decompressed if it is in gzip or zstd
 //   3. documents  a file each, or a line of JSON each; batches of pieces of them
 //
 // A file is one document or, if a field is given, each of its lines is a JSON object, whose member of that name is the
@@ -74,8 +74,8 @@ static inline int file_list_compare(const void* a, const void* b) {
     return strcmp(*(char* const*)a, *(char* const*)b);
 }
 
-// Files and shell patterns (*, ?, [...]), separated by commas; a file whose name has a comma is given alone. The order
-// is that of the names' bytes, in any locale, since it numbers the documents.
+// Files and shell patterns (*, ?, [...]), separated by commas; a file with a comma in its name is given alone. Files
+// are sorted by the bytes of their names, in any locale, since the order numbers the documents.
 static inline bool file_list_find(FileList* files, const char* patterns, Error* error) {
     memset(files, 0, sizeof *files);
     bool whole = access(patterns, F_OK) == 0, ok = true;
@@ -140,8 +140,8 @@ static inline void input_close(Input* input) {
     memset(input, 0, sizeof *input);
 }
 
-// Opens a file as it is; "-" is standard input. The name must outlive the input. After a failure, too, the caller
-// closes it.
+// Opens a file without decompressing it; "-" is standard input. The name must outlive the input. The caller closes it,
+// also after a failure.
 static inline bool input_open(Input* input, const char* name, Error* error) {
     bool standard = strcmp(name, "-") == 0;
     struct stat status;
@@ -186,7 +186,8 @@ static inline bool input_start_zstd(Input* input, Error* error) {
 #endif
 }
 
-// Finds out by the first bytes of a file that was not read yet whether it is packed; if so, input_read unpacks it.
+// Detects by the first bytes of a file that was not read yet whether it is compressed; if so, input_read decompresses
+// it.
 static inline bool input_unpack(Input* input, Error* error) {
     static const unsigned char gzip[2] = {0x1F, 0x8B}, zstd[4] = {0x28, 0xB5, 0x2F, 0xFD};
     input->packed = (unsigned char*)memory_allocate(INPUT_PACKED);
@@ -257,7 +258,7 @@ static inline bool input_read(Input* input, size_t* bytes, char* buffer, size_t 
             if (ferror(input->file)) return fail_file(error, "read", input->name);
             bool ended = input->end == 0;
             if (ended && !input->inside) return true;
-            if (ended) {  // the library may still return bytes without further input
+            if (ended) {  // the library may still return bytes without more input
                 size_t before = *bytes;
                 if (!input_unpack_some(input, &some, buffer + *bytes, room - *bytes, error)) return false;
                 *bytes += some;
@@ -288,7 +289,7 @@ typedef struct {
     uint64_t document;    // number, from 0
     const char* file;     // name of the file, owned by the list of files
     uint64_t line;        // in the file, from 1; 0: the document is all of the file
-    bool begins, ends;    // it is the first, or the last, piece of its document
+    bool begins, ends;    // whether it is the first, and the last, piece of its document
 } Piece;
 
 typedef struct {
@@ -356,7 +357,7 @@ static inline void documents_rewind(Documents* d) {
     d->begun = false;
 }
 
-// Where a document that was read is: its file, and its line in it, from 1, or 0 if it is all of the file.
+// The place of a document that was read: its file, and its line there, from 1, or 0 if it is the whole file.
 static inline const char* documents_locate(const Documents* d, uint64_t document, uint64_t* line) {
     size_t low = 0, high = d->file;  // the file is in [low, high)
     while (high - low > 1) {

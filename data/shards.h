@@ -4,7 +4,7 @@
 //   bool ok = shard_writer_open(&writer, "data/x_train_000000.bin", 256, 0, &error) &&
 //             shard_writer_add(&writer, tokens, count, &error) &&          any number of times
 //             shard_writer_finish(&writer, &error) && shard_publish("data/x_train_000000.bin", &error);
-//   shard_writer_abandon(&writer);                                         after a failure: removes what was written
+//   shard_writer_abandon(&writer);                                         after a failure: removes the file
 //
 //   1. writer  a shard
 //   2. series  shards of a given length, PREFIX_train_000000.bin and so on
@@ -31,7 +31,7 @@ typedef struct {
     char temporary[FILE_PATH_MAX + 8];
 } ShardWriter;
 
-// Removes what was written; does nothing after shard_writer_finish.
+// Removes the unfinished file; does nothing after shard_writer_finish.
 static inline void shard_writer_abandon(ShardWriter* writer) {
     if (!writer->file) return;
     fclose(writer->file);
@@ -222,7 +222,7 @@ static inline void shard_set_directory(char path[FILE_PATH_MAX], const ShardSet*
     snprintf(path, FILE_PATH_MAX, "%.4000s_tokenizer", set->series[0].prefix);
 }
 
-// Refuses to write only shards of one kind (0: train, 1: val) if those of the other kind, which stay, have another
+// Refuses to write only shards of one kind (0: train, 1: val) if the existing ones of the other kind have another
 // tokenizer.
 static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error) {
     char shard[FILE_PATH_MAX], path[FILE_PATH_MAX];
@@ -241,7 +241,7 @@ static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error)
     return same;
 }
 
-// Whether PREFIX_tokenizer/ is already that of this set.
+// Whether PREFIX_tokenizer/ already has the tokenizer of this set.
 static inline bool shard_set_has_tokenizer(const ShardSet* set) {
     char path[FILE_PATH_MAX];
     Tokenizer there;

@@ -89,7 +89,7 @@ static inline bool stream_decode(const Tokenizer* tokenizer, Error* error) {
     return stream_written(ok, error);
 }
 
-// The tokenizer of a shard: the one at `path` if that is given, else the one beside the shard, else that of bytes.
+// The tokenizer of a shard: the one at `path` if given, otherwise the one next to the shard, otherwise bytes.
 static inline bool stream_tokenizer(Tokenizer* tokenizer, const Shard* shard, const char* path, const char* pattern,
                                     Error* error) {
     char beside[FILE_PATH_MAX];

@@ -11,8 +11,8 @@
 //   1. flags
 //   2. bytes       --bytes: a token per byte of one text
 //   3. documents   --text, --jsonl: documents by a tokenizer
-//   4. duplicates  --dedup: which documents are left out
-//   5. conversion  the two together
+//   4. duplicates  --dedup: finds the documents to leave out
+//   5. conversion  both together
 //   6. training    --train-bpe: a tokenizer from documents
 //   7. main        and --encode, --decode, --show: to standard output
 //
@@ -47,11 +47,10 @@ typedef struct {
     uint64_t at, tokens;               // position, and number of tokens from there on
 } Options;
 
-enum { FLAGS_MAX = 32 };
 #define VAL_MIN 1e-9  // besides 0: with less, the number of a document far ahead would not fit 64 bits
 enum { DEDUP_OFF, DEDUP_EXACT, DEDUP_NEAR };
 
-static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
+static Flags options_flags(Options* o) {
     const Flag table[] = {
         FLAG_HEADING("Texts"),
         FLAG_TEXT("bytes", &o->bytes, NULL, "FILE", 0, "text file to convert, one token per byte; -: standard input"),
@@ -99,16 +98,15 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         FLAG_HEADING("Program"),
         FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
-    return flags_append(flags, 0, table, sizeof table / sizeof table[0]);
+    return flags_of(table, sizeof table / sizeof table[0]);
 }
 
 static bool options_read(Options* o, int argc, char** argv, Error* error) {
-    Flag flags[FLAGS_MAX];
     memset(o, 0, sizeof *o);
-    size_t count = options_flags(flags, o);
-    if (!flags_parse(flags, count, argc, argv, error)) return false;
-    o->val_given = flag_was_given(flags, count, "val");
-    if (!o->show && (flag_was_given(flags, count, "at") || flag_was_given(flags, count, "tokens")))
+    Flags flags = options_flags(o);
+    if (!flags_parse(&flags, argc, argv, error)) return false;
+    o->val_given = flag_was_given(&flags, "val");
+    if (!o->show && (flag_was_given(&flags, "at") || flag_was_given(&flags, "tokens")))
         return fail_with(error, "--at and --tokens are for --show FILE, the shard to print from; give it too");
     if (o->show) {
         if (o->bytes || o->text || o->jsonl || o->out || o->encode || o->decode)
@@ -153,7 +151,7 @@ static void interrupt(int signal_number) {
     interrupted = 1;
 }
 
-// Publishes the shards and prints what they are, or removes them if anything has failed.
+// Publishes the shards and lists them, or removes them if anything has failed.
 static bool publish(ShardSet* set, bool ok, Error* error) {
     if (interrupted) ok = fail_with(error, "interrupted; nothing was written");
     ok = ok && shard_set_publish(set, error);
@@ -236,7 +234,7 @@ enum { JOBS_MAX = 256 };
 
 typedef struct {
     size_t first, count;  // pieces of the batch
-    Tokens tokens;        // of all of them
+    Tokens tokens;        // of all pieces
     Error error;
     bool failed;
 } Job;
@@ -388,7 +386,7 @@ static bool conversion_tokenize(Conversion* c, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 4. Duplicates
 //
-// The documents are read twice: once to find duplicates, whose sketches threads make, and again for the shards.
+// The documents are read twice: once to find duplicates, by sketches that threads make, and again for the shards.
 
 enum { SKETCHES = 1024 };  // pieces at a time
 
@@ -513,7 +511,7 @@ static bool conversion_run(Conversion* c, Error* error) {
     return conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
 }
 
-// Publishes the report on duplicates; without --dedup, removes that of earlier shards.
+// Publishes the report on duplicates; without --dedup, removes the report of earlier shards.
 static bool conversion_publish_report(Conversion* c, Error* error) {
     char path[FILE_PATH_MAX];
     if (c->options->dedup) return file_end(&c->report, error);
@@ -630,10 +628,9 @@ int main(int argc, char** argv) {
     struct sigaction action;
     files_open_standard();
     if (flags_want_help(argc, argv)) {
-        Flag flags[FLAGS_MAX];
-        size_t count = options_flags(flags, &options);
+        Flags flags = options_flags(&options);
         printf("tokenize: converts texts to token shards; replaces existing shards of the same prefix\n\n");
-        flags_help(flags, count);
+        flags_help(&flags);
         return 0;
     }
     if (!options_read(&options, argc, argv, &error)) {

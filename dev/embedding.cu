@@ -1,8 +1,10 @@
 // dev/embedding.cu: the ladders of the embedding, forward and backward.
 //
-//     forward    out (B, T, C) = token_weight[tokens] + position_weight
+//     forward    out (N, C) = token_weight[tokens] + position_weight[positions]
 //     backward   dtoken_weight[token] += the sum of dout over the rows of the token
-//                dposition_weight += that over the batch
+//                dposition_weight[position] += that over the rows of the position
+//
+// N = B T rows of B sequences of T positions.
 //
 // Bound by memory. The forward reads a row per token and writes one. The minimum for the backward is to read dout once,
 // and to read and write 4 bytes of gradient for each channel of each position and of each distinct token; the shipped
@@ -21,7 +23,8 @@
 //     owner      rows sorted by token; a block adds all rows of a    as fast as the next for tokens that differ; for
 //                token                                               equal ones a single block does it all
 //     shipped    the sorted rows are cut into equal pieces; partial  about the same speed whatever the tokens are
-//                sums where a token's rows lie in several
+//                sums where a token's rows lie in several; positions
+//                as in the rung before
 //
 // --tokens text: as in a text, where the token of rank r occurs in proportion to 1 / r; equal: one token only;
 // different: repeats each token as rarely as V allows.
@@ -32,11 +35,11 @@
 #include "ladder.h"
 
 typedef struct {
-    size_t B, T, C;
-    const int32_t* tokens;                            // (B, T)
-    floatX* out;                                      // (B, T, C)
+    size_t N, C;
+    const int32_t *tokens, *positions;                // (N)
+    floatX* out;                                      // (N, C)
     const floatX *token_weight, *position_weight;     // (V, C), (T, C)
-    const floatX* dout;                               // (B, T, C)
+    const floatX* dout;                               // (N, C)
     float *dtoken_weight, *dposition_weight;          // (V, C), (T, C)
 } Embedding;
 
@@ -45,41 +48,40 @@ typedef struct {
 
 static __global__ void forward_naive(Embedding p) {
     size_t i = flat_index(1);
-    if (i >= p.B * p.T * p.C) return;
+    if (i >= p.N * p.C) return;
     size_t row = i / p.C, c = i % p.C;
     float token = float_of(p.token_weight[(size_t)p.tokens[row] * p.C + c]);
-    float position = float_of(p.position_weight[row % p.T * p.C + c]);
+    float position = float_of(p.position_weight[(size_t)p.positions[row] * p.C + c]);
     p.out[i] = floatX_of(token + position);
 }
 
 static __global__ void backward_naive(Embedding p) {
     size_t c = flat_index(1);
     if (c >= p.C) return;
-    for (size_t row = 0; row < p.B * p.T; row++) {
+    for (size_t row = 0; row < p.N; row++) {
         float d = float_of(p.dout[row * p.C + c]);
         p.dtoken_weight[(size_t)p.tokens[row] * p.C + c] += d;
-        p.dposition_weight[row % p.T * p.C + c] += d;
+        p.dposition_weight[(size_t)p.positions[row] * p.C + c] += d;
     }
 }
 
 static __global__ void backward_atomics(Embedding p) {
     size_t i = flat_index(1);
-    if (i >= p.B * p.T * p.C) return;
+    if (i >= p.N * p.C) return;
     size_t row = i / p.C, c = i % p.C;
     atomicAdd(&p.dtoken_weight[(size_t)p.tokens[row] * p.C + c], float_of(p.dout[i]));
-    atomicAdd(&p.dposition_weight[row % p.T * p.C + c], float_of(p.dout[i]));
+    atomicAdd(&p.dposition_weight[(size_t)p.positions[row] * p.C + c], float_of(p.dout[i]));
 }
 
-// If the i-th key is the first of a token, block i adds that token's rows.
-static __global__ void backward_owner(Embedding p, const uint64_t* keys) {
-    size_t N = p.B * p.T, first = blockIdx.x;
-    uint32_t token = key_token(keys[first]);
-    if (first > 0 && key_token(keys[first - 1]) == token) return;
-    for (size_t c = threadIdx.x; c < p.C; c += blockDim.x) {
+// If the i-th key is the first of a token, or of a position, block i adds its rows.
+static __global__ void backward_owner(float* gradients, const floatX* dout, const uint64_t* keys, size_t N, size_t C) {
+    size_t first = blockIdx.x;
+    uint32_t id = key_id(keys[first]);
+    if (first > 0 && key_id(keys[first - 1]) == id) return;
+    for (size_t c = threadIdx.x; c < C; c += blockDim.x) {
         float sum = 0.0f;
-        for (size_t i = first; i < N && key_token(keys[i]) == token; i++)
-            sum += float_of(p.dout[key_row(keys[i]) * p.C + c]);
-        p.dtoken_weight[(size_t)token * p.C + c] += sum;
+        for (size_t i = first; i < N && key_id(keys[i]) == id; i++) sum += float_of(dout[key_row(keys[i]) * C + c]);
+        gradients[(size_t)id * C + c] += sum;
     }
 }
 
@@ -121,41 +123,48 @@ int main(int argc, char** argv) {
     Stream stream = ladder.stream;
     size_t most = 0;
 
-    ladder_begin("embedding_forward: out (B, T, C) = token_weight (V, C) [tokens] + position_weight (T, C)");
-    auto tokens = ladder_input<int32_t>("tokens", N, 1.0);
+    ladder_begin("embedding_forward: out (N, C) = token_weight (V, C) [tokens] + position_weight (T, C) [positions]");
+    auto tokens = ladder_input<int32_t>("tokens", N, 1.0), positions = ladder_input<int32_t>("positions", N, 1.0);
     size_t different = fill_tokens(tokens.twin, (Tokens)kind, N, V, &most);
+    for (size_t i = 0; i < N; i++) positions.twin[i] = (int32_t)(i % T);
     ladder_update(tokens);
+    ladder_update(positions);
     auto token_weight = ladder_input<floatX>("token_weight", V * C, 1.0);
     auto position_weight = ladder_input<floatX>("position_weight", T * C, 1.0);
     auto out = ladder_output<floatX>("out", n, {2, 0, 0});
-    Embedding f = {B, T, C, tokens, out, token_weight, position_weight, NULL, NULL, NULL};
-    auto forward = LADDER_OPERATION(embedding_forward, out, tokens, token_weight, position_weight, 0, B, T, C);
+    Embedding f = {N, C, tokens, positions, out, token_weight, position_weight, NULL, NULL, NULL};
+    auto forward = LADDER_OPERATION(embedding_forward, out, tokens, positions, token_weight, position_weight, N, C);
     ladder_work(LADDER_BYTES, (double)((different + N + T) * C) * sizeof(floatX), forward);
     ladder_rung("naive", [&] { ladder_launch(forward_naive, n, f); });
     ladder_rung("rows", [&] {
         embedding_forward_kernel<1><<<grid_blocks(N), threads, 0, stream->compute>>>(
-            out, tokens, token_weight, position_weight, 0, N, T, C);
+            out, tokens, positions, token_weight, position_weight, N, C);
     });
     ladder_rung("shipped", forward);
 
-    ladder_begin("embedding_backward: dtoken_weight (V, C), dposition_weight (T, C) += ... from dout (B, T, C)");
-    tokens = ladder_input<int32_t>("tokens", N, 1.0);
+    ladder_begin("embedding_backward: dtoken_weight (V, C), dposition_weight (T, C) += ... from dout (N, C)");
+    tokens = ladder_input<int32_t>("tokens", N, 1.0), positions = ladder_input<int32_t>("positions", N, 1.0);
     fill_tokens(tokens.twin, (Tokens)kind, N, V, &most);
+    for (size_t i = 0; i < N; i++) positions.twin[i] = (int32_t)(i % T);
     ladder_update(tokens);
+    ladder_update(positions);
     auto dout = ladder_input<floatX>("dout", n, 1.0);
     auto dtoken_weight = ladder_added<float>("dtoken_weight", V * C, 1.0, ladder_random_sum(most));
     auto dposition_weight = ladder_added<float>("dposition_weight", T * C, 1.0, ladder_random_sum(B));
-    ladder_give_scratch(embedding_backward_scratch_bytes(B, T, C));
-    Embedding b = {B, T, C, tokens, NULL, NULL, NULL, dout, dtoken_weight, dposition_weight};
-    auto backward = LADDER_OPERATION(embedding_backward, dtoken_weight, dposition_weight, dout, tokens, B, T, C);
+    ladder_give_scratch(embedding_backward_scratch_bytes(N, C));
+    Embedding b = {N, C, tokens, positions, NULL, NULL, NULL, dout, dtoken_weight, dposition_weight};
+    auto backward = LADDER_OPERATION(embedding_backward, dtoken_weight, dposition_weight, dout, tokens, positions, N,
+                                     C);
     ladder_work(LADDER_BYTES, (double)n * sizeof(floatX) + 8.0 * (double)((different + T) * C), backward);
     ladder_rung("naive", [&] { ladder_launch(backward_naive, C, b); });
     ladder_rung("atomics", [&] { ladder_launch(backward_atomics, n, b); });
     ladder_rung("owner", [&] {
         uint64_t* scratch = (uint64_t*)device_scratch(stream, 2 * N * sizeof(uint64_t));
-        const uint64_t* keys = embedding_sort(scratch, scratch + N, tokens, N, stream);
-        backward_owner<<<grid_blocks(N), threads, 0, stream->compute>>>(b, keys);
-        embedding_positions<1><<<grid_blocks(T), threads, 0, stream->compute>>>(dposition_weight, dout, B, T, C);
+        for (bool of_tokens : {true, false}) {
+            const uint64_t* keys = embedding_sort(scratch, scratch + N, of_tokens ? tokens : positions, N, stream);
+            float* gradients = of_tokens ? dtoken_weight : dposition_weight;
+            backward_owner<<<grid_blocks(N), threads, 0, stream->compute>>>(gradients, dout, keys, N, C);
+        }
     });
     ladder_rung("shipped", backward);
     return ladder_end();

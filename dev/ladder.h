@@ -420,7 +420,8 @@ static inline void ladder_open(int argc, char** argv, std::vector<Flag> flags) {
     ladder.rounds = 50;
     ladder.check = true;
     flags.insert(flags.end(), std::begin(common), std::end(common));
-    if (!flags_begin(&code, "ladder", NULL, flags.data(), flags.size(), argc, argv)) exit(code);
+    Flags table = flags_of(flags.data(), flags.size());
+    if (!flags_begin(&code, "ladder", NULL, &table, argc, argv)) exit(code);
     for (int i = 1; i < argc; i++) ladder.flags += std::string(i > 1 ? " " : "") + argv[i];
     if (!device_open(&ladder.stream, false, &error)) ladder_give_up(error.text);
     CUDA_CHECK(cudaGetDevice(&device));

@@ -1,6 +1,6 @@
 // dev/rope.cu: the ladder of rotary positions, forward and backward.
 //
-//     qkv (B, T, (H + 2K) D): rotates the pair (x[i], x[i + D/2]) of query and key heads by position theta^(-2i/D)
+//     qkv (N, (H + 2K) D): rotates the pair (x[i], x[i + D/2]) of query and key heads by position theta^(-2i/D)
 //
 // Bound by memory: reads and writes (H + K) D elements per row. The cosines and sines are a table of 4 D bytes per
 // position, as many bytes as a head reads and writes in 16 bits: the rungs differ in how often they load it.
@@ -22,10 +22,11 @@
 #define THETA 10000.0
 
 typedef struct {
-    size_t B, T, H, K, D;
-    floatX* qkv;            // (B, T, (H + 2K) D)
-    const float* table;     // (T, D/2, 2)
-    float direction;        // 1 forward, -1 back
+    size_t H, K, D;
+    floatX* qkv;                // (N, (H + 2K) D)
+    const float* table;         // (T, D/2, 2)
+    const int32_t* positions;   // (N)
+    float direction;            // 1 forward, -1 back
 } Rope;
 
 // ------------------------------------------------------------------------------------------------
@@ -35,7 +36,7 @@ typedef struct {
 static __device__ size_t pair_place(Rope p, size_t i, size_t W, size_t* position, size_t* inside) {
     size_t across = p.D / 2 / W, head = i / across % (p.H + p.K), row = i / across / (p.H + p.K);
     *inside = i % across * W;
-    *position = row % p.T;
+    *position = (size_t)p.positions[row];
     return (row * (p.H + 2 * p.K) + head) * p.D + *inside;
 }
 
@@ -83,19 +84,22 @@ int main(int argc, char** argv) {
         {"head-size", KIND_COUNT, &D, "D", 2, ATTENTION_MAX_D, "elements of a head, an even number", 0},
     });
     if (D % 2 != 0) ladder_give_up("--head-size must be even");
-    const size_t pairs = B * T * (H + K) * (D / 2);
+    const size_t N = B * T, pairs = N * (H + K) * (D / 2);
     for (int backward = 0; backward < 2; backward++) {
-        ladder_begin(backward ? "rope_backward: qkv (B, T, (H + 2K) D) turned back in place"
-                              : "rope_forward: qkv (B, T, (H + 2K) D) turned in place");
+        ladder_begin(backward ? "rope_backward: qkv (N, (H + 2K) D) turned back in place"
+                              : "rope_forward: qkv (N, (H + 2K) D) turned in place");
         auto table = ladder_input<float>("table", T * D, 1.0);
         // A sum of two numbers below 5, times a cosine or sine.
-        auto qkv = ladder_added<floatX>("qkv", B * T * (H + 2 * K) * D, 1.0, {2, 10, 0});
+        auto qkv = ladder_added<floatX>("qkv", N * (H + 2 * K) * D, 1.0, {2, 10, 0});
         RopeOptions rope = {THETA, ROPE_SCALING_NONE, 0, 0, 0, 0};
         rope_table(table.twin, &rope, T, D);
         ladder_update(table);
-        Rope p = {B, T, H, K, D, qkv, table, backward ? -1.0f : 1.0f};
-        LadderRun shipped = LADDER_OPERATION(rope_forward, qkv, table, 0, B, T, H, K, D);
-        if (backward) shipped = LADDER_OPERATION(rope_backward, qkv, table, B, T, H, K, D);
+        auto positions = ladder_input<int32_t>("positions", N, 1.0);
+        for (size_t i = 0; i < N; i++) positions.twin[i] = (int32_t)(i % T);
+        ladder_update(positions);
+        Rope p = {H, K, D, qkv, table, positions, backward ? -1.0f : 1.0f};
+        LadderRun shipped = LADDER_OPERATION(rope_forward, qkv, table, positions, N, H, K, D);
+        if (backward) shipped = LADDER_OPERATION(rope_backward, qkv, table, positions, N, H, K, D);
         ladder_work(LADDER_BYTES, 4.0 * (double)pairs * sizeof(floatX), shipped);
         ladder_rung("computed", [&] { ladder_launch(rope_computed, pairs, p, pairs); });
         ladder_rung("table", [&] { ladder_launch(rope_table_pairs<1>, pairs, p, pairs); });

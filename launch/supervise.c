@@ -15,8 +15,8 @@
 // It saves nothing itself, and does not see ranks of other machines: the trainer's --timeout and the launcher find
 // those, and end the command. The command must end when the trainer ends, with the trainer's exit code.
 //
-// Exit codes: that of the command where it is 0 (done), 2 (a flag is wrong) or 75 (a signal came, and the run is saved:
-// start it again), and where the supervisor has passed on a signal; 2 if the command cannot be started the first time;
+// Exit codes: the command's where it is 0 (done), 2 (a flag is wrong) or 75 (it received a signal and saved the run:
+// start it again), or where the supervisor has passed on a signal; 2 if the command cannot be started the first time;
 // otherwise 1: gave up.
 //
 // No process of one start is left when the next one begins. Nothing waits for a disk or a reader while ranks have to be
@@ -58,8 +58,8 @@ static const char* status_text(int status) {
 // ------------------------------------------------------------------------------------------------
 // 2. Output
 //
-// Bytes that the command writes go from its pipes to our own output, as far as that takes them without blocking. A slow
-// reader slows the command. Output to a reader that takes nothing at all is dropped, and a line takes its place.
+// Bytes that the command writes go from its pipes to our own output, as many as it accepts without blocking. A slow
+// reader slows the command. Output to a reader that accepts nothing at all is dropped, and a line says so.
 
 #define RELAY_CHUNK ((size_t)4096)  // a pipe that poll reports as writable takes this many bytes without blocking
 #define RELAY_PIPE (1 << 20)        // bytes that the command can be ahead of us
@@ -257,9 +257,9 @@ static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) 
 // 4. Start
 
 #define SUPERVISE_READ_MS 50.0       // between two reads of the heartbeats
-#define SUPERVISE_READ_MAX_MS 250.0  // at most this counts: if we slept for longer, the ranks may have slept too
+#define SUPERVISE_READ_MAX_MS 250.0  // counted at most: if we slept for longer, the ranks may have slept too
 #define SUPERVISE_LOST_MS 3e3        // for the other ranks to end after one has died
-#define SUPERVISE_ABSENT_MS 1e3      // until a rank without a heartbeat counts as absent, once others have sent one
+#define SUPERVISE_ABSENT_MS 1e3      // until a rank without a heartbeat is absent, once others have sent one
 #define SUPERVISE_TOGETHER_MS 200.0  // ranks that end within this time end together
 #define SUPERVISE_TERM_MS 2e3        // from SIGTERM to SIGKILL
 #define SUPERVISE_KILL_MS 30e3       // from SIGKILL to the end of any process that can end
@@ -298,7 +298,7 @@ typedef struct {
     const char* out;
     char** words;     // of the command
     // this process
-    int signal;       // the first that came since the last event; 0: none
+    int signal;       // the first received since the last event; 0: none
     sigset_t mask, mask_before;  // mask: of the signals that are read
     struct sigaction actions_before[SIGNALS_COUNT];
     Relay relays[2];  // standard output and standard error
@@ -306,7 +306,7 @@ typedef struct {
     // all starts
     size_t starts, failures, losses;  // failures, losses of a rank: consecutive, without progress
     uint64_t best_step;
-    bool stopping;    // a signal came
+    bool stopping;    // a signal was received
     double stop_by_ms;
     // this start
     pid_t child;
@@ -522,7 +522,7 @@ static bool rank_is_stopped(const RankView* view) { return view->state == 'T' ||
 
 // Whether a is to blame rather than b. If both were killed: the one that was seen dead first; if both run: the one that
 // is stopped, is in an earlier step, or has not reached the collective in which the other waits. Otherwise: the one
-// whose last heartbeat is older.
+// with the older last heartbeat.
 static bool rank_is_worse(const RankView* a, const RankView* b) {
     RankFate fate = rank_fate(a);
     bool a_stopped = rank_is_stopped(a), b_stopped = rank_is_stopped(b);
@@ -562,7 +562,7 @@ static void failure_add_rank(Failure* f, const RankView* view, const char* did) 
     if (h->phase == HEARTBEAT_COLLECTIVE && h->collective[0]) failure_add(f, ", in %s", h->collective);
 }
 
-// Whether a rank has sent no heartbeat for too long. To blame is that rank, or the one that it waits for.
+// Whether a rank has sent no heartbeat for too long. That rank is to blame, or the rank that it waits for.
 static bool supervise_find_hang(Failure* f, const Supervisor* s, const RankView* worst) {
     const RankView* late = NULL;
     char did[64];
@@ -666,7 +666,7 @@ static bool supervise_watch(Failure* f, Supervisor* s) {
 // 6. Post-mortem
 //
 // Begun before the processes are ended, with everything that would be lost then, and without touching the disk, which
-// may hang. Completed when they have ended.
+// may hang; completed after they have ended.
 
 // Unknown values are null.
 static void json_members_of_end(JsonWriter* w, int status) {
@@ -771,7 +771,7 @@ static bool supervise_end_all(Supervisor* s) {
     return true;
 }
 
-// Reports the signal that came while the command ran, now that a slow disk delays nothing.
+// Reports the signal that was received while the command ran, now that a slow disk delays nothing.
 static void supervise_tell_signal(Supervisor* s) {
     if (s->signal) supervise_tell(s, false, "signal", "signal %d (%s)", s->signal, strsignal(s->signal));
     s->signal = 0;
@@ -817,7 +817,7 @@ static int supervise_retry(Supervisor* s, bool lost) {
     return s->stopping ? EXIT_SAVED : -1;
 }
 
-// One start of the command, to its end and that of all its processes. Returns the exit code, or -1 to start again.
+// One start of the command, to the end of all its processes. Returns the exit code, or -1 to start again.
 static int supervise_run(Supervisor* s) {
     Failure f = {0};
     JsonWriter w;
@@ -873,7 +873,7 @@ static void supervise_take_signals(Supervisor* s) {
     }
 }
 
-// Does everything that is needed before the first start.
+// Prepares the first start.
 static bool supervise_open(Supervisor* s, Error* error) {
     supervise_take_signals(s);
     if (!directory_make(s->out, error)) return false;
@@ -889,7 +889,7 @@ static bool supervise_open(Supervisor* s, Error* error) {
 int main(int argc, char** argv) {
     static Supervisor supervisor = {.max_restarts = 5};
     Supervisor* s = &supervisor;
-    Flag flags[] = {
+    const Flag rows[] = {
         {"max-restarts", KIND_COUNT, &s->max_restarts, "N", 1, 1e6,
          "give up after N consecutive failures that reached no new step", false},
         {"timeout", KIND_REAL, &s->limits[HEARTBEAT_STEP], "S", 0, 1e9,
@@ -904,6 +904,7 @@ int main(int argc, char** argv) {
         {"out", KIND_TEXT, &s->out, "DIR", 0, 0,
          "directory for events.jsonl and failures/; default: the --out of COMMAND", false},
     };
+    Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
     const char* title = "supervise [FLAGS] -- COMMAND...: runs COMMAND, which is ./train with --resume, alone or\n"
                         "under a launcher (mpirun, srun), and restarts it when it dies or hangs.\n";
     Error error;
@@ -912,7 +913,7 @@ int main(int argc, char** argv) {
     s->limits[HEARTBEAT_STEP] = 600;
     s->limits[HEARTBEAT_SETUP] = s->limits[HEARTBEAT_PAUSE] = 1800;
     while (dashes < argc && strcmp(argv[dashes], "--") != 0) dashes++;
-    if (!flags_begin(&code, "supervise", title, flags, sizeof flags / sizeof flags[0], dashes, argv)) return code;
+    if (!flags_begin(&code, "supervise", title, &flags, dashes, argv)) return code;
     s->limits[HEARTBEAT_COLLECTIVE] = s->limits[HEARTBEAT_DONE] = s->limits[HEARTBEAT_STEP];
     s->words = argv + (dashes < argc ? dashes + 1 : argc);
     for (int i = 0; i < 2; i++) {

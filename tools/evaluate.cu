@@ -18,10 +18,10 @@ typedef struct {
     double timeout;
 } Options;
 
-enum { FLAGS = 14, SEQUENCE = 2048, TEXT_BYTES_MAX = 2000000000 };
+enum { SEQUENCE = 2048, TEXT_BYTES_MAX = 2000000000 };
 
-static void options_flags(Flag flags[FLAGS], Options* o) {
-    const Flag table[FLAGS] = {
+static Flags options_flags(Options* o) {
+    const Flag table[] = {
         FLAG_TEXT("out", &o->out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
         FLAG_TEXT("init-from", &o->init_from, NULL, "DIR", 0,
                   "instead of --out: a checkpoint or run, a Hugging Face directory, or an llm.c file"),
@@ -43,9 +43,9 @@ static void options_flags(Flag flags[FLAGS], Options* o) {
         FLAG_COUNT("ranks", &o->ranks, 1, 1, 65536, 0, "processes to start here"),
         FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads per rank; 0: OpenMP's default"),
         FLAG_REAL("timeout", &o->timeout, 600, 1, 1e6, 0,
-                  "seconds without a byte from a rank after which it counts as lost"),
+                  "declare a rank lost after X seconds without data from it"),
     };
-    memcpy(flags, table, sizeof table);
+    return flags_of(table, sizeof table / sizeof table[0]);
 }
 
 static bool options_check(const Options* o, Error* error) {
@@ -56,7 +56,7 @@ static bool options_check(const Options* o, Error* error) {
     return true;
 }
 
-// The tokens of a file, after the tokenizer's begin-of-text where its template puts one.
+// The tokens of a file, after a begin-of-text token if the tokenizer's template puts one.
 static bool text_read(Dataset* dataset, Tokens* tokens, const char* path, const Tokenizer* tokenizer, Error* error) {
     char* text;
     size_t bytes;
@@ -82,7 +82,7 @@ static void print_text(const Source* source, const Score* scores) {
     json_writer_free(&w);
 }
 
-// Refuses shards of another tokenizer than the model's.
+// Refuses shards if their tokenizer is not the model's.
 static bool data_check(const Dataset* dataset, const Model* model, const Tokenizer* tokenizer, const Options* o,
                        Error* error) {
     FoundTokenizer of_data, of_model;
@@ -200,15 +200,14 @@ static int evaluate_as_rank(const Options* o, bool forks) {
 
 int main(int argc, char** argv) {
     Options options;
-    Flag flags[FLAGS];
     Error error;
     int code;
     files_open_standard();
     memset(&options, 0, sizeof options);
-    options_flags(flags, &options);
+    Flags flags = options_flags(&options);
     const char* title = "evaluate: computes a model's loss on a text, or its accuracy on multiple-choice questions";
-    if (!flags_begin(&code, "evaluate", title, flags, FLAGS, argc, argv)) return code;
+    if (!flags_begin(&code, "evaluate", title, &flags, argc, argv)) return code;
     if (!options_check(&options, &error)) return fprintf(stderr, "evaluate: %s\n", error.text), 2;
     if (options.threads) threads_set(options.threads);
-    return evaluate_as_rank(&options, flag_was_given(flags, FLAGS, "ranks"));
+    return evaluate_as_rank(&options, flag_was_given(&flags, "ranks"));
 }

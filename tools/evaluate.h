@@ -1,6 +1,6 @@
 // evaluate.h: evaluates a model: the loss of a text, and the answers to multiple-choice questions.
 //
-//   1. sources     what is evaluated: items, each of one or more rows of tokens
+//   1. sources     items to evaluate, each of one or more rows of tokens
 //   2. text        windows of a dataset; an item is a window
 //   3. choices     questions in JSON lines; an item is a question, a row one of its answers
 //   4. score log   a file of finished items, from which a killed evaluation resumes
@@ -32,9 +32,9 @@
 typedef struct {
     size_t items;
     size_t* rows;   // (items + 1), owned: the number of the first row of each; last, the number of rows
-    uint64_t hash;  // of all that decides the scores, except the model
-    // Appends the tokens of a row, at most T + 1. *first: the first of them that is scored, at least 1; *bytes: the
-    // length of the text that is scored.
+    uint64_t hash;  // of everything that determines the scores, except the model
+    // Appends the tokens of a row, at most T + 1. *first: the first token that is scored, at least 1; *bytes: the
+    // length of the scored text.
     bool (*append)(Tokens* out, size_t* first, size_t* bytes, void* context, size_t item, size_t row, Error* error);
     void* context;
 } Source;
@@ -62,7 +62,7 @@ static inline size_t tokens_bytes(const Tokenizer* tokenizer, const int32_t* tok
 
 typedef struct {
     const Dataset* dataset;
-    const Tokenizer* tokenizer;  // without a vocabulary: the bytes are not known, and counted as 0
+    const Tokenizer* tokenizer;  // without a vocabulary: the bytes are unknown, and taken as 0
     int32_t vocabulary;          // of the model
     size_t T, overlap;
 } Windows;
@@ -202,7 +202,7 @@ static inline bool choices_context(Choices* c, const char* context, size_t bytes
                                "has none; give it a context");
 }
 
-// Appends the tokens of context, a space and an ending to those of all rows, as `row`.
+// Appends the tokens of context, a space and an ending to the tokens of all rows, as `row`.
 static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context, size_t bytes, const char* ending,
                                 size_t ending_bytes, Error* error) {
     const Tokenizer* tokenizer = c->tokenizer;
@@ -219,7 +219,7 @@ static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context,
     c->joined[bytes] = ' ';
     memcpy(c->joined + bytes + 1, ending, ending_bytes);
     int32_t begin = tokenizer->begin_of_text;
-    // Without any context the first token would be predicted from nothing.
+    // Without a context there is nothing to predict the first token from.
     if (begin < 0 && c->context.count == 0) begin = tokenizer->begin_token;
     if (begin < 0 && c->context.count == 0) begin = tokenizer->end_of_text;
     row->start = out->count;
@@ -340,8 +340,8 @@ static inline bool choices_open(Choices* c, Source* source, const char* path, co
 // ------------------------------------------------------------------------------------------------
 // 4. Score log
 //
-// A text file: a line that says what is evaluated, then a line per finished item with the scores of its rows. Each line
-// ends in its checksum, so that a truncated one is ignored. Ranks append to one file, a line at a time.
+// A text file: a line that identifies the evaluation, then a line per finished item with the scores of its rows. Each
+// line ends in its checksum, so that a truncated one is ignored. Ranks append to one file, a line at a time.
 
 typedef struct {
     double nats, tokens, bytes;  // negative log-likelihood; tokens and bytes scored
@@ -400,7 +400,7 @@ static inline void score_log_read_item(Score* scores, bool* done, const Source* 
     done[item] = true;
 }
 
-// Reads the file, if there is one, and opens it to append; the first rank starts a new one. key: what is evaluated.
+// Reads the file, if there is one, and opens it to append; the first rank starts a new one. key: of the evaluation.
 static inline bool score_log_open(ScoreLog* log, Score* scores, bool* done, const Source* source, const char* path,
                                   uint64_t key, bool first_rank, Error* error) {
     char *text = NULL, header[64];
@@ -643,7 +643,7 @@ static inline size_t scores_best(const Score* scores, size_t rows, bool by_byte)
     return best;
 }
 
-// The share of questions answered right: by the sum of log-likelihoods, or by that sum divided by the ending's bytes.
+// The fraction of right answers: by the sum of log-likelihoods, or by that sum divided by the ending's bytes.
 static inline double choices_accuracy(const Choices* c, const Source* source, const Score* scores, bool by_byte) {
     size_t right = 0;
     for (size_t i = 0; i < source->items; i++)

@@ -5,8 +5,8 @@
 //   build/export --out runs/x --to gguf --dtype q8_0 --dir models/z                 models/z/model.gguf, for llama.cpp
 //
 // A model is read and written a tensor at a time, whatever the number of ranks and the ZeRO stage that saved it. It is
-// written under a temporary name and renamed at the end: under --dir it is whole. Exit code: 0 done; 1 something
-// failed; 2 a flag is wrong.
+// written under a temporary name and renamed at the end: --dir is complete or does not exist. Exit code: 0 done; 1
+// something failed; 2 a flag is wrong.
 
 #include "export.h"
 
@@ -29,7 +29,7 @@ static const ExportFormat FORMATS[] = {
 typedef struct {
     const char *out, *init_from, *dir;
     uint64_t step;
-    int format, type;         // type: 0 as it is; otherwise ExportType + 1
+    int format, type;         // type: 0 as saved; otherwise ExportType + 1
     double shard_gb;
 } Options;
 
@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
     o.format = -1;
     const char* to = NULL;
     char dir[FILE_PATH_MAX];
-    Flag flags[] = {
+    const Flag rows[] = {
         FLAG_TEXT("out", &o.out, NULL, "DIR", FREE, "directory of a run, to export its newest checkpoint"),
         FLAG_COUNT("step", &o.step, 0, 0, 9e15, FREE, "with --out: the checkpoint of this step; 0: the newest"),
         FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", FREE,
@@ -109,12 +109,13 @@ int main(int argc, char** argv) {
         FLAG_TEXT("dir", &o.dir, NULL, "DIR", FREE, "directory to write, which must not exist (required)"),
         FLAG_REAL("shard-size", &o.shard_gb, 5, 0, 1e6, FREE, "hf: maximum GB per file of weights"),
     };
+    Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
     Error error;
     int code;
     files_open_standard();
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
-    if (!flags_begin(&code, "export", "export: writes a model in a format that other programs read", flags,
-                     sizeof flags / sizeof flags[0], argc, argv)) return code;
+    if (!flags_begin(&code, "export", "export: writes a model in a format that other programs read", &flags,
+                     argc, argv)) return code;
     if (to) o.format = choice_find(FORMAT_NAMES, to);
     bool wrong = true;
     if (!o.out == !o.init_from) fail_with(&error, "give --out, the directory of a run, or --init-from, another model");

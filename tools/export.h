@@ -4,8 +4,8 @@
 //   if (export_hf(&e, &error)) ...                                     into the directory, which exists
 //
 // A model is written a tensor at a time, as source.h reads it: no more than one is in memory. The files are flushed;
-// the caller gives the directory its final name (tools/export.cu). What another program's format cannot express is
-// refused before anything is written. Weights are rounded to the nearest, or not at all in the type that they have.
+// the caller gives the directory its final name (tools/export.cu). A model that another program's format cannot express
+// is refused before anything is written. Weights are rounded to nearest, or not at all if they keep their dtype.
 
 #ifndef LLMTRAIN_EXPORT_H
 #define LLMTRAIN_EXPORT_H

@@ -22,11 +22,11 @@ typedef struct {
 
 #define KV_NAMES "full|q8"
 enum { KV_FULL, KV_Q8 };
-enum { PROMPT_ROWS = 128,      // tokens of the prompt per forward pass, about
+enum { PROMPT_ROWS = 128,      // approximate tokens of the prompt per forward pass
        CHAT_KV_TOKENS = 8192 };  // capacity of a conversation's KV cache
 
 // ------------------------------------------------------------------------------------------------
-// What 8 bits cost: the logits after the beginning of the prompt, read with and without the cache.
+// The error of 8 bits: the logits after the beginning of the prompt, computed with and without the cache.
 
 static bool show_kv_error(Model* model, const Tokens* prompt, Error* error) {
     size_t V = model->config.vocab, n = min_size(prompt->count, model->options.B * model->options.T);
@@ -217,7 +217,6 @@ int main(int argc, char** argv) {
     Options o;
     memset(&o, 0, sizeof o);
     Sampler* s = &o.sampler;
-    Flag flags[32];
     const Flag table[] = {
         FLAG_TEXT("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
         FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", 0,
@@ -245,10 +244,10 @@ int main(int argc, char** argv) {
     Error error;
     int code;
     files_open_standard();
-    size_t count = sampler_flags(flags, flags_append(flags, 0, table, sizeof table / sizeof table[0]), s);
-    if (!flags_begin(&code, "generate", "generate: continues a text with a model", flags, count, argc, argv))
-        return code;
-    o.prompt_given = flag_was_given(flags, count, "prompt");
+    Flags flags = flags_of(table, sizeof table / sizeof table[0]);
+    sampler_flags(&flags, s);
+    if (!flags_begin(&code, "generate", "generate: continues a text with a model", &flags, argc, argv)) return code;
+    o.prompt_given = flag_was_given(&flags, "prompt");
     bool right = options_check(&o, &error);
     if (o.threads) threads_set(o.threads);
     if (right && generate(&o, &error)) return 0;

@@ -14,7 +14,7 @@
 // whatever the model. A number that the type of its tensor cannot hold is refused. The file gets its name only when it
 // is complete. gguf_model.h has the names of a model's values and tensors. This header reads no files.
 //
-// The format is that of "GGUF", docs/gguf.md of the ggml project.
+// The format: "GGUF", docs/gguf.md of the ggml project.
 
 #ifndef LLMTRAIN_GGUF_H
 #define LLMTRAIN_GGUF_H
@@ -38,7 +38,7 @@ typedef struct {
 } Q8Block;
 static_assert(sizeof(Q8Block) == 34, "a block of Q8_0 has 34 bytes");
 
-// A row per type: its number in the file, and the number of a file whose matrices have it.
+// A row per type: its number in the file, and the number of a file with matrices of it.
 static const struct {
     GgufType type;
     uint32_t file_type;

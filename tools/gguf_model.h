@@ -1,14 +1,14 @@
 // gguf_model.h: a model as a GGUF file: its sizes and tensors by llama.cpp's names, and its tokenizer.
 //
-//   1. architecture   which of llama.cpp's a configuration is: gpt2, llama, qwen2, qwen3
+//   1. architecture   llama.cpp's name for a configuration: gpt2, llama, qwen2, qwen3
 //   2. tensors        the order of their rows; their names are in convert.h
 //   3. tokenizer      the vocabulary, merges or scores, and special tokens
 //   4. file           gguf_export
 //
 //   bool ok = gguf_export("model.gguf", &config, &parameters, &tokenizer, GGUF_Q8_0, read, context, &error);
 //
-// `read` returns a tensor of ours as floats, from wherever it is: one at a time is in memory. Matrices have the type
-// that is asked for, but f16 instead of Q8_0 if a row is not a multiple of 32 elements; vectors and positions are f32.
+// `read` returns a tensor of ours as floats, from any source: one at a time is in memory. Matrices have the requested
+// type, but f16 instead of Q8_0 if a row is not a multiple of 32 elements; vectors and positions are f32.
 // A model that llama.cpp would compute differently is refused.
 
 #ifndef LLMTRAIN_GGUF_MODEL_H
@@ -21,8 +21,8 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Architecture
 
-// The architecture of llama.cpp that computes what a configuration says; NULL if there is none. Its `llama` takes
-// biases of queries, keys and values too; a model with them is called `qwen2` if that can express everything else.
+// The architecture of llama.cpp that computes this configuration; NULL if there is none. Its `llama` takes biases of
+// queries, keys and values too; a model with them is called `qwen2` if that can express everything else.
 static inline const char* gguf_architecture(const Config* c, Error* error) {
     bool square = c->heads * config_head_size(c) == c->channels, stretched = c->rope_scaling == ROPE_SCALING_LLAMA3;
     if (c->family == FAMILY_GPT2 && square) return "gpt2";
@@ -39,7 +39,7 @@ static inline const char* gguf_architecture(const Config* c, Error* error) {
     return NULL;
 }
 
-// Writes a value whose name begins with the architecture's.
+// Writes a value under a name that begins with the architecture.
 static inline void gguf_size(GgufWriter* w, const char* architecture, const char* key, size_t value) {
     char name[96];
     snprintf(name, sizeof name, "%s.%s", architecture, key);
@@ -109,7 +109,7 @@ static inline void gguf_declare_all(GgufWriter* w, const ForeignTensor* list, si
 static inline bool gguf_write_interleaved(GgufWriter* w, const float* values, float* head, size_t rows, size_t cols,
                                           size_t D, Error* error) {
     for (size_t first = 0; first < rows; first += D) {
-        for (size_t i = 0; i < D; i++)  // row i goes between those of the other half
+        for (size_t i = 0; i < D; i++)  // row i goes between rows of the other half
             memcpy(head + (i % (D / 2) * 2 + i / (D / 2)) * cols, values + (first + i) * cols, cols * sizeof(float));
         if (!gguf_write(w, head, D * cols, error)) return false;
     }
@@ -184,7 +184,7 @@ static inline const char* gguf_pattern(const Tokenizer* tokenizer) {
     return NULL;
 }
 
-// Whether a tokenizer does no more to a text than llama.cpp's SentencePiece, which turns spaces into U+2581.
+// Whether a tokenizer changes a text only as llama.cpp's SentencePiece does, which turns spaces into U+2581.
 static inline bool gguf_is_sentencepiece(const Rules* rules, bool* prefix) {
     bool spaces = rules->meta, other = rules->digits;
     *prefix = rules->prefix != PREFIX_NEVER;
@@ -332,7 +332,7 @@ static inline bool gguf_put_merges(GgufWriter* w, const Vocabulary* v, size_t V,
     return ok;
 }
 
-// tokenizer NULL: it is not known.
+// tokenizer NULL: unknown.
 static inline bool gguf_put_tokenizer(GgufWriter* w, const Tokenizer* tokenizer, size_t V, Error* error) {
     static const Vocabulary none;
     if (tokenizer == NULL) {
@@ -363,7 +363,7 @@ static inline bool gguf_put_tokenizer(GgufWriter* w, const Tokenizer* tokenizer,
 // ------------------------------------------------------------------------------------------------
 // 4. File
 
-// Writes a model of a complete configuration, whose tensors `p` lists and `read` reads. tokenizer NULL: not known.
+// Writes a model of a complete configuration; `p` lists its tensors, and `read` reads them. tokenizer NULL: unknown.
 static inline bool gguf_export(const char* path, const Config* c, const Parameters* p, const Tokenizer* tokenizer,
                                GgufType type, TensorRead read, void* context, Error* error) {
     GgufWriter w;

@@ -1,4 +1,4 @@
-// open.h: opens a model for the programs of tools/, which use it and do not train it.
+// open.h: opens a model for the programs of tools/, which use models and do not train them.
 //
 //   ModelOptions options;
 //   memset(&options, 0, sizeof options);
@@ -8,8 +8,8 @@
 //
 // Where options depend on the model, model_open_planned asks for them when it is known.
 //
-// A run is opened at its newest undamaged checkpoint: a damaged one is reported on standard error, and the one before
-// it is tried. An fp32 build loads the master weights of any run. source.h reads the models of other programs.
+// A run is opened at its newest undamaged checkpoint: a damaged one is reported on standard error, and the previous one
+// is tried. An fp32 build loads the master weights of any run. source.h reads the models of other programs.
 
 #ifndef LLMTRAIN_OPEN_H
 #define LLMTRAIN_OPEN_H
@@ -18,7 +18,7 @@
 
 // Where a model is, and how to create it.
 typedef struct {
-    const char *out, *init_from;  // the directory of a run, or, if it is not NULL, another model
+    const char *out, *init_from;  // the directory of a run; or, unless NULL, another model
     const char* program;          // the name that reports begin with
     ModelOptions options;
     // Called when the model and its tokenizer are known, before memory is allocated for them, to check or change the
@@ -56,7 +56,7 @@ static inline bool open_checkpoint(Model* model, Tokenizer* tokenizer, const Mod
         *damaged = created;
         if (created) model_free(model), tokenizer_close(tokenizer);
     }
-    if (error->kind == ERROR_PROCESS) *damaged = false;  // an older one would do no better
+    if (error->kind == ERROR_PROCESS) *damaged = false;  // an older one would fail too
     return false;
 }
 

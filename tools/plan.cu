@@ -94,7 +94,7 @@ static int choice_compare(const void* a, const void* b) {
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-// Whether an optimizer is an alternative to that of the flags: the same method with other states.
+// Whether an optimizer is an alternative to the one of the flags: the same method with other states.
 static bool choice_of_optimizer(OptimizerKind kind, OptimizerKind asked) {
     const char *name = OPTIMIZERS[kind].name, *wanted = OPTIMIZERS[asked].name;
     return kind == asked || (strncmp(wanted, "adamw", 5) == 0 && strncmp(name, "adamw", 5) == 0);
@@ -203,11 +203,10 @@ int main(int argc, char** argv) {
     Rates rates;
     Launch launch;
     Error error;
-    Flag flags[FLAGS_MAX + 2];
     const char* rate;
     int code;
     const Flag own[] = {
-        FLAG_HEADING("Prediction; the other flags are those of ./train"),
+        FLAG_HEADING("Prediction; all other flags are the same as for ./train"),
         FLAG_TEXT("rate", &rate, NULL, "F,M[,N[,O]]", FLAG_FREE,
                   "speed of one rank: matmul GFLOP/s, memory GB/s[, network GB/s[, offload GB/s]]; default: measured "
                   "on this CPU, 1 GB/s for offloading"),
@@ -215,18 +214,18 @@ int main(int argc, char** argv) {
     files_open_standard();
     memset(&run, 0, sizeof run);
     launch_alone(&launch);
-    size_t count = flags_append(flags, 0, own, sizeof own / sizeof own[0]);
-    count += options_flags(flags + count, &o);
+    Flags flags = flags_of(own, sizeof own / sizeof own[0]);
+    options_flags(&flags, &o);
     run.options = &o.run;
     const char* title = "plan: predicts the memory and the time of a step of ./train (" FLOATX_NAME " build); with "
                         "--memory, lists the flags that fit, fastest first.";
-    if (!flags_begin(&code, "plan", title, flags, count, argc, argv)) return code;
+    if (!flags_begin(&code, "plan", title, &flags, argc, argv)) return code;
     o.plan.show = true;
     if (o.threads) threads_set(o.threads);
     bool ok = ((rate == NULL || rates_parse(&rates, rate, &error)) &&
                cadence_parse(&run.cadence, o.run.ckpt_every, o.run.mtbf, o.run.ckpt_async, &error) &&
                options_check(&o, &run.cadence, &error)) || fail_as(&error, ERROR_USAGE);
-    ok = ok && run_join_plan(&launch, &o.ranks, &error) && run_set_up(&run, &o, flags, count, &error) &&
+    ok = ok && run_join_plan(&launch, &o.ranks, &error) && run_set_up(&run, &o, &flags, &error) &&
          show_predictions(&rates, rate != NULL, &run.model, &o.plan, &error);
     if (!ok) launch_report(&launch, "plan", error.text);
     run_free(&run);

@@ -5,9 +5,9 @@
 //   double ms = step_ms(&model, &rates, micro_batches);      after model_plan
 //
 //   1. rates   given, or measured with operations of the model's own sizes
-//   2. step    what train.cu does in a step, operation by operation
+//   2. step    a step of train.cu, operation by operation
 //
-// Rates are what the operations achieve, not the machine's peaks. They are measured in CPU time: time that other
+// Rates are those that the operations reach, not the machine's peaks. They are measured in CPU time: time that other
 // programs take is not counted, and steps are slower by that while they run. Loading data, validating, saving and
 // waiting for a slower rank are not counted.
 
@@ -113,8 +113,8 @@ static inline double rates_update(RatesArrays* a, OptimizerKind kind, bool maste
     return (double)n * rated_per_second(a, RATED_UPDATE, 40);
 }
 
-// Measures the rates that operations of this size achieve on a CPU with all threads; returns those of each of the ranks
-// that share it.
+// Measures the rates that operations of this size reach on a CPU with all threads; returns the rates of each of the
+// ranks that share it.
 static inline bool rates_measure(Rates* r, const BlockShape* s, size_t ranks, Error* error) {
     RatesArrays a;
     double share = 1.0 / (double)ranks;
@@ -198,7 +198,7 @@ static inline double block_backward_ms(const BlockShape* s, const Rates* r) {
     return ms + (s->llama ? cost_ms(&rope, r) : 0) + (s->qk_norm ? cost_ms(&qk_norm, r) : 0);
 }
 
-// The gradients of the weights of matmuls, as far as they train.
+// The gradients of the weights of matmuls that train.
 static inline double weights_ms(const Model* model, const Rates* r) {
     double ms = 0;
     for (size_t i = 0; i < model->parameters.count; i++) {
@@ -211,7 +211,7 @@ static inline double weights_ms(const Model* model, const Rates* r) {
     return ms;
 }
 
-// What recomputation adds to a micro-batch.
+// The time that recomputation adds to a micro-batch.
 static inline double model_recompute_ms(const Model* model, const Rates* r) {
     BlockShape s = model_block_shape(model);
     double ms = 0;
@@ -288,7 +288,7 @@ static inline double offload_wait_ms(const Model* model, const Rates* r) {
     return (double)(o->moved - o->first) * (fmax(0, piece - forward) + fmax(0, piece - backward));
 }
 
-// The bytes per second from which on it does not wait for them.
+// The bytes per second at which it no longer waits for them.
 static inline double offload_rate_hidden(const Model* model, const Rates* r) {
     double forward, backward;
     offload_covers_ms(&forward, &backward, model, r);

@@ -4,15 +4,16 @@
 //   build/tune --model gpt2:124M --batch 64 --seq 1024 --out h200.json       with the model and batch of the run
 //   ./train ... --matmul-algorithms h200.json                                the same file, the same bits
 //
-//   1. flags     those of ./train that determine the matmuls
+//   1. flags     the flags of ./train that determine the matmuls
 //   2. shapes    of one micro-batch and an update, found by computing them
 //   3. operands  random numbers in the device's memory
 //   4. trial     the algorithms of a shape: checked against the first, timed in turn
 //   5. program   the table, the file
 //
 // A trial runs the library's first 8 proposals in turn, one run of each after the other, until each has had 5 runs and
-// 20 ms; the one with the smallest median is stored. One whose results differ from the first's by more than sums of
-// another order can is reported, and never stored. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
+// 20 ms; the one with the smallest median is stored. A proposal whose results differ from the first's by
+// more than the order of sums explains is reported, and never stored. Exit code: 0 done; 1 something failed; 2 a flag
+// is wrong.
 
 #include "../llmtrain/run/presets.h"
 
@@ -31,16 +32,14 @@ int main(void) {
 
 typedef struct {
     const char *model, *train, *out;
-    Config config;  // as far as flags give it
+    Config config;  // only the fields set by flags
     uint64_t batch, seq, rank;
     OptimizerKind optimizer;
     RecomputeLevel recompute;
     bool master_weights, tf32;
 } Options;
 
-enum { FLAGS_MAX = 64 };
-
-static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
+static Flags options_flags(Options* o) {
     memset(o, 0, sizeof *o);
     o->config.tied = true;
     o->config.rope_theta = 10000;
@@ -61,9 +60,10 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         FLAG_HEADING("The result"),
         FLAG_TEXT("out", &o->out, NULL, "FILE", 0, "file to write, for --matmul-algorithms of ./train"),
     };
-    size_t count = flags_append(flags, 0, table, sizeof table / sizeof(Flag));
-    count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
-    return flags_append(flags, count, own, sizeof own / sizeof(Flag));
+    Flags flags = flags_of(table, sizeof table / sizeof(Flag));
+    fields_flags(&flags, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
+    flags_append(&flags, own, sizeof own / sizeof(Flag));
+    return flags;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ static bool operands_make(Operands* p, const MatmulShape* s, const Bench* bench,
 // ------------------------------------------------------------------------------------------------
 // 4. Trial
 
-// worst[thread]: the largest |a - b| / (absolute + relative |a|); NaN counts as infinite.
+// worst[thread]: the largest |a - b| / (absolute + relative |a|); NaN is taken as infinite.
 template <typename T>
 static __global__ void compare_kernel(float* worst, const T* a, const T* b, size_t n, float absolute, float relative) {
     float most = 0.0f;
@@ -266,7 +266,7 @@ static cublasStatus_t proposal_run(const Proposal* proposal, const Operands* p, 
                            bench->stream);
 }
 
-// Asks the library for proposals, and finds out which of them run and are right: the first, which the model uses, is
+// Gets proposals from the library, and checks which of them run and are right: the first, which the model uses, is
 // right by definition.
 static void trial_check(Trial* trial, const MatmulShape* s, const Operands* p, const Bench* bench) {
     cublasLtMatmulHeuristicResult_t results[PROPOSALS];
@@ -300,7 +300,7 @@ static void trial_end(const Trial* trial) {
     if (trial->count > 0) matmul_plan_free(&trial->proposals[0].plan);
 }
 
-// Times in turn those that run and are right; the best is the one with the smallest median.
+// Times in turn the proposals that run and are right; the best is the one with the smallest median.
 static void trial_time(Trial* trial, const Operands* p, const Bench* bench) {
     size_t runs = 0;
     double least = 0;
@@ -436,15 +436,14 @@ static bool tune(const Config* config, const Options* o, Error* error) {
 int main(int argc, char** argv) {
     Options o;
     Config config;
-    Flag flags[FLAGS_MAX];
     Error error;
     int code;
     files_open_standard();
-    size_t count = options_flags(flags, &o);
+    Flags flags = options_flags(&o);
     const char* title = "tune: times cuBLASLt's algorithms for the matmuls of a training step, and stores the best";
-    if (!flags_begin(&code, "tune", title, flags, count, argc, argv)) return code;
+    if (!flags_begin(&code, "tune", title, &flags, argc, argv)) return code;
     bool right = (o.out && o.out[0]) || fail_with(&error, "give --out, the file to write");
-    right = right && config_choose(&config, o.model, &o.config, flags, count, &error);
+    right = right && config_choose(&config, o.model, &o.config, &flags, &error);
     if (right && config.context == 0) config.context = o.seq;
     right = right && config_complete(&config, &error);
     if (right && o.recompute == RECOMPUTE_AUTO)

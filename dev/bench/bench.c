@@ -64,6 +64,7 @@ typedef struct {
 
 static Profile* profile;    // NULL: operations are not recorded
 static Spans profile_spans;  // of the model whose operations are recorded
+static size_t profile_T;    // the length of its sequences, which operations on rows do not know
 
 static inline void profile_begin(void) {
     if (profile != NULL && profile->depth++ == 0) span_begin(&profile_spans);
@@ -122,17 +123,18 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
 // Those of costs.h. A macro argument with a side effect must not be used twice, so dout of embedding_backward, which
 // may be a call of dropout, is in no cost.
 
-#define embedding_forward(out, tokens, token, position, first, B, T, C, stream) \
-    TIMED_COST("embedding_forward", 0, 0, cost_embedding_forward(B, T, C, (position) != NULL), \
-               embedding_forward(out, tokens, token, position, first, B, T, C, stream), \
-               WROTE("out", out, B, T, C), READ("tokens", B, T), READ("token", tour_tensor(0)->size / (C), C), \
-               READ_IF(position, "position", T, C))
+#define embedding_forward(out, tokens, positions, token, position, N, C, stream) \
+    TIMED_COST("embedding_forward", 0, 0, cost_embedding_forward((N) / profile_T, profile_T, C, (position) != NULL), \
+               embedding_forward(out, tokens, positions, token, position, N, C, stream), \
+               WROTE("out", out, N, C), READ("tokens", N), READ("positions", N), \
+               READ("token", tour_tensor(0)->size / (C), C), READ_IF(position, "position", profile_T, C))
 
-#define embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream) \
-    TIMED_COST("embedding_backward", 0, 0, cost_embedding_backward(B, T, C, (dposition) != NULL), \
-               embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream), \
-               WROTE("dtoken", dtoken, tour_tensor(0)->size / (C), C), WROTE("dposition", dposition, T, C), \
-               READ("dout", B, T, C), READ("tokens", B, T))
+#define embedding_backward(dtoken, dposition, dout, tokens, positions, N, C, stream) \
+    TIMED_COST("embedding_backward", 0, 0, \
+               cost_embedding_backward((N) / profile_T, profile_T, C, (dposition) != NULL), \
+               embedding_backward(dtoken, dposition, dout, tokens, positions, N, C, stream), \
+               WROTE("dtoken", dtoken, tour_tensor(0)->size / (C), C), WROTE("dposition", dposition, profile_T, C), \
+               READ("dout", N, C), READ("tokens", N), READ("positions", N))
 
 #define layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream) \
     TIMED_COST("layernorm_forward", 0, 0, cost_norm_forward(N, C, true, (branch) != NULL), \
@@ -186,15 +188,15 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
                WROTE("dqkv", dqkv, N, (H) + 2 * (K), D), WROTE("dq_weight", dq_weight, D), \
                WROTE("dk_weight", dk_weight, D), READ("saved", N, (H) + (K), D), READ("rstd", N, (H) + (K)))
 
-#define rope_forward(qkv, table, first, B, T, H, K, D, stream) \
-    TIMED_COST("rope_forward", 0, 0, cost_rope(B, T, (H) + (K), D), \
-               rope_forward(qkv, table, first, B, T, H, K, D, stream), \
-               WROTE("qkv", qkv, B, T, (H) + 2 * (K), D), READ("table", T, (D) / 2, 2))
+#define rope_forward(qkv, table, positions, N, H, K, D, stream) \
+    TIMED_COST("rope_forward", 0, 0, cost_rope((N) / profile_T, profile_T, (H) + (K), D), \
+               rope_forward(qkv, table, positions, N, H, K, D, stream), \
+               WROTE("qkv", qkv, N, (H) + 2 * (K), D), READ("table", profile_T, (D) / 2, 2), READ("positions", N))
 
-#define rope_backward(dqkv, table, B, T, H, K, D, stream) \
-    TIMED_COST("rope_backward", 0, 0, cost_rope(B, T, (H) + (K), D), \
-               rope_backward(dqkv, table, B, T, H, K, D, stream), \
-               WROTE("dqkv", dqkv, B, T, (H) + 2 * (K), D), READ("table", T, (D) / 2, 2))
+#define rope_backward(dqkv, table, positions, N, H, K, D, stream) \
+    TIMED_COST("rope_backward", 0, 0, cost_rope((N) / profile_T, profile_T, (H) + (K), D), \
+               rope_backward(dqkv, table, positions, N, H, K, D, stream), \
+               WROTE("dqkv", dqkv, N, (H) + 2 * (K), D), READ("table", profile_T, (D) / 2, 2), READ("positions", N))
 
 #define attention_forward(out, lse, qkv, B, T, H, K, D, stream) \
     TIMED_COST("attention_forward", 0, 0, cost_attention_forward(B, T, H, K, D), \
@@ -371,7 +373,7 @@ static bool bench_open(Bench* b, const Options* asked, const char* name, size_t 
     memset(b, 0, sizeof *b);
     memset(&o, 0, sizeof o);
     o.B = B;
-    o.T = T;
+    o.T = profile_T = T;
     o.training = true;
     o.optimizer = optimizer_defaults(asked->optimizer);
     o.optimizer.master_weights = asked->master_weights;
@@ -877,7 +879,7 @@ int main(int argc, char** argv) {
     Options o = {"gpt2:124M", NULL, NULL, 4, 256, 5, 0, false, false, false, true, RECOMPUTE_NONE, OPTIMIZER_ADAMW};
     Error error;
     int code;
-    Flag flags[] = {
+    const Flag rows[] = {
         {"model", KIND_TEXT, &o.model, "NAME", 0, 0,
          "a preset of llmtrain.h, gpt2:tiny, llama:tiny, demo (make demo's), or bytes:0.2M|1M|5M", false},
         {"batch", KIND_COUNT, &o.batch, "N", 1, 65536, "sequences of a step", false},
@@ -896,9 +898,9 @@ int main(int argc, char** argv) {
         {"kernels", KIND_TEXT, &o.kernels, "FILE", 0, 0,
          "write a line for each operation of the table there: its name and its milliseconds in one step", false},
     };
-    size_t flag_count = sizeof flags / sizeof flags[0];
-    if (!flags_begin(&code, "bench", "bench: where the time of a training step goes (" FLOATX_NAME " build).", flags,
-                     flag_count, argc, argv)) return code;
+    Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
+    if (!flags_begin(&code, "bench", "bench: where the time of a training step goes (" FLOATX_NAME " build).", &flags,
+                     argc, argv)) return code;
     if (o.threads) threads_set(o.threads);
     if (run(&o, &error)) return 0;
     fprintf(stderr, "bench: %s\n", error.text);

@@ -117,12 +117,13 @@ int main(int argc, char** argv) {
     Error error;
     int code;
     harness_name = "checkpoint_cost";
-    Flag flags[] = {
+    const Flag own[] = {
         {"model", KIND_TEXT, &name, "NAME", 0, 0, "whose checkpoint, as of the trainer", false},
         {"dir", KIND_TEXT, &directory, "DIR", 0, 0, "on the disk in question", false},
         {"rounds", KIND_COUNT, &rounds, "N", 1, ROUNDS_MAX, "of which the medians are told", false},
     };
-    if (!flags_begin(&code, "checkpoint_cost", NULL, flags, sizeof flags / sizeof flags[0], argc, argv)) return code;
+    Flags flags = flags_of(own, sizeof own / sizeof own[0]);
+    if (!flags_begin(&code, "checkpoint_cost", NULL, &flags, argc, argv)) return code;
     ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
     memset(&config, 0, sizeof config);
     config.tied = true;

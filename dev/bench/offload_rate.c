@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
     Error error;
     Model model;
     harness_name = "offload_rate";
-    Flag flags[] = {
+    const Flag rows[] = {
         FLAG_TEXT("model", &name, "gpt2:124M", "NAME", 0, "a preset of the trainer"),
         FLAG_TEXT("dir", &directory, "build", "DIR", 0, "directory on the disk to measure"),
         FLAG_CHOICE("offload", &offload, OFFLOAD_OPTIMIZER, OFFLOAD_CHOICES, 0, "optimizer or activations"),
@@ -101,7 +101,8 @@ int main(int argc, char** argv) {
         FLAG_COUNT("vocab", &vocabulary, 0, 0, 1 << 20, 0, "vocabulary; 0: the preset's"),
         FLAG_COUNT("steps", &steps, 8, WARM + 1, STEPS_MAX, 0, "steps to run"),
     };
-    if (!flags_begin(&code, "offload_rate", NULL, flags, sizeof flags / sizeof flags[0], argc, argv)) return code;
+    Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
+    if (!flags_begin(&code, "offload_rate", NULL, &flags, argc, argv)) return code;
     bool optimizer = offload == OFFLOAD_OPTIMIZER;
     need(optimizer || offload == OFFLOAD_ACTIVATIONS, "--offload is one of optimizer and activations");
     ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW),

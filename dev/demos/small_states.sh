@@ -1,4 +1,4 @@
-# small_states.sh BUILD: do the flags with which --plan fits llama:1B into 12 GB (8-bit states, no float master weights,
+# small_states.sh BUILD: do the flags with which build/plan fits llama:1B into 12 GB (8-bit states, no float master weights,
 # recomputation) change what a model learns? A Llama of 15 million parameters in BF16 on the demo's corpus, three seeds
 # with them and three with plain AdamW (fp32 states and master weights).
 #

@@ -45,15 +45,16 @@ static bool launches_step(const Options* o, Error* error) {
 
 int main(int argc, char** argv) {
     Options o = {"gpt2:124M", 64, 1024};
-    Flag flags[] = {
+    const Flag rows[] = {
         {"model", KIND_TEXT, &o.model, "NAME", 0, 0, "a preset of llmtrain/run/presets.h", 0},
         {"batch", KIND_COUNT, &o.batch, "N", 1, 65536, "sequences of a step", 0},
         {"seq", KIND_COUNT, &o.seq, "N", 1, 16777216, "tokens of a sequence", 0},
     };
+    Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
     int code;
     Error error;
-    if (!flags_begin(&code, "launches", "launches: what a training step launches (" FLOATX_NAME " build).", flags,
-                     sizeof flags / sizeof flags[0], argc, argv))
+    if (!flags_begin(&code, "launches", "launches: what a training step launches (" FLOATX_NAME " build).", &flags,
+                     argc, argv))
         return code;
     if (getenv("EMULATE_LAUNCHES") == NULL)
         return fprintf(stderr, "launches: set EMULATE_LAUNCHES to the file that is to list them\n"), 2;

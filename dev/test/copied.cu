@@ -135,12 +135,14 @@ static void test(void) {
 static void test(void) {
     enum { B = 2, T = 5, C = 24, V = 7 };
     Array<int32_t> tokens = std::vector<int32_t>{3, 1, 3, 0, 6, 6, 3, 2, 1, 3};
+    Array<int32_t> positions = std::vector<int32_t>{0, 1, 2, 3, 4, 0, 1, 0, 1, 2};
     Stored token = numbers(V * C, 1), position = numbers(T * C, 2), dout = numbers(B * T * C, 3), out(B * T * C);
-    Floats dtoken(V * C);
-    RUN(embedding_forward, out, tokens, token, position, 0, B, T, C);
-    RUN(embedding_backward, dtoken, NULL, dout, tokens, B, T, C);
+    Floats dtoken(V * C), dposition(T * C);
+    RUN(embedding_forward, out, tokens, positions, token, position, B * T, C);
+    RUN(embedding_backward, dtoken, dposition, dout, tokens, positions, B * T, C);
     same("out", out, 0.01);
     same("dtoken_weight", dtoken, 1e-5);
+    same("dposition_weight", dposition, 1e-5);
 }
 #endif
 
@@ -183,9 +185,10 @@ static void test(void) {
     for (size_t i = 0; i < T * HEAD / 2; i++) angles.push_back(cosf((float)i)), angles.push_back(sinf((float)i));
     Stored x = numbers(T * ROW, 1);
     Floats table = angles;
-    RUN(rope_forward, x, table, 0, 1, T, H, K, HEAD);
+    Array<int32_t> positions = std::vector<int32_t>{0, 1, 2, 0, 4};
+    RUN(rope_forward, x, table, positions, T, H, K, HEAD);
     same("x", x, 0.02);
-    RUN(rope_backward, x, table, 1, T, H, K, HEAD);
+    RUN(rope_backward, x, table, positions, T, H, K, HEAD);
     same("turned back", x, 0.02);
     for (size_t i = 0; i < T * ROW; i++) expect("as it was", real(x.host[i]), real(numbers(T * ROW, 1)[i]), 0.02);
 }

@@ -1,4 +1,4 @@
-// harness.h: what the test programs have in common.
+// harness.h: checks, files and processes for the test programs.
 //
 //   1. checks     conditions that are counted, and printed with the error and its bound
 //   2. files      a directory of the test's own, which is removed at the end; small things to do with files
@@ -50,7 +50,7 @@ typedef struct {
 static TestCounts counts_of_one_process, *harness_counts = &counts_of_one_process;
 static const char* harness_name = "test";
 
-// The current test: conditions expected so far, how many of them failed, and the messages of those.
+// The current test: the conditions expected so far, the number that failed, and their messages.
 static struct {
     unsigned long long conditions, failures;
     char text[8192];
@@ -61,7 +61,7 @@ static inline void count_add(unsigned long long* count, unsigned long long n) {
     __atomic_fetch_add(count, n, __ATOMIC_RELAXED);
 }
 
-// Ends the program if a condition fails without which no other result means anything. A test prints its sums so far.
+// Ends the program unless a condition holds without which no other result means anything; a test with the sums so far.
 HARNESS_FORMAT(2, 3) static inline void need(bool good, const char* format, ...) {
     if (good) return;
     int reason = errno;
@@ -70,7 +70,7 @@ HARNESS_FORMAT(2, 3) static inline void need(bool good, const char* format, ...)
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    printf("%s%s: cannot go on: %s", harness_now.text, harness_name, what);
+    printf("%s%s: aborted: %s", harness_now.text, harness_name, what);
     if (reason) printf(" (%s)", strerror(reason));
     printf("\n");
     if (harness_counts != &counts_of_one_process)
@@ -327,7 +327,7 @@ static inline int open_descriptors(void) { return directory_count("/dev/fd", "")
 // ------------------------------------------------------------------------------------------------
 // 3. Programs
 
-#define PROGRAM_MS 600e3  // after this a program counts as hung; enough for a busy machine
+#define PROGRAM_MS 600e3  // after this a program is treated as hung; enough for a busy machine
 
 enum { WORDS_MAX = 126, EXIT_NOT_RUN = 113 };  // the status of a child that could not become the program
 

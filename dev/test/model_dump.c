@@ -102,7 +102,7 @@ static bool dump_batches(const char* data, size_t B, size_t T, size_t steps, con
 int main(int argc, char** argv) {
     const char *from = NULL, *tokens = NULL, *to = NULL, *data = NULL;
     uint64_t batch = 1, seq = 0, steps = 1;
-    Flag flags[] = {
+    const Flag rows[] = {
         FLAG_TEXT("init-from", &from, NULL, "DIR", 0, "the model"),
         FLAG_TEXT("tokens", &tokens, NULL, "FILE", 0, "int32 (B, T + 1)"),
         FLAG_TEXT("data", &data, NULL, "GLOB", 0, "instead of a model: shards whose batches are written"),
@@ -111,6 +111,7 @@ int main(int argc, char** argv) {
         FLAG_COUNT("seq", &seq, 16, 1, 1 << 20, 0, "T"),
         FLAG_TEXT("to", &to, NULL, "FILE", 0, "file to write (required)"),
     };
+    Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
     Error error;
     int code;
     char* text = NULL;
@@ -119,7 +120,7 @@ int main(int argc, char** argv) {
     Tokenizer tokenizer;
     ModelOptions options;
     memset(&options, 0, sizeof options);
-    if (!flags_begin(&code, "model_dump", NULL, flags, sizeof flags / sizeof flags[0], argc, argv)) return code;
+    if (!flags_begin(&code, "model_dump", NULL, &flags, argc, argv)) return code;
     options.B = batch;
     options.T = seq;
     options.training = true;

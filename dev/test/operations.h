@@ -381,8 +381,8 @@ static void reference_gradient(const Case* c, Result* const* din, int inputs, Re
 // ------------------------------------------------------------------------------------------------
 // Embedding
 
-OPERATION(embedding_forward, x(c, 0), i32(c, 3), x(c, 1), x(c, 2), s->first_position, s->B, s->T, s->C)
-OPERATION(embedding_backward, f(c, 0), f(c, 1), x(c, 2), i32(c, 3), s->B, s->T, s->C)
+OPERATION(embedding_forward, x(c, 0), i32(c, 3), i32(c, 4), x(c, 1), x(c, 2), s->N, s->C)
+OPERATION(embedding_backward, f(c, 0), f(c, 1), x(c, 2), i32(c, 3), i32(c, 4), s->N, s->C)
 
 typedef enum { TOKENS_RANDOM, TOKENS_EQUAL, TOKENS_ORDERED } Tokens;
 
@@ -395,32 +395,47 @@ static int32_t* make_tokens(Tokens kind, size_t n, size_t V) {
     return tokens;
 }
 
-static void test_embedding(size_t B, size_t T, size_t C, size_t V, bool positions, size_t first_position, Tokens kind) {
+// Positions of B sequences of T tokens, below first + T: those from `first` on, as of one document per sequence, or any
+// that repeat and come in any order, or one for all rows.
+typedef enum { POSITIONS_NONE, POSITIONS_ORDERED, POSITIONS_RANDOM, POSITIONS_EQUAL } Positions;
+
+static int32_t* make_positions(Positions kind, size_t B, size_t T, size_t first) {
+    int32_t* positions = make_tokens(kind == POSITIONS_EQUAL ? TOKENS_EQUAL : TOKENS_RANDOM, B * T, first + T);
+    for (size_t i = 0; i < B * T && kind == POSITIONS_ORDERED; i++) positions[i] = (int32_t)(first + i % T);
+    return positions;
+}
+
+static void test_embedding(size_t B, size_t T, size_t C, size_t V, Positions order, size_t first_position,
+                           Tokens kind) {
     if (!wanted("embedding_forward embedding_backward")) return;
     static const char* const kinds[] = {"", " equal", " ordered"};
-    int32_t* tokens = make_tokens(kind, B * T, V);
-    size_t n = B * T * C, position_count = positions ? (first_position + T) * C : 0;
-    Shape s = {.B = B, .T = T, .C = C, .V = V, .first_position = first_position, .tokens = tokens};
+    static const char* const orders[] = {" no pos", "", " any", " equal"};
+    size_t N = B * T, n = N * C, position_count = order ? (first_position + T) * C : 0;
+    int32_t *tokens = make_tokens(kind, N, V), *positions = make_positions(order, B, T, first_position);
+    Shape s = {.C = C, .N = N, .V = V, .tokens = tokens, .positions = positions};
     Case c = case_begin(operation_embedding_forward, &s, "B=%zu T=%zu C=%zu V=%zu at %zu%s%s", B, T, C,
-                        V, first_position, positions ? "" : " no pos", kinds[kind]);
+                        V, first_position, orders[order], kinds[kind]);
     Result* out = output(&c, "out", OUTPUT, STORED, n, SAME_BITS);
     double* token_weight = input(&c, "token_weight", V * C, 1);
     newest(&c)->live = (size_t)tokens[0] * C;
     double* position_weight = input(&c, "position_weight", position_count, 1);
-    newest(&c)->live = first_position * C;
-    input_from(&c, "tokens", INTEGER, B * T, tokens);
+    newest(&c)->live = (size_t)positions[0] * C;
+    input_from(&c, "tokens", INTEGER, N, tokens);
+    input_from(&c, "positions", INTEGER, order ? N : 0, positions);
     double* in[2] = {token_weight, position_weight};
     reference_embedding(out, in, &s);
     case_prove(&c);
 
-    s.first_position = 0;
     Case b = case_begin(operation_embedding_backward, &s, "%s", c.shape);
-    b.scratch_bytes = SCRATCH(embedding_backward_scratch_bytes(B, T, C));
-    Result* dtoken_weight = output(&b, "dtoken_weight", ADDED, FLOAT, V * C, B * T);
+    b.scratch_bytes = SCRATCH(embedding_backward_scratch_bytes(N, C));
+    Result* dtoken_weight = output(&b, "dtoken_weight", ADDED, FLOAT, V * C, N);
     newest(&b)->live = (size_t)tokens[0] * C;
-    Result* din[2] = {dtoken_weight, output(&b, "dposition_weight", ADDED, FLOAT, position_count, B)};
+    size_t longest = order == POSITIONS_ORDERED ? B : N;  // the most rows of one position
+    Result* din[2] = {dtoken_weight, output(&b, "dposition_weight", ADDED, FLOAT, position_count, longest)};
+    newest(&b)->live = (size_t)positions[0] * C;
     double* dout = input(&b, "dout", n, 1);
-    input_from(&b, "tokens", INTEGER, B * T, tokens);
+    input_again(&b, &c.arrays[3]);
+    input_again(&b, &c.arrays[4]);
     reference_gradient(&b, din, 2, reference_embedding, reference_embedding_backward, dout, n, in);
     case_prove(&b);
     release();
@@ -578,33 +593,37 @@ static void test_qk_norm(size_t N, size_t H, size_t K, size_t D, double scale) {
 // ------------------------------------------------------------------------------------------------
 // RoPE
 
-OPERATION(rope_forward, x(c, 0), f(c, 1), s->first_position, s->B, s->T, s->H, s->K, s->D)
-OPERATION(rope_backward, x(c, 0), f(c, 1), s->B, s->T, s->H, s->K, s->D)
+OPERATION(rope_forward, x(c, 0), f(c, 1), i32(c, 2), s->N, s->H, s->K, s->D)
+OPERATION(rope_backward, x(c, 0), f(c, 1), i32(c, 2), s->N, s->H, s->K, s->D)
 
 static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t first_position, float theta) {
     if (!wanted("rope_forward rope_backward")) return;
-    Shape s = {.B = B, .T = T, .H = H, .K = K, .D = D, .first_position = first_position, .theta = (double)theta};
-    size_t n = B * T * (H + 2 * K) * D, positions = first_position + T;
-    float* table = (float*)hold(positions * D * sizeof(float));
+    Shape s = {.N = B * T, .H = H, .K = K, .D = D, .theta = (double)theta};
+    size_t n = s.N * (H + 2 * K) * D, context = first_position + T;
+    float* table = (float*)hold(context * D * sizeof(float));
     const RopeOptions rope = {(double)theta, ROPE_SCALING_NONE, 0, 0, 0, 0};
-    rope_table(table, &rope, positions, D);
+    rope_table(table, &rope, context, D);
     double error = 0.0, *in[1] = {NULL};
-    for (size_t i = 0; i < positions * D / 2; i++) {
+    for (size_t i = 0; i < context * D / 2; i++) {
         double angle = (double)(i / (D / 2)) * pow((double)theta, -2.0 * (double)(i % (D / 2)) / (double)D);
         error = fmax(error, fmax(fabs((double)table[2 * i] - cos(angle)), fabs((double)table[2 * i + 1] - sin(angle))));
     }
-    check(error <= 0x1p-25, "%-28s positions=%zu D=%zu float  err %.1e <= %.1e", "rope_table", positions, D, error,
+    check(error <= 0x1p-25, "%-28s positions=%zu D=%zu float  err %.1e <= %.1e", "rope_table", context, D, error,
           0x1p-25);
-    for (int backward = 0; backward < 2; backward++) {
-        if (backward) s.first_position = 0;
+    for (int way = 0; way < 4; way++) {
+        bool backward = way % 2, any = way / 2;
+        int32_t* positions = make_positions(any ? POSITIONS_RANDOM : POSITIONS_ORDERED, B, T, first_position);
+        s.positions = positions;
         Case c = case_begin(backward ? operation_rope_backward : operation_rope_forward, &s,
-                            "B=%zu T=%zu H=%zu K=%zu D=%zu at %zu", B, T, H, K, D, s.first_position);
+                            "B=%zu T=%zu H=%zu K=%zu D=%zu at %zu%s", B, T, H, K, D, first_position,
+                            any ? " any" : "");
         Result* out = output(&c, "qkv", IN_PLACE, STORED, n, 1);
         Array* qkv = newest(&c);
         double* start = doubles(qkv, qkv->start);
         qkv->live = 0;
-        input_from(&c, "table", FLOAT, positions * D, table);
-        newest(&c)->live = s.first_position * D;
+        input_from(&c, "table", FLOAT, context * D, table);
+        newest(&c)->live = (size_t)positions[0] * D;
+        input_from(&c, "positions", INTEGER, s.N, positions);
         if (backward) {
             reference_gradient(&c, &out, 1, reference_rope, reference_rope_backward, start, n, in);
         } else {
@@ -613,7 +632,7 @@ static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t f
         }
         case_prove(&c);
         bool values = true;
-        for (size_t row = 0; row < B * T; row++) {
+        for (size_t row = 0; row < s.N; row++) {
             size_t first = (row * (H + 2 * K) + H + K) * D;
             const floatX *got = (const floatX*)made(qkv) + first, *before = (floatX*)qkv->start + first;
             values = values && memcmp(got, before, K * D * sizeof(floatX)) == 0;
@@ -1179,11 +1198,13 @@ static void test_optimizer_list(OptimizerKind kind, bool master_weights) {
 // Shapes that divide by nothing, and some that do. The larger ones take too long in the emulator.
 
 static void test_odd_shapes(void) {
-    for (int positions = 0; positions < 2; positions++) {
+    for (int order = 0; order < 4; order++) {
+        Positions positions = (Positions)order;
         test_embedding(1, 1, 1, 3, positions, 0, TOKENS_RANDOM);
         test_embedding(2, 5, 7, 4, positions, 3, TOKENS_RANDOM);
         test_embedding(3, 33, 36, 20, positions, 0, TOKENS_RANDOM);
         test_embedding(3, 33, 40, 20, positions, 0, TOKENS_ORDERED);
+        if (positions > POSITIONS_ORDERED) continue;
         test_embedding(2, 65, 129, 50, positions, 7, TOKENS_RANDOM);
         test_embedding(2, 65, 129, 50, positions, 7, TOKENS_EQUAL);
         test_embedding(1, 130, ON_CUDA ? 264 : 768, 257, positions, 1, TOKENS_RANDOM);

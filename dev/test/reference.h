@@ -22,7 +22,8 @@ typedef struct {
     size_t first_position;
     double epsilon, theta;
     bool mean;               // normalization: layernorm; otherwise rmsnorm
-    const int32_t* tokens;   // embedding: (B, T); classifier: targets (N)
+    const int32_t* tokens;   // embedding: (N); classifier: targets (N)
+    const int32_t* positions;  // embedding, RoPE: (N)
     Result* lse;             // attention: the logarithms of the sums, (B, H, T), for the backward; or NULL
     bool q8;                 // attention_decode: the cache holds 8 bits
     double smallest_normal;  // attention: of floatX, if probabilities and their gradients are rounded to it on the way
@@ -39,21 +40,21 @@ static void result_add(Result* r, size_t i, double value, double size) {
 static void result_term(Result* r, size_t i, double term) { result_add(r, i, term, fabs(term)); }
 
 // ------------------------------------------------------------------------------------------------
-// Embedding: in[0] token_weight (Vp, C), in[1] position_weight (context, C) or NULL; out (B, T, C)
+// Embedding: in[0] token_weight (Vp, C), in[1] position_weight (context, C) or NULL; out (N, C)
 
 static void reference_embedding(Result* out, double* const* in, const Shape* s) {
-    for (size_t i = 0; i < s->B * s->T * s->C; i++) {
+    for (size_t i = 0; i < s->N * s->C; i++) {
         size_t row = i / s->C, c = i % s->C;
         result_term(out, i, in[0][(size_t)s->tokens[row] * s->C + c]);
-        if (in[1]) result_term(out, i, in[1][(s->first_position + row % s->T) * s->C + c]);
+        if (in[1]) result_term(out, i, in[1][(size_t)s->positions[row] * s->C + c]);
     }
 }
 
 static void reference_embedding_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
-    for (size_t i = 0; i < s->B * s->T * s->C; i++) {
+    for (size_t i = 0; i < s->N * s->C; i++) {
         size_t row = i / s->C, c = i % s->C;
         result_term(din[0], (size_t)s->tokens[row] * s->C + c, dout[i]);
-        if (in[1]) result_term(din[1], (s->first_position + row % s->T) * s->C + c, dout[i]);
+        if (in[1]) result_term(din[1], (size_t)s->positions[row] * s->C + c, dout[i]);
     }
 }
 
@@ -181,11 +182,11 @@ static void reference_matmul_backward(Result* const* din, const double* dout, do
 }
 
 // ------------------------------------------------------------------------------------------------
-// RoPE: in[0] qkv (B, T, (H + 2K) D); out the same with every query and key head turned
+// RoPE: in[0] qkv (N, (H + 2K) D); out the same with every query and key head turned
 
 static void reference_turn(Result* out, const double* in, double direction, const Shape* s) {
-    for (size_t row = 0; row < s->B * s->T; row++) {
-        double position = (double)(s->first_position + row % s->T);
+    for (size_t row = 0; row < s->N; row++) {
+        double position = (double)s->positions[row];
         for (size_t head = 0; head < s->H + 2 * s->K; head++) {
             for (size_t d = 0; d < s->D; d++) {
                 size_t at = (row * (s->H + 2 * s->K) + head) * s->D, half = s->D / 2, i = d % half;

@@ -1653,7 +1653,7 @@ int main(int argc, char** argv) {
     test.kills = 60;
     test.seed = 1;
     test.workers = 4;
-    Flag flags[] = {
+    const Flag rows[] = {
         {"train", KIND_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
         {"kills", KIND_COUNT, &test.kills, "N", 1, 1e9,
          "kills at least; from 500 on every byte of a checkpoint is damaged and every call fails, too", false},
@@ -1662,7 +1662,8 @@ int main(int argc, char** argv) {
         {"only", KIND_TEXT, &test.only, "NAME", 0, 0, "one of the tests (and the references)", false},
         {"case", KIND_COUNT, &test.one_case, "I", 1, 1e9, "one case of the kills", false},
     };
-    if (!flags_begin(&code, "soak", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    Flags flags = flags_of(rows, COUNT_OF(rows));
+    if (!flags_begin(&code, "soak", NULL, &flags, argc, argv)) return code;
     bool known = test.only == NULL;
     for (size_t i = 0; i < TESTS; i++) known = known || strcmp(test.only, tests[i].name) == 0;
     if (!known) {

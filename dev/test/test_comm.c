@@ -1328,10 +1328,11 @@ static int run_launched(const Launch* launch) {
 int main(int argc, char** argv) {
     Launch launch;
     Error error;
-    Flag flags[] = {{"timeout", KIND_REAL, &timeout_ms, "MS", 100, 60000,
-                     "timeout of the cases in which something is to fail", false}};
+    const Flag rows[] = {{"timeout", KIND_REAL, &timeout_ms, "MS", 100, 60000,
+                          "timeout of the cases in which something is to fail", false}};
+    Flags flags = flags_of(rows, COUNT_OF(rows));
     tests_begin("test_comm");
-    if (!flags_parse(flags, 1, argc, argv, &error)) {
+    if (!flags_parse(&flags, argc, argv, &error)) {
         printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
         return 2;
     }

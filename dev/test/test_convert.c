@@ -661,12 +661,13 @@ static void test_programs(void) {
 
 int main(int argc, char** argv) {
     const char *export_path = "build/export", *train = "build/train-FP32";
-    Flag flags[] = {
+    const Flag rows[] = {
         FLAG_TEXT("export", &export_path, "build/export", "PATH", 0, "the program"),
         FLAG_TEXT("train", &train, "build/train-FP32", "PATH", 0, "the program, built for fp32"),
     };
+    Flags flags = flags_of(rows, COUNT_OF(rows));
     int code;
-    if (!flags_begin(&code, "test_convert", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    if (!flags_begin(&code, "test_convert", NULL, &flags, argc, argv)) return code;
     tests_begin("test_convert");
     need(realpath("dev/test/fixtures/models", fixtures) != NULL, "run it in the root of the checkout");
     if (realpath(export_path, export_program) == NULL) export_program[0] = 0;

@@ -241,35 +241,35 @@ static void test_matrix_optimizers(void) {
 // ------------------------------------------------------------------------------------------------
 // Device: the promises of device.cuh
 
-// out (n) = what tokens and targets contain (n each).
-static __global__ void test_join(int32_t* out, const int32_t* tokens, const int32_t* targets, size_t n) {
+// out (n) = the sum of a batch's tokens, targets and positions (n each).
+static __global__ void test_join(int32_t* out, const int32_t* batch, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = tokens[i] + targets[i];
+    if (i < n) out[i] = batch[i] + batch[n + i] + batch[2 * n + i];
 }
 
 static void test_device(void) {
     enum { N = 1000, BATCHES = 5 };
     const size_t bytes = N * sizeof(int32_t);
-    int32_t host[N], targets[N];
-    int32_t* places[2] = {(int32_t*)device_memory(2 * bytes), (int32_t*)device_memory(2 * bytes)};
+    int32_t host[N], targets[N], positions[N];
+    int32_t* places[2] = {(int32_t*)device_memory(3 * bytes), (int32_t*)device_memory(3 * bytes)};
     int32_t* sums[BATCHES];
     Error error;
     bool zero = true, batches = true;
     device_download(host, places[1], bytes, stream);
     for (int i = 0; i < N; i++) zero = zero && host[i] == 0;
     check(zero, "device_allocate: zeros");
-    need(check(device_prepare(stream, NULL, 0, 2 * bytes, &error), "device_prepare"), "%s", error.text);
+    need(check(device_prepare(stream, NULL, 0, 3 * bytes, &error), "device_prepare"), "%s", error.text);
     for (int batch = 0; batch < BATCHES; batch++) {
         sums[batch] = (int32_t*)device_memory(bytes);
-        for (int i = 0; i < N; i++) host[i] = i, targets[i] = 1000000 * (batch + 1);
-        int32_t* place = device_upload_batch(places, host, targets, bytes, stream);
-        for (int i = 0; i < N; i++) host[i] = targets[i] = -1;  // allowed by its description
-        test_join<<<(N + 127) / 128, 128, 0, stream->compute>>>(sums[batch], place, place + N, N);
+        for (int i = 0; i < N; i++) host[i] = i, targets[i] = 1000000 * (batch + 1), positions[i] = 1000 * (i % 7);
+        int32_t* place = device_upload_batch(places, host, targets, positions, bytes, stream);
+        for (int i = 0; i < N; i++) host[i] = targets[i] = positions[i] = -1;  // allowed by its description
+        test_join<<<(N + 127) / 128, 128, 0, stream->compute>>>(sums[batch], place, N);
         LAUNCH_CHECK();
     }
     for (int batch = 0; batch < BATCHES; batch++) {
         device_download(host, sums[batch], bytes, stream);
-        for (int i = 0; i < N; i++) batches = batches && host[i] == 1000000 * (batch + 1) + i;
+        for (int i = 0; i < N; i++) batches = batches && host[i] == 1000000 * (batch + 1) + 1000 * (i % 7) + i;
         device_free(sums[batch], bytes);
     }
     check(batches, "device_upload_batch: operations wait for their batch, and no batch overwrites one that is in use");
@@ -278,8 +278,8 @@ static void test_device(void) {
     zero = true;
     for (int i = 0; i < N; i++) zero = zero && host[i] == 0;
     check(zero, "fill_zero");
-    device_free(places[0], 2 * bytes);
-    device_free(places[1], 2 * bytes);
+    device_free(places[0], 3 * bytes);
+    device_free(places[1], 3 * bytes);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -487,8 +487,8 @@ static void test_huge(void) {
 
 // Sizes of real models, too slow for the emulator: more blocks than processors, long rows, long loops.
 static void test_large_shapes(void) {
-    test_embedding(4, 1024, 768, 50257, true, 0, TOKENS_RANDOM);
-    test_embedding(4, 1024, 768, 50257, true, 0, TOKENS_EQUAL);
+    test_embedding(4, 1024, 768, 50257, POSITIONS_ORDERED, 0, TOKENS_RANDOM);
+    test_embedding(4, 1024, 768, 50257, POSITIONS_RANDOM, 0, TOKENS_EQUAL);
     test_norm(true, true, 4096, 768, 1.0);
     test_norm(false, true, 2048, 4096, 1.0);
     test_norm(true, false, 100, 12288, 1.0);
@@ -512,8 +512,8 @@ static void test_large_shapes(void) {
 
 // One ragged and one round shape per operation: compute-sanitizer makes every access slower by orders of magnitude.
 static void test_tiny_shapes(void) {
-    test_embedding(2, 9, 7, 4, true, 3, TOKENS_RANDOM);
-    test_embedding(1, 33, 40, 20, true, 0, TOKENS_RANDOM);
+    test_embedding(2, 9, 7, 4, POSITIONS_ORDERED, 3, TOKENS_RANDOM);
+    test_embedding(1, 33, 40, 20, POSITIONS_EQUAL, 0, TOKENS_RANDOM);
     for (int layernorm = 0; layernorm < 2; layernorm++) {
         test_norm(layernorm, true, 5, 7, 1.0);
         test_norm(layernorm, false, 9, 72, 1.0);
@@ -552,13 +552,14 @@ int main(int argc, char** argv) {
 #ifndef EMULATED
     shapes = SHAPES_LARGE;
 #endif
-    Flag flags[] = {
+    const Flag rows[] = {
         {"only", KIND_TEXT, &only, "NAME", 0, 0, "the operations with this in their names", false},
         {"shapes", KIND_CHOICE, &shapes, "tiny|odd|large|huge", 0, 0,
          "all up to this size; tiny: no others, and each once", false},
         {"exact", KIND_SWITCH, &exact_memory, "", 0, 0, "arrays without guard zones around them", false},
     };
-    if (!flags_begin(&code, "test_cuda", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    Flags flags = flags_of(rows, COUNT_OF(rows));
+    if (!flags_begin(&code, "test_cuda", NULL, &flags, argc, argv)) return code;
     tests_begin("test_cuda");
     need(device_open(&stream, false, &error), "%s", error.text);
     if (only == NULL) test_device();

@@ -199,8 +199,8 @@ static const Case CASES[] = {
           "--total-batch 100 ... multiple ... 512"),
     WRONG("overlap as long as a sequence", "@ --val val.bin --val-overlap 16",
           "--val-overlap 16 ... smaller than --seq"),
-    WRONG("nothing to do", "", "nothing to train on ... --data ... build/generate"),
-    WRONG("no data, no checkpoint directory", "@ !--data !--out", "nothing to train on ... --data"),
+    WRONG("nothing to do", "", "no training data ... --data ... build/generate"),
+    WRONG("no data, no checkpoint directory", "@ !--data !--out", "no training data ... --data"),
     WRONG("out empty", "@ --out ''", "--out ... empty"),
     WRONG("directory of copies in memory empty", "@ --ckpt-hot 1 --ckpt-hot-dir ''", "--ckpt-hot-dir is empty"),
     WRONG("model unknown", "@ --model gpt3", "no model 'gpt3' ... gpt2:124M ... llama:8B"),
@@ -390,7 +390,7 @@ static const Case CASES[] = {
           "belongs to a run on other data ... same shards"),
     WORLD("a log without a checkpoint", "mkdir run;write run/metrics.jsonl {\"step\":1}", "@",
           "run/metrics.jsonl exists ... --resume"),
-    WRONG("--resume without --data", "--out run --resume", "nothing to train on ... --data"),
+    WRONG("--resume without --data", "--out run --resume", "no training data ... --data"),
     WRONG("--ckpt-every a word", "@ !--ckpt-every --ckpt-every often",
           "--ckpt-every is 'often' ... minutes as in 10min, or auto"),
     VALUE(TRAIN, "--ckpt-every", "1.5", "a number of steps"),
@@ -873,13 +873,14 @@ static void memory_limit_try(void) {
 int main(int argc, char** argv) {
     int code;
     const char* programs[PROGRAMS] = {"./train", "build/generate", "build/tokenize", "build/corpus"};
-    Flag flags[] = {
+    const Flag rows[] = {
         {"train", KIND_TEXT, &programs[TRAIN], "PATH", 0, 0, "the program", false},
         {"generate", KIND_TEXT, &programs[GENERATE], "PATH", 0, 0, "the program", false},
         {"tokenize", KIND_TEXT, &programs[TOKENIZE], "PATH", 0, 0, "the program", false},
         {"corpus", KIND_TEXT, &programs[CORPUS], "PATH", 0, 0, "the program", false},
     };
-    if (!flags_begin(&code, "test_errors", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    Flags flags = flags_of(rows, COUNT_OF(rows));
+    if (!flags_begin(&code, "test_errors", NULL, &flags, argc, argv)) return code;
     for (int p = 0; p < PROGRAMS; p++) {
         if (realpath(programs[p], program_paths[p]) != NULL && access(program_paths[p], X_OK) == 0) continue;
         fprintf(stderr, "test_errors: cannot run %s: %s; build it, or give --%s PATH\n", programs[p], strerror(errno),

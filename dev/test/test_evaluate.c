@@ -516,9 +516,10 @@ static void test_program(void) {
 
 int main(int argc, char** argv) {
     static char path[PATH_MAX];
-    Flag flags[] = {FLAG_TEXT("evaluate", &evaluate_program, evaluate_program, "PATH", 0, "the program")};
+    const Flag rows[] = {FLAG_TEXT("evaluate", &evaluate_program, evaluate_program, "PATH", 0, "the program")};
+    Flags flags = flags_of(rows, COUNT_OF(rows));
     int code;
-    if (!flags_begin(&code, "test_evaluate", NULL, flags, 1, argc, argv)) return code;
+    if (!flags_begin(&code, "test_evaluate", NULL, &flags, argc, argv)) return code;
     tests_begin("test_evaluate");
     need(realpath(evaluate_program, path) != NULL, "%s", evaluate_program);
     need(realpath("dev/test/fixtures/tokenizers/gpt2.json", other_tokenizer) != NULL, "run it in the checkout");

@@ -830,10 +830,10 @@ static void test_keeping(void) {
 static void test_missing_fields(void) {
     typedef struct { uint64_t layers; double scale; bool tied; int family; } Sizes;
     static const Field fields[] = {
-        {"layers", "layers", KIND_COUNT, offsetof(Sizes, layers), "N", 0, 0, NULL, NULL},
-        {"scale", "scale", KIND_REAL, offsetof(Sizes, scale), "X", 0, 0, NULL, "2.5"},
-        {"tied", "tied", KIND_SWITCH, offsetof(Sizes, tied), "on|off", 0, 0, NULL, "on"},
-        {"family", "family", KIND_CHOICE, offsetof(Sizes, family), FAMILY_NAMES, 0, 0, NULL, "llama"}};
+        FIELD_COUNT(Sizes, layers, "layers", 0, 0, NULL, NULL),
+        FIELD_REAL(Sizes, scale, "scale", 0, 0, "2.5", NULL),
+        FIELD_SWITCH(Sizes, tied, "tied", "on", NULL),
+        FIELD_CHOICE(Sizes, family, "family", FAMILY_NAMES, "llama", NULL)};
     static const struct { const char* text; bool reads; double scale; bool tied; int family; } files[] = {
         {"{\"layers\": 3, \"scale\": 0.5, \"tied\": false, \"family\": \"gpt2\"}", true, 0.5, false, FAMILY_GPT2},
         {"{\"layers\": 3}", true, 2.5, true, FAMILY_LLAMA},

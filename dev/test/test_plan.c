@@ -35,7 +35,8 @@ static void llama_plan(Model* model, ModelOptions options) {
 static void test_recompute(void) {
     const Rates rates[] = {rates_of("300,25"), rates_of("500000,2500")};
     Model model;
-    ModelOptions options = {.B = 1, .T = 8192, .training = true, .recompute = RECOMPUTE_BLOCK, .master_weights = true};
+    ModelOptions options = {.B = 1, .T = 8192, .training = true, .recompute = RECOMPUTE_BLOCK,
+                            .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
     double activations = 0;
     llama_plan(&model, options);
     for (size_t i = 0; i < model.memory.count; i++)
@@ -57,8 +58,9 @@ static void test_recompute(void) {
 static void test_offload(void) {
     Rates rates = rates_of("300,25");
     Model model;
-    ModelOptions options = {.B = 1, .T = 8192, .training = true, .recompute = RECOMPUTE_BLOCK, .master_weights = true,
-                            .train = "block.2[0-9].*,block.3[01].*", .offload = OFFLOAD_ACTIVATIONS};
+    ModelOptions options = {.B = 1, .T = 8192, .training = true, .recompute = RECOMPUTE_BLOCK,
+                            .optimizer = optimizer_defaults(OPTIMIZER_ADAMW), .train = "block.2[0-9].*,block.3[01].*",
+                            .offload = OFFLOAD_ACTIVATIONS};
     llama_plan(&model, options);
     size_t piece = offload_bytes(&model.offloaded.store, 20);
     rates.offload = offload_rate_hidden(&model, &rates);
@@ -192,10 +194,11 @@ static void test_program(void) {
 
 int main(int argc, char** argv) {
     static char paths[2][PATH_MAX];
-    Flag flags[] = {FLAG_TEXT("plan", &plan_program, plan_program, "PATH", 0, "the program, for BF16"),
-                    FLAG_TEXT("train", &train_program, train_program, "PATH", 0, "the trainer, for BF16")};
+    const Flag rows[] = {FLAG_TEXT("plan", &plan_program, plan_program, "PATH", 0, "the program, for BF16"),
+                         FLAG_TEXT("train", &train_program, train_program, "PATH", 0, "the trainer, for BF16")};
+    Flags flags = flags_of(rows, COUNT_OF(rows));
     int code;
-    if (!flags_begin(&code, "test_plan", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    if (!flags_begin(&code, "test_plan", NULL, &flags, argc, argv)) return code;
     tests_begin("test_plan");
     need(realpath(plan_program, paths[0]) != NULL, "%s", plan_program);
     need(realpath(train_program, paths[1]) != NULL, "%s", train_program);

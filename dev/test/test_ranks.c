@@ -1028,15 +1028,15 @@ int main(int argc, char** argv) {
     bool overlap = true;
     int code;
     test.mpirun = system("command -v mpirun > /dev/null 2>&1") == 0;
-    Flag flags[] = {
+    const Flag rows[] = {
         {"train", KIND_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
         {"train16", KIND_TEXT, &train16, "PATH", 0, 0, "the program, built for bf16 or fp16", false},
         {"train-mpi", KIND_TEXT, &train_mpi, "PATH", 0, 0, "the program, built for fp32 and MPI", false},
         {"only", KIND_TEXT, &test.only, "NAME", 0, 0, "one of the tests", false},
         {"overlap", KIND_SWITCH, &overlap, "on|off", 0, 0, "the test that wants the machine for itself", false},
     };
-    size_t flag_count = COUNT_OF(flags);
-    if (!flags_begin(&code, "test_ranks", NULL, flags, flag_count, argc, argv)) return code;
+    Flags flags = flags_of(rows, COUNT_OF(rows));
+    if (!flags_begin(&code, "test_ranks", NULL, &flags, argc, argv)) return code;
     machine_adopt_orphans(true);  // ranks whose parent was killed
     tests_begin("test_ranks");
     const char* given[] = {train, train16, train_mpi};

@@ -1389,13 +1389,14 @@ int main(int argc, char** argv) {
     if (argc > 2 && strcmp(argv[1], "act") == 0) return act(argv + 2);
     Error error;
     const char* train = "./train";
-    Flag flags[] = {
+    const Flag rows[] = {
         {"train", KIND_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
         {"slack", KIND_REAL, &slack_ms, "MS", 0, 60000, "what a busy machine may add to any time", false},
     };
+    Flags flags = flags_of(rows, COUNT_OF(rows));
     tests_begin("test_supervise");
-    need(flags_parse(flags, COUNT_OF(flags), argc, argv, &error), "%s", error.text);
-    if (flag_was_given(flags, COUNT_OF(flags), "slack")) strict_slack_ms = slack_ms;
+    need(flags_parse(&flags, argc, argv, &error), "%s", error.text);
+    if (flag_was_given(&flags, "slack")) strict_slack_ms = slack_ms;
     bool trainer = realpath(train, train_path) && access(train_path, X_OK) == 0 && !directory_exists(train_path);
     need(realpath(argv[0], self_path), "the path of this program");
     int length = (int)(strrchr(self_path, '/') - self_path);

@@ -767,13 +767,14 @@ static void test_runs(void) {
 
 int main(int argc, char** argv) {
     const char *fixture = "dev/test/fixtures/bpe_training.json", *programs[2] = {"build/tokenize", "build/train-FP32"};
-    Flag flags[] = {
+    const Flag rows[] = {
         {"tokenize", KIND_TEXT, &programs[0], "PATH", 0, 0, "the program", 0},
         {"train", KIND_TEXT, &programs[1], "PATH", 0, 0, "the program", 0},
         {"fixture", KIND_TEXT, &fixture, "PATH", 0, 0, "a text, and merges of Hugging Face", 0},
     };
+    Flags flags = flags_of(rows, COUNT_OF(rows));
     int code;
-    if (!flags_begin(&code, "test_text", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    if (!flags_begin(&code, "test_text", NULL, &flags, argc, argv)) return code;
     tests_begin("test_text");
     tokenize = realpath(programs[0], NULL);
     train = realpath(programs[1], NULL);

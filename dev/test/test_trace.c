@@ -327,13 +327,14 @@ static void test_planted(const char* train, const char* tokenize, const char* co
 
 int main(int argc, char** argv) {
     const char* programs[3] = {"build/train-FP32", "build/tokenize", "build/corpus"};
-    Flag flags[] = {
+    const Flag rows[] = {
         {"train", KIND_TEXT, &programs[0], "PATH", 0, 0, "the program", 0},
         {"tokenize", KIND_TEXT, &programs[1], "PATH", 0, 0, "the program", 0},
         {"corpus", KIND_TEXT, &programs[2], "PATH", 0, 0, "the program", 0},
     };
+    Flags flags = flags_of(rows, COUNT_OF(rows));
     int code;
-    if (!flags_begin(&code, "test_trace", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    if (!flags_begin(&code, "test_trace", NULL, &flags, argc, argv)) return code;
     tests_begin("test_trace");
     test_tensors(&GPT2, "GPT-2");
     test_tensors(&LLAMA, "Llama");

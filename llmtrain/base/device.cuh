@@ -26,9 +26,9 @@
 // 1. Peaks
 
 // Peak rates of dense matmuls, in TFLOP/s, from NVIDIA's data sheets and architecture white papers: for 16-bit types
-// with float sums, and for floats without tensor cores; for TF32 it is half of the former. A name that ends in *
-// matches all names that begin so; a device that is not listed (a laptop's, say, has other clocks) has no peak, and mfu
-// is n/a.
+// with float sums, and for floats without tensor cores; the peak for TF32 is half of the 16-bit one. A name that ends
+// in * matches all names that begin so; a device that is not listed (a laptop's, say, has other clocks) has no peak,
+// and mfu is n/a.
 typedef struct {
     const char* name;
     double bf16, fp32;
@@ -69,7 +69,7 @@ static const DevicePeak DEVICE_PEAKS[] = {
     {"GeForce RTX 5090", 209.5, 104.8},
 };
 
-// The row of a device by its name; NULL if it is not known.
+// The row of a device by its name; NULL for an unknown device.
 static inline const DevicePeak* device_find(const char* name) {
     if (strncmp(name, "NVIDIA ", 7) == 0) name += 7;
     if (strstr(name, " MIG ")) return NULL;  // a part of a device
@@ -82,7 +82,7 @@ static inline const DevicePeak* device_find(const char* name) {
     return NULL;
 }
 
-// The peak in TFLOP/s of a device by its name, for matmuls as this build runs them; 0 if it is not known.
+// The peak in TFLOP/s of a device by its name, for matmuls as this build runs them; 0 for an unknown device.
 static inline double device_peak(const char* name, bool tf32) {
     const DevicePeak* peak = device_find(name);
     if (peak == NULL) return 0;
@@ -224,10 +224,10 @@ static inline size_t head_elements(size_t all) { return max_size((size_t)1 << 28
 // The longest sequence that attention takes: a grid has at most 65,535 tiles of queries, and the smallest tile has 16.
 static inline size_t device_longest(void) { return (size_t)65535 * 16; }
 
-// Waits for all work that the stream was given.
+// Waits for all work in the stream.
 static inline void device_wait(Stream stream) { CUDA_CHECK(cudaStreamSynchronize(stream->compute)); }
 
-// A point in the work of a stream, which another thread may wait for. One that was never set counts as passed.
+// A point in the work of a stream, which another thread may wait for. A mark that was never set has been passed.
 typedef cudaEvent_t DeviceMark;
 
 static inline void device_mark_open(DeviceMark* mark) {
@@ -240,7 +240,7 @@ static inline void device_mark_set(DeviceMark* mark, Stream stream) {
 static inline void device_mark_wait(const DeviceMark* mark) { CUDA_CHECK(cudaEventSynchronize(*mark)); }
 
 // Gives the operations their scratch memory, at least scratch_bytes(...) of kernels.cuh, and prepares
-// device_upload_batch for batches of batch_bytes, tokens and targets together.
+// device_upload_batch for batches of batch_bytes: tokens, targets and positions together.
 static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
     stream->scratch = scratch;
     stream->scratch_bytes = bytes;
@@ -282,11 +282,11 @@ static inline void device_copy(void* to, const void* from, size_t bytes, Stream 
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream->compute));
 }
 
-// Copies a batch to one of two slots on the device, alternately, and returns the slot: `bytes` of tokens, then as many
-// of targets unless those are NULL. It runs on a stream of its own, during the work on the batch before; operations
-// enqueued on `compute` from now on wait for it. The host memory may be reused at once.
+// Copies a batch to one of two slots on the device, alternately, and returns the slot: `bytes` of tokens, as many of
+// targets, undefined if those are NULL, and of positions. It runs on a stream of its own, during the work on the batch
+// before; operations enqueued on `compute` from now on wait for it. The host memory may be reused at once.
 static inline int32_t* device_upload_batch(int32_t* const slots[2], const int32_t* tokens, const int32_t* targets,
-                                           size_t bytes, Stream stream) {
+                                           const int32_t* positions, size_t bytes, Stream stream) {
     struct Uploads* u = stream->uploads;
     int turn = (int)(u->batches % 2);
     char* staging = (char*)u->staging[turn];
@@ -297,7 +297,8 @@ static inline int32_t* device_upload_batch(int32_t* const slots[2], const int32_
     }
     memcpy(staging, tokens, bytes);
     if (targets) memcpy(staging + bytes, targets, bytes);
-    CUDA_CHECK(cudaMemcpyAsync(slots[turn], staging, targets ? 2 * bytes : bytes, cudaMemcpyHostToDevice, u->stream));
+    memcpy(staging + 2 * bytes, positions, bytes);
+    CUDA_CHECK(cudaMemcpyAsync(slots[turn], staging, 3 * bytes, cudaMemcpyHostToDevice, u->stream));
     CUDA_CHECK(cudaEventRecord(u->copied[turn], u->stream));
     CUDA_CHECK(cudaStreamWaitEvent(stream->compute, u->copied[turn], 0));
     u->batches++;

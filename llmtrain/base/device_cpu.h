@@ -64,7 +64,7 @@ static inline size_t scratch_bytes(size_t N, size_t C) {
     return 0;
 }
 
-// Waits for all work that the stream was given.
+// Waits for all work in the stream.
 static inline void device_wait(Stream stream) { (void)stream; }
 
 // A point in the work of a stream, which another thread may wait for: here it is past as soon as it is set.
@@ -126,13 +126,13 @@ static inline void host_free(void* memory) { free(memory); }
 // ------------------------------------------------------------------------------------------------
 // 3. Copies
 
-// Copies that are done when the function returns, after all work that the stream was given before.
+// Copies that run after all earlier work in the stream, and are complete when the function returns.
 static inline void device_upload(void* device, const void* host, size_t bytes, Stream stream) {
     (void)stream;
     memcpy(device, host, bytes);
 }
 
-// memcpy for what no cache can hold: its stores bypass the caches, so that what they overwrite is not read first.
+// memcpy for arrays larger than the caches: its stores bypass them, so the old contents of `to` are not read first.
 static inline void copy_past_caches(char* to, const char* from, size_t bytes) {
     size_t done = 0;
 #ifdef __SSE2__
@@ -162,13 +162,15 @@ static inline void device_copy(void* to, const void* from, size_t bytes, Stream 
     memcpy(to, from, bytes);
 }
 
-// Copies a batch to the device and returns its slot: `bytes` of tokens, then as many of targets unless those are NULL.
-// The host memory may be reused at once. A GPU alternates between the two slots; here one is enough.
+// Copies a batch to the device and returns its slot: `bytes` of tokens, as many of targets, undefined if those are
+// NULL, and of positions. The host memory may be reused at once. A GPU alternates between the two slots; here one is
+// enough.
 static inline int32_t* device_upload_batch(int32_t* const slots[2], const int32_t* tokens, const int32_t* targets,
-                                           size_t bytes, Stream stream) {
+                                           const int32_t* positions, size_t bytes, Stream stream) {
     (void)stream;
     memcpy(slots[0], tokens, bytes);
     if (targets) memcpy((char*)slots[0] + bytes, targets, bytes);
+    memcpy((char*)slots[0] + 2 * bytes, positions, bytes);
     return slots[0];
 }
 

@@ -3,7 +3,7 @@
 //   LLMTRAIN_TEST_FAULT="rank 1 step 5 at backward do kill"
 //   LLMTRAIN_TEST_FAULT="rank 0 step 1 at collective do delay 3.5; rank 0 step 1 at start do wait"
 //
-// When that rank reaches the named point of that step, counted from 1, it does what the last word says:
+// When that rank reaches the named point of that step, counted from 1, it takes the action:
 //
 //   kill, stop, segv   a signal, which ends or stops the process
 //   hang               this thread hangs, while the others continue
@@ -11,7 +11,7 @@
 //   delay MS           MS milliseconds, in this step and every later one
 //   wait               the caller waits, in this step and every later one
 //
-// If several points of a step have the name, the first counts. Before the first step the step is 0.
+// If several points of a step have the name, the first is meant. Before the first step the step is 0.
 
 #ifndef LLMTRAIN_FAULT_H
 #define LLMTRAIN_FAULT_H
@@ -34,7 +34,7 @@ typedef struct {
     unsigned long long now; // the step in progress
 } Faults;
 
-// The faults of this process. Its other threads reach points too: what they read is written atomically.
+// The faults of this process. Its other threads reach points too, so the members that they read are written atomically.
 static inline Faults* fault_state(void) {
     static Faults faults;
     return &faults;

@@ -6,7 +6,7 @@
 //   static const Field FIELDS[] = {
 //       FIELD_COUNT(Config, layers, "layers", 1, 1000, NULL, "transformer blocks"),
 //   };
-//   fields_write(&json_writer, FIELDS, 1, &config);
+//   fields_write(&json_writer, FIELDS, 1, &config);                    json_fields.h
 //   if (!fields_read(&config, FIELDS, 1, &json, node)) ...
 //
 // Members have the types of flags (flags.h): uint64_t or size_t, double, bool, an enum. A member that is added later is
@@ -16,7 +16,6 @@
 #define LLMTRAIN_FIELDS_H
 
 #include "flags.h"
-#include "json.h"
 
 #include <assert.h>
 
@@ -27,7 +26,7 @@ typedef struct {
     const char* flag;     // on the command line and in messages
     FlagKind kind;        // all but KIND_TEXT
     size_t offset;        // of the member in its struct
-    const char* choices;  // of KIND_CHOICE; other kinds: what the help calls the value
+    const char* choices;  // of KIND_CHOICE; other kinds: the name of the value in the help
     double low, high;     // of the flag
     const char* help;     // NULL: there is no such flag
     const char* missing;  // the value that a file without the member implies, as text; NULL: it cannot be read
@@ -42,7 +41,7 @@ typedef struct {
     {#member, flag, KIND_SWITCH, offsetof(Struct, member), "on|off", 0, 0, help, missing}
 #define FIELD_CHOICE(Struct, member, flag, choices, missing, help) \
     {#member, flag, KIND_CHOICE, offsetof(Struct, member), choices, 0, 0, help, missing}
-// Rows of members that are only in files, where they have a name of their own. flag: what messages call them.
+// Rows of members that are only in files, where they have a name of their own. flag: their name in messages.
 #define FIELD_NAMED(Struct, member, kind, name, flag, missing) \
     {name, flag, kind, offsetof(Struct, member), NULL, 0, 0, NULL, missing}
 #define FIELD_SAVED(Struct, member, kind, name, missing) FIELD_NAMED(Struct, member, kind, name, name, missing)
@@ -61,70 +60,18 @@ static inline size_t field_bytes(FlagKind kind) {
                                  : sizeof(int);
 }
 
-// A member's value as one would write it after its flag.
+// A member's value, as it is written after its flag.
 static inline void field_text(char* text, size_t size, const Field* field, const void* base) {
     Flag flag = field_flag(field, (void*)(uintptr_t)base);
     flag_text(text, size, &flag);
 }
 
-// Appends the flags of the members that have one; returns the new number of flags.
-static inline size_t fields_flags(Flag* flags, size_t count, const Field* fields, size_t field_count, void* base) {
-    for (size_t i = 0; i < field_count; i++)
-        if (fields[i].help) flags[count++] = field_flag(&fields[i], base);
-    return count;
-}
-
-// Writes the members into the JSON object that is open.
-static inline void fields_write(JsonWriter* w, const Field* fields, size_t count, const void* base) {
+// Appends the flags of the members that have one.
+static inline void fields_flags(Flags* flags, const Field* fields, size_t count, void* base) {
     for (size_t i = 0; i < count; i++) {
-        char text[64];
-        Flag flag = field_flag(&fields[i], (void*)(uintptr_t)base);
-        field_text(text, sizeof text, &fields[i], base);
-        if (flag.kind == KIND_COUNT) json_member_u64(w, fields[i].name, flag_value_count(&flag));
-        else if (flag.kind == KIND_REAL) json_member_number(w, fields[i].name, *(double*)flag.value);
-        else if (flag.kind == KIND_SWITCH) json_member_bool(w, fields[i].name, *(bool*)flag.value);
-        else json_member_string(w, fields[i].name, text);
-    }
-}
-
-// Keys that had another name in files of earlier versions.
-static const struct {
-    const char *name, *before;
-} FIELDS_RENAMED[] = {{"master_weights", "masters"}, {"skipped_consecutive", "skipped_row"}};
-
-// The value of a key, under the name that it has or had.
-static inline uint32_t field_node(const Json* json, uint32_t object, const char* name) {
-    uint32_t node = json_get(json, object, name);
-    for (size_t i = 0; node == JSON_NONE && i < sizeof FIELDS_RENAMED / sizeof *FIELDS_RENAMED; i++)
-        if (strcmp(FIELDS_RENAMED[i].name, name) == 0) node = json_get(json, object, FIELDS_RENAMED[i].before);
-    return node;
-}
-
-// Reads the members from a JSON object; false if one is missing and has no value for that, or is of another kind.
-static inline bool fields_read(void* base, const Field* fields, size_t count, const Json* json, uint32_t object) {
-    bool ok = true;
-    for (size_t i = 0; ok && i < count; i++) {
         Flag flag = field_flag(&fields[i], base);
-        uint32_t node = field_node(json, object, fields[i].name);
-        uint64_t number = 0;
-        char word[32];
-        Error ignored;
-        if (node == JSON_NONE && fields[i].missing) {
-            flag.low = -INFINITY;
-            flag.high = INFINITY;
-            ok = flag_set(&flag, fields[i].missing, &ignored);
-        } else if (flag.kind == KIND_COUNT) {
-            ok = json_u64(json, node, &number);
-            memcpy(flag.value, &number, sizeof number);
-        } else if (flag.kind == KIND_REAL) {
-            ok = json_number(json, node, (double*)flag.value);
-        } else if (flag.kind == KIND_SWITCH) {
-            ok = json_bool(json, node, (bool*)flag.value);
-        } else {
-            ok = json_string(json, node, word, sizeof word) && flag_set(&flag, word, &ignored);
-        }
+        if (fields[i].help) flags_append(flags, &flag, 1);
     }
-    return ok;
 }
 
 // Whether two structs have the same members; if not, the error names the first that differs. `saved` is from the file

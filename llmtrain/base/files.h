@@ -13,7 +13,7 @@
 #ifndef LLMTRAIN_FILES_H
 #define LLMTRAIN_FILES_H
 
-#include "system.h"  // and from base.h Error, fail, allocate
+#include "system.h"  // and from base.h Error, fail_with, memory_allocate
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -39,7 +39,7 @@ static inline void files_open_standard(void) {
     if (file >= 0) close(file);
 }
 
-// Reports what failed, on which path, why (errno), and what to do about it.
+// Reports the action that failed, the path, the reason (errno), and a remedy.
 static inline bool fail_file(Error* error, const char* action, const char* path) {
     const char* remedy = "check the path and the disk";
     int number = errno;
@@ -99,7 +99,7 @@ static inline bool directory_sync_parent(const char* path, Error* error) {
 // aborted; a second abort does nothing.
 typedef struct {
     int file;       // open descriptor, or -1
-    size_t bytes, flushing;  // written so far; of these, those whose flush to the disk has begun
+    size_t bytes, flushing;  // written so far; of these, the bytes whose flush to the disk has begun
     char path[FILE_PATH_MAX];
     char temporary[FILE_PATH_MAX + 64];
 } FileWriter;

@@ -2,7 +2,7 @@
 //
 // A program lists its flags once: name, kind, where the value goes, bounds, and a line of help. From that table come
 // the parser, the defaults shown by --help (the values before parsing), and the messages: for an unknown flag the
-// nearest valid one, for a bad value that value and what is allowed.
+// nearest valid one, for a bad value that value and the allowed ones.
 //
 // Flags are written --name value or --name=value; switches --name, --name on, --name off.
 
@@ -10,6 +10,8 @@
 #define LLMTRAIN_FLAGS_H
 
 #include "../ops/base.h"
+
+#include <assert.h>
 
 typedef enum {
     KIND_TEXT,    // const char*
@@ -26,11 +28,11 @@ typedef struct {
     size_t count;
 } TextList;
 
-// What a flag means to a run that is resumed, and whether it was given. 0: it changes what the run computes, so that a
+// How a flag affects a run that is resumed, and whether it was given. 0: the flag changes the results of the run, so a
 // checkpoint records it and a resume reports a difference.
 enum {
     FLAG_GIVEN = 1,            // set by the parser
-    FLAG_FREE = 2,             // it does not change what the run computes
+    FLAG_FREE = 2,             // it does not change the results of the run
     FLAG_LOCAL = 4 | FLAG_FREE,// and the ranks of a run may differ in it
     FLAG_FIXED = 8             // a run that is resumed with another value is refused: it would be another run
 };
@@ -39,11 +41,18 @@ typedef struct Flag {
     const char* name;     // without the dashes; NULL: a heading of the help, whose text is in `help`
     FlagKind kind;
     void* value;          // holds the default before parsing
-    const char* choices;  // KIND_CHOICE: "cosine|linear"; other kinds: what the help calls the value
+    const char* choices;  // KIND_CHOICE: "cosine|linear"; other kinds: the name of the value in the help
     double low, high;     // KIND_COUNT, KIND_REAL: bounds, both allowed
     const char* help;
     unsigned marks;       // FLAG_FREE, FLAG_LOCAL, FLAG_FIXED or none; FLAG_GIVEN
 } Flag;
+
+// The flags of a program, put together from the tables of its parts.
+enum { FLAGS_MAX = 160 };
+typedef struct {
+    Flag rows[FLAGS_MAX];
+    size_t count;
+} Flags;
 
 // Rows of a table that is built at run time: each sets the default and says where the value goes.
 #define FLAG_ROW(name, kind, value, initial, what, low, high, marks, help) \
@@ -77,20 +86,27 @@ static inline size_t edit_distance(const char* a, const char* b) {
     return rows[(i + 2) % 3][length];
 }
 
-// Appends rows to a table; returns its new length.
-static inline size_t flags_append(Flag* flags, size_t count, const Flag* rows, size_t row_count) {
-    memcpy(flags + count, rows, row_count * sizeof(Flag));
-    return count + row_count;
+static inline void flags_append(Flags* flags, const Flag* rows, size_t count) {
+    assert(flags->count + count <= FLAGS_MAX);
+    memcpy(flags->rows + flags->count, rows, count * sizeof(Flag));
+    flags->count += count;
 }
 
-static inline Flag* flag_find(Flag* flags, size_t count, const char* name) {
-    for (size_t i = 0; i < count; i++)
-        if (flags[i].name != NULL && strcmp(flags[i].name, name) == 0) return &flags[i];
+static inline Flags flags_of(const Flag* rows, size_t count) {
+    Flags flags;
+    flags.count = 0;
+    flags_append(&flags, rows, count);
+    return flags;
+}
+
+static inline Flag* flag_find(Flags* flags, const char* name) {
+    for (size_t i = 0; i < flags->count; i++)
+        if (flags->rows[i].name != NULL && strcmp(flags->rows[i].name, name) == 0) return &flags->rows[i];
     return NULL;
 }
 
-static inline bool flag_was_given(Flag* flags, size_t count, const char* name) {
-    Flag* flag = flag_find(flags, count, name);
+static inline bool flag_was_given(Flags* flags, const char* name) {
+    Flag* flag = flag_find(flags, name);
     return flag != NULL && (flag->marks & FLAG_GIVEN);
 }
 
@@ -154,29 +170,30 @@ static inline int flag_unlikeness(const char* a, const char* b) {
     return (int)edit_distance(a, b) - alike;
 }
 
-static inline bool flag_unknown(Flag* flags, size_t count, const char* argument, Error* error) {
+static inline bool flag_unknown(const Flags* flags, const char* argument, Error* error) {
     if (strncmp(argument, "--", 2) != 0)
         return fail_with(error, "'%s' is not a flag; flags are written --name value (see --help)", argument);
     // The fewest edits; letters that agree at the beginning count in favor, so that --shards finds --shard-tokens.
     const char *name = argument + 2, *nearest = "help";
     int best = flag_unlikeness(name, nearest);
-    for (size_t i = 0; i < count; i++) {
-        if (flags[i].name == NULL || flag_unlikeness(name, flags[i].name) >= best) continue;
-        nearest = flags[i].name;
+    for (size_t i = 0; i < flags->count; i++) {
+        const char* other = flags->rows[i].name;
+        if (other == NULL || flag_unlikeness(name, other) >= best) continue;
+        nearest = other;
         best = flag_unlikeness(name, nearest);
     }
     return fail_with(error, "unknown flag %s; did you mean --%s? (see --help)", argument, nearest);
 }
 
 // Reads argv[1] and on into the flags' values. Does not handle --help: check flags_want_help first.
-static inline bool flags_parse(Flag* flags, size_t count, int argc, char** argv, Error* error) {
+static inline bool flags_parse(Flags* flags, int argc, char** argv, Error* error) {
     for (int i = 1; i < argc; i++) {
         char name[64];
         const char* equals = strchr(argv[i], '=');
         size_t length = equals ? (size_t)(equals - argv[i]) : strlen(argv[i]);
         snprintf(name, sizeof name, "%.*s", (int)min_size(length, 63), argv[i]);
-        Flag* flag = strncmp(name, "--", 2) == 0 ? flag_find(flags, count, name + 2) : NULL;
-        if (flag == NULL) return flag_unknown(flags, count, name, error);
+        Flag* flag = strncmp(name, "--", 2) == 0 ? flag_find(flags, name + 2) : NULL;
+        if (flag == NULL) return flag_unknown(flags, name, error);
         if ((flag->marks & FLAG_GIVEN) && flag->kind != KIND_TEXTS)
             return fail_with(error, "--%s is given twice; give it once", flag->name);
         bool next_is_value = i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0;
@@ -203,7 +220,7 @@ static inline uint64_t flag_value_count(const Flag* flag) {
     return count;
 }
 
-// The value of a flag as one would write it.
+// The value of a flag, as it is written on the command line.
 static inline void flag_text(char* text, size_t size, const Flag* flag) {
     const char* words = flag->kind == KIND_TEXT ? *(const char**)flag->value : NULL;
     if (flag->kind == KIND_TEXT || flag->kind == KIND_TEXTS) snprintf(text, size, "%s", words ? words : "");
@@ -231,10 +248,10 @@ static inline void help_wrap(const char* text, size_t column) {
     printf("\n");
 }
 
-static inline void flags_help(const Flag* flags, size_t count) {
+static inline void flags_help(const Flags* flags) {
     printf("Flags are written --name value or --name=value; switches --name, --name on or --name off.\n");
-    for (size_t i = 0; i < count; i++) {
-        const Flag* flag = &flags[i];
+    for (size_t i = 0; i < flags->count; i++) {
+        const Flag* flag = &flags->rows[i];
         if (flag->name == NULL) {
             printf("\n%s\n", flag->help);
             continue;
@@ -251,18 +268,18 @@ static inline void flags_help(const Flag* flags, size_t count) {
     }
 }
 
-// The start of a program that needs no more than this: reads the flags, or prints the help, headed by `title` unless it
-// is NULL, or prints what is wrong with the flags. False if the program is to exit, with *code.
-static inline bool flags_begin(int* code, const char* program, const char* title, Flag* flags, size_t count, int argc,
+// Reads the flags of a program; or prints the help, headed by `title` unless it is NULL; or prints the error in the
+// flags. False if the program must exit, with *code.
+static inline bool flags_begin(int* code, const char* program, const char* title, Flags* flags, int argc,
                                char** argv) {
     Error error;
     *code = 0;
     if (flags_want_help(argc, argv)) {
         if (title) printf("%s\n", title);
-        flags_help(flags, count);
+        flags_help(flags);
         return false;
     }
-    if (flags_parse(flags, count, argc, argv, &error)) return true;
+    if (flags_parse(flags, argc, argv, &error)) return true;
     fprintf(stderr, "%s: %s\n", program, error.text);
     *code = 2;
     return false;

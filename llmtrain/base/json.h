@@ -11,22 +11,22 @@
 //   json_writer_free(&w);
 //
 // The reader accepts any bytes. It refuses an invalid text with an error that names line and byte, and takes memory in
-// proportion to the text. It changes no value: a number that does not fit the type that is asked for is not read at
-// all. The reader can read all that the writer writes. There is no global state; one thread at a time may use an
+// proportion to the text. It changes no value: a number that does not fit the requested type is not read at all. The
+// reader can read everything that the writer writes. There is no global state; one thread at a time may use an
 // object.
 
 #ifndef LLMTRAIN_JSON_H
 #define LLMTRAIN_JSON_H
 
-#include "../ops/base.h"  // Error, allocate, hashes
+#include "../ops/base.h"  // Error, memory_allocate, hashes
 
 // ------------------------------------------------------------------------------------------------
 // Reader
 //
-// The reader follows RFC 8259, and refuses what the RFC leaves open: the same name twice in an object, more than
-// JSON_DEPTH_MAX levels, bytes that are not UTF-8, half a surrogate pair, a number beyond the range of double. It works
-// on a copy of the text and decodes strings in place, since decoding never makes them longer. The copy ends in a zero
-// byte, which no rule of the grammar accepts, so no step needs to compare with the end.
+// The reader follows RFC 8259, and refuses the cases that the RFC leaves open: the same name twice in an object, more
+// than JSON_DEPTH_MAX levels, bytes that are not UTF-8, half a surrogate pair, a number beyond the range of double. It
+// works on a copy of the text and decodes strings in place, since decoding never makes them longer. The copy ends in a
+// zero byte, which no rule of the grammar accepts, so no step needs to compare with the end.
 //
 // Nodes are stored in the order of the text: the first element of a container is the node after it. A hash table over
 // (container, name) finds members and duplicates without a search.
@@ -57,7 +57,7 @@ typedef struct {
 typedef struct {
     Json* json;
     char* at;             // the next byte to read, in the copy
-    const char* problem;  // what is wrong with it
+    const char* problem;  // the error there
 } JsonReader;
 
 static inline bool json_problem(JsonReader* r, const char* problem) {
@@ -382,7 +382,7 @@ static inline void json_put_line(JsonWriter* w) {
     for (int i = 0; i < w->depth; i++) json_put(w, "  ", 2);
 }
 
-// Writes what comes before a value or a member.
+// Writes the comma and line break before a value or a member.
 static inline void json_put_separator(JsonWriter* w) {
     if (!w->after_key && w->comma) json_put(w, ",", 1);
     if (!w->after_key && w->depth > 0 && w->depth <= w->line_depth) json_put_line(w);

@@ -6,7 +6,7 @@
 //   matmul_choices_write(&c, "h200.json", &error) && matmul_choices_read(&c, "h200.json", &error);
 //   matmul_choices_free(&c);
 //
-//   1. file     what it holds; reading, writing
+//   1. file     its contents; reading, writing
 //   2. plans    its algorithms, put into the table of matmul.cuh
 //
 // Without a file a matmul takes the library's first proposal. Another may be faster, but it adds in a different order
@@ -124,7 +124,7 @@ static inline Dtype matmul_type_find(const char* name) {
     return DTYPE_COUNT;
 }
 
-// False unless it is an entry that matmul_choice_write has written.
+// False unless the entry has the form that matmul_choice_write writes.
 static inline bool matmul_choice_read(MatmulChoice* choice, const Json* json, uint32_t node) {
     char kind[40], type[8], digits[16 * MATMUL_WORDS + 1];
     bool bias, tf32;
@@ -187,7 +187,7 @@ static inline bool matmul_choices_read(MatmulChoices* c, const char* path, Error
 // ------------------------------------------------------------------------------------------------
 // 2. Plans
 
-// What an algorithm depends on besides the shape.
+// The inputs of an algorithm's choice besides the shape.
 static inline void matmul_choices_here(MatmulChoices* c) {
     struct cudaDeviceProp properties;
     int device = 0;
@@ -214,7 +214,7 @@ static inline bool matmul_choice_use(struct Matmul* matmul, const MatmulChoice* 
 }
 
 // Puts the algorithms of the file at `path` into the stream's table of plans; NULL: there is no file. If `tells`,
-// reports on standard error what it did. False if the file cannot be read, or is damaged.
+// reports on standard error how many are used. False if the file cannot be read, or is damaged.
 static inline bool matmul_choices_open(const char* path, bool tells, Stream stream, Error* error) {
     MatmulChoices c, here;
     size_t used = 0;

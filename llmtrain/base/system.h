@@ -5,11 +5,11 @@
 //   2. files        flushing, also in the background, reading ahead, reserving space, bypassing the page cache
 //   3. descriptors  pipes, sockets, waiting for them
 //   4. machine      its identity, its cores
-//   5. processes    children that end with their parent; what the supervisor asks about processes
+//   5. processes    children that end with their parent; the state of other processes, for the supervisor
 //
-// -DLLMTRAIN_POSIX_ONLY leaves out what is specific to one system, so that the branch that other systems take can be
-// run on Linux (make test-posix). So does a program that includes headers of the C library before ours (posix.h). What
-// Linux has and POSIX lacks, and what replaces it:
+// -DLLMTRAIN_POSIX_ONLY leaves out the calls that are specific to one system, so that the branch for other systems can
+// be run on Linux (make test-posix). A program that includes headers of the C library before ours takes that branch too
+// (posix.h). The features of Linux that POSIX lacks, and their replacements:
 //
 //   the kernel ends children with their parent     a thread of the child polls for its parent; a guard, for a command
 //   /proc, pidfd, orphans become our children      kill(pid, 0) and the process group
@@ -99,8 +99,8 @@ static inline size_t memory_peak_of(const struct rusage* usage) {
 #endif
 }
 
-// The peak memory of this process since exec, in bytes. On Linux getrusage's peak survives exec: it would be that of
-// the launcher, which may be a large Python process.
+// The peak memory of this process since exec, in bytes. On Linux getrusage's peak survives exec: it would be the
+// launcher's, which may be a large Python process.
 static inline size_t memory_peak(void) {
     struct rusage usage;
 #ifdef SYSTEM_LINUX
@@ -131,8 +131,8 @@ static inline void memory_use_large_pages(void* memory, size_t bytes) {
 #endif
 }
 
-// After reading from a mapped file: its pages stay in the system's file cache, but no longer count as memory of this
-// process.
+// Releases pages of a mapped file after they were read: they stay in the system's file cache, but are no longer counted
+// as memory of this process.
 static inline void memory_forget_file(void* mapping, size_t bytes) {
 #ifdef SYSTEM_LINUX
     madvise(mapping, bytes, MADV_DONTNEED);
@@ -239,7 +239,7 @@ static inline bool terminal_path(char path[64], int file) {
 
 // Flags of send: a closed connection is an error, not a signal; more follows at once.
 #ifdef __APPLE__
-#define SOCKET_QUIET 0  // descriptor_prepare has seen to it
+#define SOCKET_QUIET 0  // descriptor_prepare sets SO_NOSIGPIPE instead
 #else
 #define SOCKET_QUIET MSG_NOSIGNAL
 #endif
@@ -265,7 +265,7 @@ static inline int descriptor_prepare(int file) {
     return -1;
 }
 
-// A pipe whose ends are prepared in that way: [0] to read, [1] to write.
+// A pipe with both ends non-blocking and close-on-exec: [0] to read, [1] to write.
 static inline bool pipe_open(int ends[2]) {
     if (pipe(ends) != 0) return ends[0] = ends[1] = -1, false;
     int first = descriptor_prepare(ends[0]), second = descriptor_prepare(ends[1]);
@@ -290,7 +290,7 @@ static inline void pipe_wake(int end) {
     if (write(end, "", 1) < 0) return;
 }
 
-// Takes all bytes out of a pipe.
+// Reads and drops all bytes in a pipe.
 static inline void pipe_empty(int end) {
     char bytes[64];
     while (read(end, bytes, sizeof bytes) > 0) {}

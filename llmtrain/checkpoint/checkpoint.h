@@ -28,7 +28,7 @@
 #ifndef LLMTRAIN_CHECKPOINT_H
 #define LLMTRAIN_CHECKPOINT_H
 
-#include "../base/fields.h"
+#include "../base/json_fields.h"
 #include "safetensors.h"
 #include "../ranks/zero.h"
 

@@ -1,7 +1,7 @@
 // convert.h: the names and layouts of other programs for our models: tables of tensors and of configurations, which
 // both import and export use.
 //
-//   1. architectures   those of Hugging Face's transformers that our two families compute
+//   1. architectures   the models of Hugging Face's transformers that our two families compute
 //   2. tensors         a row per tensor: its names, which rows of ours it is, whether it is transposed
 //   3. configuration   a row per key of config.json: hf_config_read, hf_config_write
 //   4. elements        float to and from the types in files
@@ -11,13 +11,14 @@
 //   if (hf_config_write(&json_writer, &config, DTYPE_BF16, begin, end, &error)) ...
 //
 // Anything that our model would compute differently is refused by name: an architecture, a key, a value. Keys that
-// change no result (dropout, initial values, the type of the weights) are accepted unread; a key that is in no table is
-// refused, since its effect is unknown. Nothing here opens files of weights: source.h does.
+// change no result (dropout, initial values, the dtype of the weights) are accepted unread; a key that is in no table
+// is refused, since its effect is unknown. Nothing here opens files of weights: source.h does.
 
 #ifndef LLMTRAIN_CONVERT_H
 #define LLMTRAIN_CONVERT_H
 
 #include "../../llmtrain.h"
+#include "../base/json_fields.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Architectures
@@ -40,7 +41,7 @@ static const Architecture ARCHITECTURES[] = {
 };
 enum { ARCHITECTURE_COUNT = sizeof ARCHITECTURES / sizeof ARCHITECTURES[0] };
 
-// The architecture that computes what a model of this configuration does; NULL if there is none.
+// The architecture that computes the same as a model of this configuration; NULL if there is none.
 static inline const Architecture* architecture_of(const Config* c) {
     bool plain = c->kv_heads == c->heads && config_head_size(c) * c->heads == c->channels;
     for (size_t i = 0; i < ARCHITECTURE_COUNT; i++) {
@@ -57,9 +58,9 @@ static inline const Architecture* architecture_of(const Config* c) {
 // ------------------------------------------------------------------------------------------------
 // 2. Tensors
 //
-// The rows are in the order of llm.c's files, which hold those of GPT-2, each for all blocks. Hugging Face's GPT-2
+// The rows are in the order of llm.c's files, which hold GPT-2's tensors, each for all blocks. Hugging Face's GPT-2
 // stores the matrices of its blocks as (in, out), ours are (out, in). Ours have the rows of q, k and v in one matrix,
-// and those of gate and up in another.
+// and the rows of gate and up in another.
 
 typedef enum { PART_WHOLE, PART_Q, PART_K, PART_V, PART_GATE, PART_UP } TensorPart;
 
@@ -145,7 +146,7 @@ static inline void convert_part(size_t* first, size_t* rows, TensorPart part, co
 // Lists the tensors of a model's Hugging Face file, in the order of our table. The caller frees *list.
 static inline bool convert_list(ForeignTensor** list, size_t* count, const Config* c, const Parameters* p,
                                 Error* error) {
-    size_t capacity = 3 * p->count, block;  // the largest number of parts is that of q, k, v
+    size_t capacity = 3 * p->count, block;  // at most 3 parts: q, k, v
     *count = 0;
     *list = (ForeignTensor*)memory_allocate(capacity * sizeof(ForeignTensor));
     if (*list == NULL) return fail_with(error, "out of memory for a list of %zu tensors", capacity);
@@ -222,9 +223,9 @@ enum {
 // Keys that are not one member of Config: none, or several.
 typedef enum {
     RULE_UNREAD,   // changes no result of the model
-    RULE_VALUES,   // must have one of the values, since our model computes nothing else; `written` by an export
+    RULE_VALUES,   // must have one of the values, the only ones that our model computes; an export writes `written`
     RULE_ROPE,     // an object with ROPE_KEYS, or null
-    RULE_WINDOW,   // null, or at least the context: then it hides nothing
+    RULE_WINDOW,   // null, or at least the context: such a window hides nothing
     RULE_LAYERS    // an array whose elements all have one of the values
 } RuleKind;
 
@@ -315,14 +316,14 @@ static inline void json_scalar_text(char text[64], const Json* json, uint32_t no
     else snprintf(text, 64, "%.*s", (int)min_size(n->bytes, 63), json->text + n->start);
 }
 
-// Fails for a key whose value our model does not compute.
+// Fails for a value that our model does not compute.
 static inline bool hf_refuse(const char* path, const char* key, const char* value, const char* can, Error* error) {
     return fail_with(error,
                      "%.600s: \"%.80s\" is %.60s, which this program does not support%s%.100s; use another model", path,
                      key, value, can[0] ? ": it supports " : "", can);
 }
 
-// Reads a key; null counts as missing.
+// Reads a key; null is the same as no key.
 static inline bool hf_read_key(Config* c, const Field* field, const Json* json, uint32_t object, const char* path,
                                Error* error) {
     uint32_t node = json_get(json, object, field->name);

@@ -18,8 +18,7 @@ typedef struct {
     uint64_t data;          // fingerprint of the training data: the order depends on it too
     RunState state;
     SaveKind kind;
-    const Flag* flags;      // (flag_count) those that change what the run computes are saved as text
-    size_t flag_count;
+    const Flags* flags;     // those that change what the run computes are saved as text; NULL: none are
 } RunRecord;
 
 enum { RECORD_FIELD_COUNT = 5 };  // in a function, since the optimizers' names are not a constant
@@ -52,11 +51,12 @@ static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVec
     record_write_object(w, "config", CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
     json_write_key(w, "flags");
     json_write_begin(w, '{');
-    for (size_t i = 0; i < r->flag_count; i++) {
+    for (size_t i = 0; r->flags && i < r->flags->count; i++) {
         char text[FILE_PATH_MAX];
-        if (r->flags[i].name == NULL || (r->flags[i].marks & FLAG_FREE)) continue;
-        flag_text(text, sizeof text, &r->flags[i]);
-        json_member_string(w, r->flags[i].name, text);
+        const Flag* flag = &r->flags->rows[i];
+        if (flag->name == NULL || (flag->marks & FLAG_FREE)) continue;
+        flag_text(text, sizeof text, flag);
+        json_member_string(w, flag->name, text);
     }
     json_write_end(w, '}');
     record_write_object(w, "state", STATE_FIELDS, STATE_FIELD_COUNT, &r->state);

@@ -1,4 +1,4 @@
-// state.h: what a run remembers from step to step, and what it decides from it.
+// state.h: the state that a run carries from step to step, and the decisions that follow from it.
 //
 //   1. schedule   the learning rate as a function of the step: schedule_lr
 //   2. state      step, samples, running statistics: RunState, which a checkpoint saves
@@ -10,7 +10,7 @@
 #ifndef LLMTRAIN_STATE_H
 #define LLMTRAIN_STATE_H
 
-#include "../base/fields.h"
+#include "../base/json_fields.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Schedule
@@ -51,8 +51,8 @@ static inline double schedule_lr(const Schedule* s, uint64_t step) {
     return s->lr;
 }
 
-// Appends the flags of the schedule's shape, and sets the defaults; returns the new number of flags.
-static inline size_t schedule_flags(Flag* flags, size_t count, Schedule* s) {
+// Appends the flags of the schedule's shape, and sets the defaults.
+static inline void schedule_flags(Flags* flags, Schedule* s) {
     const Flag table[] = {
         FLAG_HEADING("Schedule"),
         FLAG_CHOICE("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
@@ -67,7 +67,7 @@ static inline size_t schedule_flags(Flag* flags, size_t count, Schedule* s) {
         FLAG_REAL("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,
                   "with --schedule step: multiply the rate by X every --decay-every steps"),
     };
-    return flags_append(flags, count, table, sizeof table / sizeof table[0]);
+    flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -89,16 +89,16 @@ typedef struct {
 typedef struct {
     uint64_t step;           // steps done, skipped ones included
     uint64_t samples;        // sequences consumed
-    uint64_t updates;        // steps that were not skipped: what the optimizer counts
+    uint64_t updates;        // steps that were not skipped: the count that the optimizer uses
     NormStatistics norms;    // of the gradient's norm, over about the last hundred steps
     double loss_scale;       // 1 unless FP16
     uint64_t scale_good;     // finite steps since the last overflow or doubling
-    uint64_t skipped_consecutive;  // steps skipped since the last that was not
+    uint64_t skipped_consecutive;  // consecutive skipped steps
     uint64_t rewinds;        // rewinds so far, and of the last:
     uint64_t rewound_from, rewound_to;  // the first bad step, and the step of the checkpoint
     double lr_factor;        // of the learning rate, after rewinds
     LossStatistics losses;
-    uint64_t trace_debt;     // the cost of the steps traced so far, less what was paid off since: guard_traces
+    uint64_t trace_debt;     // trace budget in use; shrinks by one per step: guard_traces
 } RunState;
 
 static const Field STATE_FIELDS[] = {
@@ -146,10 +146,10 @@ static inline void state_advance(RunState* state, bool updated) {
 typedef struct {
     double clip;             // the norm is clipped to it; 0: never
     double spike_sigma;      // a norm within mean + spike_sigma * std is not clipped; 0: the rule is off
-    double spike_skip;       // a step whose norm is over spike_skip * mean is skipped; 0: the rule is off
+    double spike_skip;       // a step with a norm over spike_skip * mean is skipped; 0: the rule is off
     uint64_t spike_warmup;   // norms seen before the two rules hold
-    double spike_trace;      // a step that is skipped, or clipped by more than this factor, is traced; 0: none is
-    double spike_loss;       // and so is one whose loss is over mean + spike_loss * std; 0: none is
+    double spike_trace;      // a step that is skipped, or clipped by more than this factor, is traced; 0: off
+    double spike_loss;       // so is a step with a loss over mean + spike_loss * std; 0: off
     bool dynamic_scale;      // adapt the loss scale (FP16)
     uint64_t scale_growth;   // double it after this many finite steps
 } GuardOptions;
@@ -202,7 +202,7 @@ static inline bool loss_jumps(LossStatistics* l, double loss, double sigma, uint
 }
 
 typedef enum { SPIKE_NONE, SPIKE_SKIPPED, SPIKE_CLIPPED, SPIKE_LOSS } Spike;
-static const char* const SPIKE_NAMES[] = {"usual", "skipped", "clipped hard", "far above the usual loss"};
+static const char* const SPIKE_NAMES[] = {"usual", "skipped", "clipped hard", "loss spike"};
 
 // Whether a step, on which guard_step has decided, is to be traced to its sequences (trace.h), and why. Tracing costs
 // about as much as a step, so if all steps are bad, only 1 in 100 is traced after a burst of 20. The decision depends

@@ -242,7 +242,7 @@ static __device__ inline void lanes_store(floatX* p, Lanes<W> lanes) {
     group_store<W>(p, elements);
 }
 
-// Whether rows of n elements that begin at these addresses can be taken PACK at a time. NULL counts as aligned.
+// Whether rows of n elements that begin at these addresses can be taken PACK at a time. NULL is aligned.
 static inline bool packs_fit(size_t n, const void* a, const void* b, const void* c, const void* d) {
     return n % PACK == 0 && (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;
 }

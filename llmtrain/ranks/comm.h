@@ -1,7 +1,7 @@
 // comm.h: collectives between the processes of a run on CPUs: barrier, all_reduce, reduce_scatter, all_gather,
 // broadcast. launch.h says which rank a process is; control.h connects the ranks and watches them.
 //
-//   1. collectives  what identifies one; the queue
+//   1. collectives  their headers; the queue
 //   2. transfers    every rank sends to every rank
 //   3. sums         in the order of the ranks
 //   4. algorithms   each collective as transfers and sums
@@ -38,7 +38,7 @@
 #include "../ops/dtypes.h"
 #include "../base/fault.h"
 
-#define COMM_IN_FLIGHT ((uint64_t)256)  // requests started and not finished; a further start waits
+#define COMM_IN_FLIGHT ((uint64_t)256)  // requests started and not finished; starting another one blocks
 #define COMM_CHUNK ((size_t)256 << 10)  // bytes that one rank sends to another for a sum at a time: staging memory
 
 // ------------------------------------------------------------------------------------------------
@@ -91,16 +91,16 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
 // ------------------------------------------------------------------------------------------------
 // 2. Transfers
 //
-// The links say what is sent to each rank and received from it; a transfer does all of it at once. Each pair of ranks
-// agrees on the bytes between the two, so that no part is longer or shorter than expected: in the first transfer of a
-// collective headers precede the parts, and nothing is accepted from a rank whose header differs.
+// The links hold the parts to send to each rank and to receive from it; a transfer moves all of them at once. Each pair
+// of ranks agrees on the bytes between the two, so that no part is longer or shorter than expected: in the first
+// transfer of a collective headers precede the parts, and a rank with another header is refused.
 
 static inline void comm_set_part(CommPart* part, const void* at, size_t bytes) {
     part->at = (char*)at;
     part->bytes = bytes;
 }
 
-// What the next transfer sends to rank p, and what it receives from there.
+// Sets the data that the next transfer sends to rank p, and receives from it.
 static inline void comm_exchange(Comm* comm, size_t p, const char* out, size_t out_bytes, char* in, size_t in_bytes) {
     comm_set_part(&comm->links[p].parts[COMM_OUT], out, out_bytes);
     comm_set_part(&comm->links[p].parts[COMM_IN], in, in_bytes);
@@ -136,7 +136,7 @@ static inline bool comm_check_header(const Comm* comm, size_t p, Error* error) {
                      p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
 }
 
-// Sends to and receives from rank p what is possible without waiting: the header, then the data that follows it.
+// Sends to and receives from rank p as many bytes as possible without waiting: the header, then the data.
 static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
     CommLink* link = &comm->links[p];
     for (int d = 0; d < 2; d++) {
@@ -262,7 +262,7 @@ static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* 
     return comm_transfer(comm, error);
 }
 
-// Checks what a caller can get wrong by itself, whatever the other ranks call.
+// Checks the arguments that can be wrong on one rank alone, whatever the other ranks call.
 static inline bool comm_check_call(const Comm* comm, const CommCall* call, const char* what, Error* error) {
     size_t size = dtype_bytes((Dtype)call->header.type), bytes = (size_t)call->header.n * size;
     if (comm_reduces(call) && !comm_sums((Dtype)call->header.type))
@@ -350,8 +350,8 @@ static inline void* comm_progress(void* argument) {
 // ------------------------------------------------------------------------------------------------
 // 6. Functions
 
-// Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must stay as it is
-// until comm_wait has returned. `slices` is called here, not later.
+// Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must not change until
+// comm_wait has returned. `slices` is called here, not later.
 static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype type,
                                      void* out, const void* in, size_t n, size_t root, CommSlices slices,
                                      const void* context) {

@@ -1,7 +1,7 @@
 // control.h: how the ranks of a run find each other, and how each learns that another has failed. The lower half of
 // comm.h, which is the header to include.
 //
-//   1. Comm         what a rank knows about the others
+//   1. Comm         the links to the other ranks, and their state
 //   2. MPI          in place of sockets, with -DLLMTRAIN_MPI
 //   3. messages     over the control connections: heartbeats, and why a rank fails
 //   4. failures     which rank is to blame
@@ -30,7 +30,7 @@
 #define COMM_PENDING_MAX ((size_t)64)     // connections awaiting their handshake; the oldest is dropped
 #define COMM_PENDING_MS 1.0               // between polls of them
 #define COMM_FILES_MIN ((rlim_t)32)       // open files of a rank besides its connections to others
-#define COMM_FILES ((rlim_t)256)          // further ones that it asks for: token shards
+#define COMM_FILES ((rlim_t)256)          // additional descriptors, for token shards
 #define COMM_MPI_POLL_MS 0.05             // between polls of a transfer: MPI has no wait with a deadline
 #define COMM_MPI_IDLE_MS 10.0             // between polls for messages of other ranks: MPI cannot wake a thread
 
@@ -54,7 +54,7 @@ static inline CommMessage comm_message(CommMessageKind kind, const char* text) {
     return message;
 }
 
-// What a transfer still has to send to a rank, or to receive from it.
+// The bytes that a transfer still has to send to a rank, or to receive from it.
 typedef struct {
     char* at;
     size_t bytes;
@@ -248,7 +248,8 @@ static inline double comm_clock(Comm* comm) {
     return now;
 }
 
-// Rank p has closed its connections. Either it says why in a moment, or it is dead and its control connection ends too.
+// Rank p has closed its connections. Either its reason arrives in a moment, or it is dead and its control connection
+// ends too.
 static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
     CommLink* link = &comm->links[p];
     double deadline = now_ms() + COMM_GRACE_MS;
@@ -291,7 +292,7 @@ static inline bool comm_check_heartbeats(Comm* comm, double silence_ms, Error* e
                      ranks, comm->timeout_ms / 1e3, comm->rank, comm->doing);
 }
 
-// The events to wait for: what the transfer in progress still has to move to or from a rank.
+// The poll events for a rank: those of the data that the transfer in progress still has to move.
 static inline int comm_events(const CommLink* link) {
     return (link->heads[COMM_OUT].bytes + link->parts[COMM_OUT].bytes > 0 ? POLLOUT : 0) |
            (link->heads[COMM_IN].bytes + link->parts[COMM_IN].bytes > 0 ? POLLIN : 0);
@@ -340,7 +341,7 @@ static inline bool comm_await_events(Comm* comm, double deadline, Error* error) 
     socket_poll(polls, 2 * N + 2, fmin(deadline, comm->heartbeat_ms));
     if (polls[2 * N].revents && !comm_check_abort(comm, error)) return false;
     if (comm->mpi) return comm_mpi_receive(error);
-    // Messages come after data, so that what can still finish does.
+    // Data comes before messages, so that a collective that can still finish does.
     for (size_t p = 0; p < N; p++) ready |= polls[2 * p + 1].revents != 0;
     for (size_t p = 0; p < N && !ready; p++)
         if (polls[2 * p].revents && !comm_receive(comm, p, error)) return false;

@@ -1,8 +1,8 @@
-// log.h: what a run tells its user.
+// log.h: the reports of a run to its user.
 //
 //   1. step      the outcome of a logged step: a line on the console (step_print)
 //   2. metrics   the same with more numbers as a line of JSON in metrics.jsonl: log_write
-//   3. events    what happens to a run, a line each in events.jsonl: event_write
+//   3. events    starts, resumes, saves, faults: a line each in events.jsonl: event_write
 //
 //   Log log;
 //   if (!log_open(&log, "runs/x", &error) || !log_cut_back(&log, state.step, &error)) ...
@@ -24,8 +24,8 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Step
 
-// The sequences with the largest loss and the largest gradient in a step that was traced: the number of the shard among
-// those of --data, in the order of their names, and the position of the first token in it.
+// The sequences with the largest loss and the largest gradient in a step that was traced: the number of the shard, in
+// the order of the names of --data's shards, and the position of the first token in it.
 typedef struct {
     double loss, loss_shard, loss_at;
     double norm, norm_shard, norm_at;
@@ -70,7 +70,7 @@ static inline void step_print(FILE* out, const StepLog* s) {
 // ------------------------------------------------------------------------------------------------
 // 2. Metrics
 
-// The keys of a line. What was not measured is null.
+// The keys of a line. A value that was not measured is null.
 static const Field METRICS[] = {
     FIELD_SAVED(StepLog, step, KIND_COUNT, "step", NULL),
     FIELD_SAVED(StepLog, result.loss, KIND_REAL, "loss", NULL),
@@ -94,7 +94,7 @@ static const Field METRICS[] = {
     FIELD_SAVED(StepLog, memory, KIND_COUNT, "mem_bytes", NULL),
 };
 
-// Further keys of a step that was traced.
+// Additional keys of a step that was traced.
 static const Field TRACED_METRICS[] = {
     FIELD_SAVED(StepLog, worst.loss, KIND_REAL, "worst_loss", NULL),
     FIELD_SAVED(StepLog, worst.loss_shard, KIND_REAL, "worst_loss_shard", NULL),
@@ -111,13 +111,13 @@ typedef struct {
     bool refused;            // and the user has been told
 } Log;
 
-enum { LOG_WAITING_MAX = 1 << 24 };  // bytes; further lines are lost
+enum { LOG_WAITING_MAX = 1 << 24 };  // bytes; lines beyond that are lost
 
 static inline void log_path(char* path, size_t size, const char* directory) {
     snprintf(path, size, "%.4000s/metrics.jsonl", directory);
 }
 
-// The step of a line; false if it is not a whole line of JSON with one, as may be after a power cut.
+// The step of a line; false if the line is not complete JSON with a step, as after a power cut.
 static inline bool log_line_step(uint64_t* step, const char* line, size_t bytes) {
     Json json;
     Error ignored;
@@ -127,15 +127,15 @@ static inline bool log_line_step(uint64_t* step, const char* line, size_t bytes)
     return ok;
 }
 
-// Keeps the whole lines of a log whose step is `step` or below, in place; returns the bytes that are left. *damaged:
-// the lines lost among them, which are not whole, or of a step that the lines after them have not reached.
+// Keeps the complete lines of a log whose step is `step` or below, in place; returns the remaining bytes. *damaged: the
+// lines lost among them, which are incomplete, or of a step that the lines after them have not reached.
 static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, size_t* damaged) {
     size_t kept = 0, position = 0, later = 0;  // later: lines of seemingly later steps, since the last that was kept
     *damaged = 0;
     while (position < bytes) {
         char* end = (char*)memchr(text + position, '\n', bytes - position);
         uint64_t line_step = 0;
-        if (end == NULL) break;  // a line without its end
+        if (end == NULL) break;  // an incomplete last line
         size_t length = (size_t)(end - text) + 1 - position;
         bool whole = log_line_step(&line_step, text + position, length - 1);
         if (whole && line_step <= step) {
@@ -167,7 +167,7 @@ static inline bool log_lock(Log* log, Error* error) {
     return true;
 }
 
-// Reopens the path, which is another file now.
+// Reopens the path, which is a new file now.
 static inline bool log_open_again(Log* log, const char* action, Error* error) {
     FILE* again = fopen(log->path, "ab");
     if (again == NULL) return fail_file(error, action, log->path);
@@ -176,8 +176,8 @@ static inline bool log_open_again(Log* log, const char* action, Error* error) {
     return log_lock(log, error);
 }
 
-// Cuts the log back to the lines up to `step`: those that a run wrote after the checkpoint it resumes from are written
-// again. Lines that a power cut has damaged go too, and the user is told of the gap.
+// Cuts the log back to the lines up to `step`: a run that resumes from a checkpoint writes the lines after it again.
+// Lines that a power cut has damaged are removed too, and the gap is reported.
 static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     char* text = NULL;
     size_t bytes = 0, damaged;
@@ -275,7 +275,7 @@ static inline void time_utc(char text[64]) {
 }
 
 // Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk
-// has truncated is ended first. key: the name of a further member, whose value is JSON; or NULL.
+// has truncated is ended first. key: the name of an additional member with a value in JSON; or NULL.
 static inline bool event_write_with(const char* directory, const char* event, uint64_t step, const char* detail,
                                     const char* key, const char* value, Error* error) {
     char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';

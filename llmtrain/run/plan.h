@@ -24,8 +24,8 @@ typedef struct {
     size_t program;            // bytes that the program uses before it allocates anything
 } PlanOptions;
 
-// Appends the flags of these options, and sets the defaults; returns the new number of flags.
-static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
+// Appends the flags of these options, and sets the defaults.
+static inline void plan_flags(Flags* flags, PlanOptions* o) {
     const Flag table[] = {
         FLAG_HEADING("Memory"),
         FLAG_SWITCH("plan", &o->show, false, FLAG_FREE, "print the memory plan and exit"),
@@ -41,7 +41,7 @@ static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
         FLAG_TEXT("offload-dir", &o->offload_dir, NULL, "DIR", FLAG_LOCAL,
                   "directory for --offload, on a fast disk of each machine; default in GPU builds: host memory"),
     };
-    return flags_append(flags, count, table, sizeof table / sizeof(Flag));
+    flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
 static inline bool plan_options_check(const PlanOptions* o, Error* error) {
@@ -57,7 +57,7 @@ static inline Arena plan_outside(const Model* model, const PlanOptions* o) {
     size_t B = model->options.B, T = model->options.T, world = model->flat.options.world;
     Arena outside;
     memset(&outside, 0, sizeof outside);
-    arena_take(&outside, "outside: batches", loader_bytes(B, T) + 2 * B * T * sizeof(int32_t));
+    arena_take(&outside, "outside: batches", loader_bytes(B, T) + 3 * B * T * sizeof(int32_t));
     if (o->snapshots && !flat_offloads(&model->flat))
         arena_take(&outside, "outside: snapshot", checkpoint_bytes(&model->flat));
     if (device_is_host()) {
@@ -73,10 +73,9 @@ static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
     return model->memory.total + plan_outside(model, o).total;
 }
 
-// Chooses which operations run again in which block, so that the model takes `bytes` at most, with the least extra time
-// by the costs of the operations at 300 GFLOP/s of matmuls, 90 of others and 25 GB/s: only the ratios matter. Where the
-// blocks' activations take turns in memory (--offload), a single block that keeps less saves nothing: all use the same
-// level, the first that fits. Called before model_allocate. Returns how many bytes the model takes above that.
+// Before model_allocate: chooses which operations run again in which block, with the least extra time, so that the
+// model takes `bytes` at most; returns by how much it takes more. Of the rates only the ratios matter. Where the blocks'
+// activations take turns in memory (--offload), all blocks use the same level, the first that fits.
 static inline double model_recompute_within(Model* model, double bytes) {
     const Rates rates = {.matmul = 300e9, .other = 90e9, .memory = 25e9, .comm = 0, .offload = 0, .update = {{0}}};
     BlockActivations* blocks = model->activations->blocks;
@@ -131,7 +130,6 @@ static inline void plan_show_recompute(const Model* model) {
     if (shown > 0) printf(" of %zu blocks\n", model->config.layers);
 }
 
-// Prints the plan of a model that model_plan has laid out.
 static inline void plan_show(const Model* model, const PlanOptions* o) {
     const RankOptions* ranks = &model->flat.options;
     const char* const sums[] = {"fp32", FLOATX_NAME, "64-bit fixed point"};  // by ReduceKind

@@ -66,8 +66,7 @@ static inline bool config_preset(Config* c, const char* name, Error* error) {
 }
 
 // Sets *c to a preset, unless that is NULL, and overrides it with the members of `asked` whose flags were given.
-static inline bool config_choose(Config* c, const char* preset, Config* asked, Flag* flags, size_t flag_count,
-                                 Error* error) {
+static inline bool config_choose(Config* c, const char* preset, Config* asked, Flags* flags, Error* error) {
     memset(c, 0, sizeof *c);
     c->tied = asked->tied;
     if (preset && !config_preset(c, preset, error)) return false;
@@ -75,7 +74,7 @@ static inline bool config_choose(Config* c, const char* preset, Config* asked, F
     for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
         const Field* field = &CONFIG_FIELDS[i];
         Flag flag = field_flag(field, asked);
-        bool given = field->help && flag_was_given(flags, flag_count, field->flag);
+        bool given = field->help && flag_was_given(flags, field->flag);
         if (given && (field->kind != KIND_COUNT || flag_value_count(&flag) > 0))
             memcpy((char*)c + field->offset, flag.value, field_bytes(field->kind));
     }

@@ -44,8 +44,8 @@ typedef struct {
     uint64_t slow_steps;                  // and after this many consecutive steps a straggler
 } RunOptions;
 
-// Appends the flags of these options, and sets the defaults; returns the new number of flags.
-static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
+// Appends the flags of these options, and sets the defaults.
+static inline void run_flags(Flags* flags, RunOptions* o) {
     enum { FREE = FLAG_FREE };
     GuardOptions* g = &o->guard;
     g->dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
@@ -103,7 +103,7 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
                   "count a rank's step as slow when it takes more than X times the ranks' median"),
         FLAG_COUNT("slow-steps", &o->slow_steps, 10, 1, 1e9, FREE, "report a straggler after N consecutive slow steps"),
     };
-    return flags_append(flags, count, table, sizeof table / sizeof table[0]);
+    flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
 // Refuses incompatible flags.
@@ -256,12 +256,14 @@ static inline bool resume_differs(char saved[FILE_PATH_MAX], char now[FILE_PATH_
 static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const Json* manifest, const char* path,
                                  Error* error) {
     char there[FILE_PATH_MAX], here[FILE_PATH_MAX];
-    for (size_t i = 0; i < asked->flag_count; i++)
-        if ((asked->flags[i].marks & FLAG_FIXED) && resume_differs(there, here, &asked->flags[i], manifest))
+    for (size_t i = 0; i < asked->flags->count; i++) {
+        const Flag* flag = &asked->flags->rows[i];
+        if ((flag->marks & FLAG_FIXED) && resume_differs(there, here, flag, manifest))
             return fail_with(error,
                              "%s belongs to another run: there --%s is '%.200s', here it is '%.200s'; give the same "
                              "flags, or another --out",
-                             path, asked->flags[i].name, there, here);
+                             path, flag->name, there, here);
+    }
     if (saved->data != asked->data)
         return fail_with(error, "%s belongs to a run on other data than --data; give the same shards, or another --out",
                          path);
@@ -279,22 +281,23 @@ static inline void resume_compare_flags(const RunRecord* asked, const Json* mani
     char precision[16], saved[FILE_PATH_MAX], now[FILE_PATH_MAX];
     if (!resume_same_precision(precision, manifest))
         printf("note: the saved run used %s, this program uses %s: the bits will differ\n", precision, FLOATX_NAME);
-    for (size_t i = 0; i < asked->flag_count; i++)
-        if (resume_differs(saved, now, &asked->flags[i], manifest))
-            printf("note: --%s was '%s' in that run and is '%s' now\n", asked->flags[i].name, saved, now);
+    for (size_t i = 0; i < asked->flags->count; i++)
+        if (resume_differs(saved, now, &asked->flags->rows[i], manifest))
+            printf("note: --%s was '%s' in that run and is '%s' now\n", asked->flags->rows[i].name, saved, now);
 }
 
 // What all ranks must have in common: a name and a value per line. The caller frees it; NULL if out of memory.
-static inline char* run_identity(const Run* run, const Flag* flags, size_t flag_count) {
+static inline char* run_identity(const Run* run, const Flags* flags) {
     char value[FILE_PATH_MAX], *text = NULL;
     size_t bytes = 0;
     FILE* memory = open_memstream(&text, &bytes);
     if (memory == NULL) return NULL;
     fprintf(memory, "the program\tllmtrain " LLMTRAIN_VERSION " " FLOATX_NAME "\n");
-    for (size_t i = 0; i < flag_count; i++) {
-        if (flags[i].name == NULL || (flags[i].marks & FLAG_LOCAL) == FLAG_LOCAL) continue;
-        flag_text(value, sizeof value, &flags[i]);
-        fprintf(memory, "--%s\t%.1000s\n", flags[i].name, value);
+    for (size_t i = 0; i < flags->count; i++) {
+        const Flag* flag = &flags->rows[i];
+        if (flag->name == NULL || (flag->marks & FLAG_LOCAL) == FLAG_LOCAL) continue;
+        flag_text(value, sizeof value, flag);
+        fprintf(memory, "--%s\t%.1000s\n", flag->name, value);
     }
     fprintf(memory, "the shards of --data\t%016llx\n", (unsigned long long)dataset_fingerprint(&run->train));
     fprintf(memory, "the shards of --val\t%016llx\n", (unsigned long long)dataset_fingerprint(&run->val));
@@ -333,9 +336,9 @@ static inline bool identities_differ(Error* error, const char* zero, const char*
 }
 
 // Whether all ranks were started with the same program, flags and data.
-static inline bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_count, Error* error) {
+static inline bool run_compare_ranks(Run* run, const Flags* flags, Error* error) {
     if (run->comm.world <= 1) return true;
-    char *own = run_identity(run, flags, flag_count), *texts = NULL;
+    char *own = run_identity(run, flags), *texts = NULL;
     size_t* begins = NULL;
     if (own == NULL) return fail_with(error, "out of memory for the flags of %zu ranks", run->comm.world);
     bool gathered = comm_gather_texts(&run->comm, &texts, &begins, own, error), same = gathered;
@@ -568,11 +571,10 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
 // Sets the configuration of the run: a preset's, or that of the sizes that flags give; with neither, that of
 // --init-from, overridden by the flags that were given for other members. A run that resumes takes it from its own
 // checkpoint, since the model it began with may be gone.
-static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flag* flags, size_t flag_count,
-                                     Error* error) {
+static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flags* flags, Error* error) {
     Config* c = &run->record.config;
     if (run->options->init_from == NULL || preset || asked->layers || asked->heads || asked->channels)
-        return config_choose(c, preset, asked, flags, flag_count, error) || fail_as(error, ERROR_USAGE);
+        return config_choose(c, preset, asked, flags, error) || fail_as(error, ERROR_USAGE);
     if (!run_saved_config(c, run->options)) {
         const ModelSource* from = run_source(run, error);
         if (from == NULL) return false;
@@ -580,7 +582,7 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
     }
     for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
         const Field* field = &CONFIG_FIELDS[i];
-        if (field->help == NULL || !flag_was_given(flags, flag_count, field->flag)) continue;
+        if (field->help == NULL || !flag_was_given(flags, field->flag)) continue;
         memcpy((char*)c + field->offset, (const char*)asked + field->offset, field_bytes(field->kind));
     }
     return true;
@@ -1056,8 +1058,8 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
     comm_extend_timeout(&run->comm, true);
     if (!run_agree(run, ok, error) || !trace_gather(&trace, error)) return false;
     comm_extend_timeout(&run->comm, false);
-    snprintf(sentence, sizeof sentence, "step %llu is %s: the loss is %.4g, its running mean %.4g; the gradient's "
-             "norm %.4g, its running mean (as clipped) %.4g", step, SPIKE_NAMES[spike], result->loss,
+    snprintf(sentence, sizeof sentence,
+             "step %llu: %s, loss %.4g (mean %.4g), grad norm %.4g (mean %.4g)", step, SPIKE_NAMES[spike], result->loss,
              state->losses.mean, result->grad_norm, state->norms.mean);
     TraceMeasure first_measure = spike == SPIKE_LOSS ? TRACE_LOSS : TRACE_NORM;
     if (run->comm.rank == 0) run_report_trace(run, &trace, first_measure, sentence, result);

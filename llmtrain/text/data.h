@@ -1,6 +1,6 @@
 // data.h: token shards as a dataset, and the batches that training and validation take from it.
 //
-//   1. shards   the file format of tokens, and how it is opened; data/shards.h writes it
+//   1. shards   the file format of tokens: opening and checking it; data/shards.h writes it
 //   2. dataset  a set of shards, or tokens in memory
 //   3. order    which tokens sample number i is: a pure function, no shuffle arrays
 //   4. loader   the batches of one rank, prefetched by a thread
@@ -35,8 +35,8 @@
 //
 // A shard is mapped, not read: opening takes no time, the ranks of a machine share the pages, and no file stays open.
 // But a mapped file must not shrink: access to a page that is gone kills the process (SIGBUS). So the size is checked
-// before every window, and a changed file is an error. What remains is a failing disk, and a file that is truncated in
-// the microseconds between check and copy.
+// before every window, and a changed file is an error. Two cases remain: a failing disk, and a file that is truncated
+// in the microseconds between check and copy.
 
 #define SHARD_MAGIC_16 20240520  // tokens are uint16
 #define SHARD_VERSION_16 1
@@ -74,7 +74,7 @@ static inline uint32_t shard_token(const Shard* shard, size_t position) {
 // False for NaN. The bound is far above the logarithm of any vocabulary.
 static inline bool entropy_is_possible(double nats) { return nats >= 0 && nats <= 100; }
 
-// Fills in what the header says about the shard, and refuses what the writer (data/shards.h) would not write.
+// Fills in the shard from its header, and refuses a header that the writer (data/shards.h) would not write.
 static inline bool shard_read_header(Shard* shard, const ShardHeader* header, uint64_t file_bytes, Error* error) {
     const char* path = shard->path;
     bool is_16 = header->magic == SHARD_MAGIC_16;
@@ -143,7 +143,7 @@ static inline bool shard_open(Shard* shard, const char* path, Error* error) {
     return ok;
 }
 
-// What was read of the file does not count as memory of this process, which a run over all of it would else fill.
+// Drops the pages already read; otherwise a pass over the file would count as this process's memory.
 static inline void shard_forget(const Shard* shard) {
     if (shard->mapping) memory_forget_file(shard->mapping, shard->mapping_bytes);
 }
@@ -418,8 +418,8 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
 }
 
 // Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). The classifier ignores targets of -1: those
-// that the previous window has scored, and all in rows past the last window, whose tokens are 0. So every token counts
-// once, for any B and number of ranks.
+// that the previous window has scored, and all in rows past the last window, whose tokens are 0. So every token is
+// scored once, for any B and number of ranks.
 static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Dataset* dataset, size_t first,
                                  int32_t vocabulary, size_t B, size_t T, size_t overlap, Error* error) {
     size_t windows = dataset_windows(dataset, T, overlap);
@@ -455,8 +455,8 @@ typedef struct {
 
     pthread_t thread;
     bool running;            // there is a thread to join
-    pthread_mutex_t mutex;   // guards what follows
-    pthread_cond_t changed;  // signals a change of it
+    pthread_mutex_t mutex;   // guards the members below
+    pthread_cond_t changed;  // signals a change of one of them
     uint64_t made, taken;    // batches since loader_start; taken <= made <= taken + 2
     bool stopping;
     bool failed;             // batch number `made` could not be made; `error` says why

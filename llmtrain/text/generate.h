@@ -256,8 +256,8 @@ typedef struct {
     SampleText* texts;        // (samples)
 } Sampler;
 
-// Appends the flags of sampling, and sets the defaults; returns the new number of flags.
-static inline size_t sampler_flags(Flag* flags, size_t count, Sampler* s) {
+// Appends the flags of sampling, and sets the defaults.
+static inline void sampler_flags(Flags* flags, Sampler* s) {
     enum { FREE = FLAG_FREE };
     SamplingOptions* o = &s->options;
     const Flag table[] = {
@@ -275,7 +275,7 @@ static inline size_t sampler_flags(Flag* flags, size_t count, Sampler* s) {
         FLAG_REAL("repetition-penalty", &o->repetition_penalty, 1, 0.01, 100, FREE,
                   "divide the logits of tokens already in the text by X (multiply negative ones); 1: off"),
     };
-    return flags_append(flags, count, table, sizeof table / sizeof table[0]);
+    flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
 // Reads the ids of --prompt-ids, separated by spaces or commas.

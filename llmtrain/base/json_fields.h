@@ -1,0 +1,62 @@
+// json_fields.h: members of a struct, by their table (fields.h), in JSON: fields_write, fields_read.
+
+#ifndef LLMTRAIN_JSON_FIELDS_H
+#define LLMTRAIN_JSON_FIELDS_H
+
+#include "fields.h"
+#include "json.h"
+
+// Writes the members into the JSON object that is open.
+static inline void fields_write(JsonWriter* w, const Field* fields, size_t count, const void* base) {
+    for (size_t i = 0; i < count; i++) {
+        char text[64];
+        Flag flag = field_flag(&fields[i], (void*)(uintptr_t)base);
+        field_text(text, sizeof text, &fields[i], base);
+        if (flag.kind == KIND_COUNT) json_member_u64(w, fields[i].name, flag_value_count(&flag));
+        else if (flag.kind == KIND_REAL) json_member_number(w, fields[i].name, *(double*)flag.value);
+        else if (flag.kind == KIND_SWITCH) json_member_bool(w, fields[i].name, *(bool*)flag.value);
+        else json_member_string(w, fields[i].name, text);
+    }
+}
+
+// Keys that had another name in files of earlier versions.
+static const struct {
+    const char *name, *before;
+} FIELDS_RENAMED[] = {{"master_weights", "masters"}, {"skipped_consecutive", "skipped_row"}};
+
+// The value of a key, under the name that it has or had.
+static inline uint32_t field_node(const Json* json, uint32_t object, const char* name) {
+    uint32_t node = json_get(json, object, name);
+    for (size_t i = 0; node == JSON_NONE && i < sizeof FIELDS_RENAMED / sizeof *FIELDS_RENAMED; i++)
+        if (strcmp(FIELDS_RENAMED[i].name, name) == 0) node = json_get(json, object, FIELDS_RENAMED[i].before);
+    return node;
+}
+
+// Reads the members from a JSON object; false if one is missing and has no value for that, or is of another kind.
+static inline bool fields_read(void* base, const Field* fields, size_t count, const Json* json, uint32_t object) {
+    bool ok = true;
+    for (size_t i = 0; ok && i < count; i++) {
+        Flag flag = field_flag(&fields[i], base);
+        uint32_t node = field_node(json, object, fields[i].name);
+        uint64_t number = 0;
+        char word[32];
+        Error ignored;
+        if (node == JSON_NONE && fields[i].missing) {
+            flag.low = -INFINITY;
+            flag.high = INFINITY;
+            ok = flag_set(&flag, fields[i].missing, &ignored);
+        } else if (flag.kind == KIND_COUNT) {
+            ok = json_u64(json, node, &number);
+            memcpy(flag.value, &number, sizeof number);
+        } else if (flag.kind == KIND_REAL) {
+            ok = json_number(json, node, (double*)flag.value);
+        } else if (flag.kind == KIND_SWITCH) {
+            ok = json_bool(json, node, (bool*)flag.value);
+        } else {
+            ok = json_string(json, node, word, sizeof word) && flag_set(&flag, word, &ignored);
+        }
+    }
+    return ok;
+}
+
+#endif  // LLMTRAIN_JSON_FIELDS_H
