@@ -158,7 +158,8 @@ static void test_documents(Family family) {
     for (Model* m = &joined; m; m = m == &joined ? &alone : NULL) {
         need(model_randomize(m, 5, &error), "%s", error.text);
         if (family == FAMILY_GPT2)
-            need(flat_set_params(&m->flat, m->weights.position_embedding, 0, zeros, c.context * C, &error), "%s", error.text);
+            need(flat_set_params(&m->flat, m->weights.position_embedding, 0, zeros, c.context * C, &error), "%s",
+                 error.text);
     }
     double loss = batch_gradients(&joined, NULL, tokens, targets, B, T), losses = 0;
     floats_download(hidden, joined.activations->hidden, N * C, &joined);

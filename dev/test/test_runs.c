@@ -471,8 +471,8 @@ static void test_odd_sizes(void) {
     for (size_t i = 0; i < COUNT_OF(MODELS); i++) {
         int every = MODELS[i].every, last = MODELS[i].last;
         char line[512];
-        snprintf(line, sizeof line, "--data train.bin --layers 1 --seq 16 --batch 1 --steps %d --ckpt-every %d %s", last,
-                 every, MODELS[i].flags);
+        snprintf(line, sizeof line, "--data train.bin --layers 1 --seq 16 --batch 1 --steps %d --ckpt-every %d %s",
+                 last, every, MODELS[i].flags);
         runs_remove();
         bool ok = train(text_of("%s --out a", line)) == 0;
         copy_tree("a", "b");
