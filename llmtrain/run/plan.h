@@ -20,7 +20,7 @@ typedef struct {
     const char* offload_dir;
     size_t micro_batches;      // of a step, on each rank
     bool snapshots;            // asynchronous saves take one
-    bool hot;                  // in-memory copies are kept
+    size_t tiers;              // directories of --ckpt-tier
     size_t program;            // bytes that the program uses before it allocates anything
 } PlanOptions;
 
@@ -139,8 +139,7 @@ static inline void plan_show(const Model* model, const PlanOptions* o) {
         printf("rank 0 of %zu, --zero %zu, gradients reduced in %s\n", ranks->world, ranks->stage, sums[ranks->reduce]);
     arena_print(stdout, &model->memory);
     for (size_t i = 0; i < outside.count; i++) plan_print(outside.lines[i].name, outside.lines[i].bytes);
-    if (o->hot)  // two that are kept, and one that is being written
-        plan_print("in --ckpt-hot-dir: three copies", 3 * checkpoint_bytes(&model->flat));
+    if (o->tiers) plan_print("in --ckpt-tier: each checkpoint", checkpoint_bytes(&model->flat));
     if (ranks->world > 1) plan_print("sent per step", flat_bytes_sent(&model->flat, o->micro_batches));
     if (o->offload) plan_show_offload(model, o);
     plan_show_recompute(model);
