@@ -51,7 +51,7 @@ $(if $(filter $(PRECISION),$(PRECISIONS)),,$(error PRECISION is '$(PRECISION)'; 
 
 ##@ Programs
 ## all: ./train and ./supervise, as `make` alone
-.PHONY: all train supervise demo demo-long test single clean help
+.PHONY: all train supervise demo demo-long test single install uninstall clean help
 all: train supervise
 # Where it finds MPI, nvcc, a GPU and NCCL.
 MPICC := $(if $(filter off,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
@@ -139,6 +139,13 @@ test: $(if $(CXX_FOUND),test-cpu test-cuda,test-cpu-only)
 single: $(B)/llmtrain_single.h
 $(B)/llmtrain_single.h: dev/single.sh $(CUDA_HEADERS) | $(B)
 	@sh dev/single.sh > $@.new && mv $@.new $@ && echo "$@: $$(wc -l < $@) lines"
+## install: programs as llmtrain-NAME, the single header as llmtrain.h, and llmtrain.pc; PREFIX=/usr/local DESTDIR=
+## uninstall: removes what install has written
+PREFIX ?= /usr/local
+INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export tokenize corpus llmtrain_single.h)
+install: $(INSTALLED)
+install uninstall:
+	@DESTDIR="$(DESTDIR)" OPENMP="$(OPENMP)" sh dev/install.sh $@ "$(abspath $(PREFIX))" $(INSTALLED)
 ## clean: removes what was built
 clean:
 	rm -rf $(B) train supervise

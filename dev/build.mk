@@ -203,7 +203,7 @@ PROCESS_TESTS := test_comm test_ranks test_supervise soak
 test-cpu: test-cpu-programs test-cpu-processes
 test-cpu-programs: $(CPU_TESTS)
 	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" compilers inlined $(filter-out $(PROCESS_TESTS),$(TESTS)) \
-	    golden tour single floors
+	    golden tour single install floors
 test-cpu-processes: $(CPU_TESTS)
 	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) same_weights machines gpu_check
 test-cpu-only: test-cpu
