@@ -217,7 +217,7 @@ static void test(void) {
 }
 #endif
 
-#ifdef PIECE_RANDOM_NUMBERS
+#ifdef PIECE_RANDOM
 static __global__ void draw(uint32_t* out) {
     for (int j = 0; j < 4; j++) out[j] = group_random<4>(5, RANDOM_TEST, 6, 8, j);
 }
@@ -255,8 +255,8 @@ static void test(void) {
 }
 #endif
 
-#ifdef PIECE_SUMS
-static void test(void) {
+#ifdef PIECE_VECTORS
+static void test_sums(void) {
     enum { N = 1003 };
     std::vector<float> values(N);
     for (size_t i = 0; i < N; i++) values[i] = number(i);
@@ -269,10 +269,8 @@ static void test(void) {
     same("squares", squares, 1e-10);
     same_bits("checksum", hash);
 }
-#endif
 
-#ifdef PIECE_FIXED_POINT
-static void test(void) {
+static void test_fixed_point(void) {
     Floats x = std::vector<float>{1.5f, -0.25f, 3.0f, 100.0f, NAN}, out(5);
     Array<int64_t> sums(5);
     Array<double> bad(1);
@@ -283,10 +281,8 @@ static void test(void) {
     same("bad", bad, 0);
     expect("bad, of the CPU", bad.host[0], 1, 0);
 }
-#endif
 
-#ifdef PIECE_CASTS_ADD
-static void test(void) {
+static void test_casts_add(void) {
     enum { N = 37 };
     Stored x = numbers(N, 1), twice(N);
     Floats y(N);
@@ -296,10 +292,16 @@ static void test(void) {
     RUN(cast_from_float, twice, y, N);
     same_bits("twice", twice);
 }
+
+static void test(void) {
+    test_sums();
+    test_fixed_point();
+    test_casts_add();
+}
 #endif
 
-#ifdef PIECE_OPTIMIZER
-static void test(void) {
+#ifdef PIECE_UPDATE
+static void test_elements(void) {
     enum { N = 37 };
     OptimizerStep step = {OPTIMIZER_ADAMW, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, 1, 0};
     std::vector<float> weights(N), gradients(N);
@@ -316,10 +318,8 @@ static void test(void) {
     same("w", w, 1e-4);
     same("params", params, 0.01);
 }
-#endif
 
-#ifdef PIECE_UPDATE
-static void test(void) {
+static void test_matrices(void) {
     enum { ROWS = 12, COLS = 20, N = ROWS * COLS };
     OptimizerStep step = {OPTIMIZER_MUON, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, 1, 0};
     TensorShape shape = {};
@@ -337,6 +337,11 @@ static void test(void) {
     RUN(optimizer_update, slice(), &step);
     same("master weights", w, 1e-3);
     same("m", m, 1e-6);
+}
+
+static void test(void) {
+    test_elements();
+    test_matrices();
 }
 #endif
 

@@ -97,8 +97,11 @@ piece ATTENTION llmtrain/ops/attention.cuh
 piece DECODE llmtrain/ops/decode.cuh
 piece MATMUL llmtrain/ops/matmul.cuh
 piece QK_NORM llmtrain/ops/qk_norm.cuh
+piece RANDOM llmtrain/ops/random.cuh
+piece VECTORS llmtrain/ops/vectors.cuh
+piece UPDATE llmtrain/ops/optimizers/update.cuh
 piece KERNELS_CPU kernels_cpu.h
-names="ATTENTION DECODE MATMUL QK_NORM KERNELS_CPU"
+names="ATTENTION DECODE MATMUL QK_NORM RANDOM VECTORS UPDATE KERNELS_CPU"
 for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' kernels.cuh); do
     title=$(sed -n "s/^\/\/ $number\. //p" kernels.cuh | sed 's/ matmuls$//; s/ and /_AND_/; s/[, ]\{1,\}/_/g' |
         tr '[:lower:]' '[:upper:]')
