@@ -4,15 +4,16 @@
 //    1. precision            what is stored in floatX, the storage dtype; arithmetic is always float
 //    2. embedding            token + position
 //    3. normalization        layernorm, rmsnorm, each fused with the residual add before it
-//    4. matmul               forward, and the gradients of input, weight and bias (the GEMM is in llmtrain/ops/gemm.h)
-//    5. rope                 rotary positions; norms of query and key heads are in llmtrain/ops/qk_norm.h
-//    6. attention            causal, grouped-query, memory O(T), in tiles (llmtrain/ops/attention_tiles.h); backward
-//    (KV
-//                            cache: llmtrain/ops/decode.h)
+//    4. matmul               forward, and the gradients of input, weight and bias
+//    5. rope                 rotary positions
+//    6. attention            causal, grouped-query: the formulas as loops
 //    7. gelu, swiglu         the two nonlinearities
 //    8. dropout
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
-//   10. vectors              global norm, sums, casts, optimizer updates
+//
+// What needs more than a loop nest to be fast, or is no layer of a model, has a header of its own in llmtrain/ops/:
+// attention_cpu.h, decode.h (attention to a KV cache), gemm.h, qk_norm.h (norms of query and key heads), vectors.h
+// (global norm, sums, casts), optimizers/update.h.
 //
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions use it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
@@ -21,33 +22,31 @@
 // Letters: B batch, T sequence, N = B*T rows, C channels, H heads, K key/value heads, D head size, F feed-forward,
 // V vocabulary, Vp padded vocabulary.
 //
-// Every output element is computed by one thread, in an order that depends on the sizes alone: the bits are the same
-// for any number of threads and on any processor (llmtrain/ops/arithmetic.h; 16-bit matmuls differ between instruction
-// sets).
+// Loops. `#pragma omp parallel for` before a loop divides its iterations among threads, `simd` lets the compiler
+// compute several of them at once in a vector register; without OpenMP both are ignored. VECTOR_SUM(c, C, term) is the
+// sum over c from 0 to C - 1. Every output element is computed by one thread, in an order that depends on the sizes
+// alone: the bits are the same for any number of threads and on any processor (llmtrain/ops/arithmetic.h; 16-bit
+// matmuls differ between instruction sets).
 //
 // In a CUDA build kernels.cuh has functions of the same names and signatures; the ones here are then cpu::gelu_forward
 // and so on.
 //
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/attention_tiles.h, llmtrain/ops/base.h, llmtrain/ops/decode.h,
-// llmtrain/ops/types.h, llmtrain/ops/dtypes.h, llmtrain/ops/optimizers/optimizers.h,
-// llmtrain/ops/optimizers/factored.h, llmtrain/ops/optimizers/matrix.h, llmtrain/ops/optimizers/quantized.h,
-// llmtrain/ops/qk_norm.h, llmtrain/ops/rope.h, llmtrain/ops/gemm.h, llmtrain/ops/gemm_portable.h,
-// llmtrain/ops/gemm_x86.h, llmtrain/ops/gemm_arm.h, llmtrain/ops/gemm_apple.h.
+// Needs: what it includes.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
 
 #include "llmtrain/ops/arithmetic.h"
-#include "llmtrain/ops/attention_tiles.h"
+#include "llmtrain/ops/attention_cpu.h"
 #include "llmtrain/ops/base.h"
 #include "llmtrain/ops/decode.h"
+#include "llmtrain/ops/dtypes.h"
 #include "llmtrain/ops/gemm.h"
-#include "llmtrain/ops/optimizers/optimizers.h"
-#include "llmtrain/ops/optimizers/factored.h"
-#include "llmtrain/ops/optimizers/matrix.h"
-#include "llmtrain/ops/optimizers/quantized.h"
+#include "llmtrain/ops/optimizers/update.h"
 #include "llmtrain/ops/qk_norm.h"
 #include "llmtrain/ops/rope.h"
+#include "llmtrain/ops/types.h"
+#include "llmtrain/ops/vectors.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Precision
@@ -243,18 +242,6 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 //
 // M rows, N outputs, K inputs; weights are (N, K), as everywhere in this project: each row makes one output.
 
-// Describes, as text, what computes the matmuls and its numerics; sets the device's peak in TFLOP/s, 0 if unknown.
-static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
-    (void)stream;
-    *peak_tflops = 0;
-    const char* note = "the same bits on every CPU";
-    if (!ARITHMETIC_FUSED) note = "no fused multiply-add: bits differ from those of other CPUs";
-    if (strcmp(gemm_kernel()->name, "accelerate") == 0) note = "whose bits differ from those of other CPUs";
-    if (FLOATX_DTYPE == DTYPE_BF16 && gemm_multiplies_bf16()) note = "which multiply bf16";
-    else if (!FLOATX_IS_FLOAT) note = "which convert " FLOATX_NAME " to float: PRECISION=FP32 is as fast";
-    snprintf(text, bytes, "%s, %s", gemm_backend(), note);
-}
-
 // out (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
@@ -331,208 +318,64 @@ static inline void rope_backward(floatX* dqkv, const float* table, const int32_t
 // ------------------------------------------------------------------------------------------------
 // 6. Attention
 //
-// out_i = sum over j <= i of softmax_j(q_i k_j / sqrt(D)) v_j, for every head; query head h reads key/value head
-// h / (H / K). The method is that of "FlashAttention-2: Faster Attention with Better Parallelism and Work
-// Partitioning": keys are visited in tiles with a running maximum and sum per query, so no (T, T) array exists; the
-// forward keeps lse = maximum + log(sum) of each row, from which the backward recomputes the probabilities.
+// out_i = sum over j <= i of p_ij v_j, with p_ij = exp(s_ij) / (the sum over j <= i of exp(s_ij)), s_ij = q_i k_j /
+// sqrt(D), for every head; query head h reads key/value head h / (H / K). "Attention Is All You Need".
 //
-// Work per pair of tiles: 2 matmuls of TILE x TILE x D forward and 5 backward, on operands in the L1 and L2 caches: the
-// bound is arithmetic. dq is summed over the tiles of keys in order, dk and dv over the heads and tiles of queries in
-// order, whichever thread computes them and however the work is divided.
+// Here it is as plain loops, in double: what the tests compare every implementation with. The operations that the model
+// calls, attention_forward and attention_backward, have the same arguments in floatX and float, and compute tiles of
+// the same sums, some hundred times as fast: llmtrain/ops/attention_cpu.h. Layouts:
 //
-// Needs: llmtrain/ops/types.h, llmtrain/ops/arithmetic.h, llmtrain/ops/dtypes.h, llmtrain/ops/base.h,
-// llmtrain/ops/gemm.h, llmtrain/ops/attention_tiles.h, and what these include.
+//     qkv, dqkv (B, T, (H + 2K) D)   all query heads of a token, then its key heads, then its value heads (head_rows)
+//     out, dout (B, T, H, D)
+//     lse (B, H, T)                  the logarithm of the sum of exponentials: p_ij = exp(s_ij - lse_i)
 
-// Tiles of scores are transposed, (key, query), so that the lanes of a vector are queries.
-
-// One tile of scores becomes p = exp(score - maximum), 0 where it was not computed. For each query maximum and total
-// (the sum of p) continue from the tiles before, whose sums of values the caller multiplies by rescale.
-static inline void tile_softmax(float* score, float* maximum, float* total, float* rescale, size_t first, size_t key,
-                                size_t queries) {
-    for (size_t i = 0; i < queries; i += TILE_GROUP) {
-        float now[TILE_GROUP], *s = score + i;
-        size_t visible = tile_visible(first + i, key);
-        for (size_t l = 0; l < TILE_GROUP; l += VECTOR_LANES)
-            *(Vector*)(now + l) = tile_column_maxima(s + l, visible, *(const Vector*)(maximum + i + l));
-        for (size_t j = 0; j < visible; j++)
-            for (size_t l = 0; l < TILE_GROUP; l++) s[j * TILE + l] = exp_fast(s[j * TILE + l] - now[l]);
-        for (size_t j = visible; j < TILE; j++) memset(s + j * TILE, 0, TILE_GROUP * sizeof(float));
-        for (size_t l = 0; l < TILE_GROUP; l++) rescale[i + l] = exp_fast(maximum[i + l] - now[l]);
-        memcpy(maximum + i, now, sizeof now);
-    }
-    float sums[TILE];
-    tile_sums(sums, score, queries);
-    for (size_t i = 0; i < queries; i++) total[i] = multiply_add(total[i], rescale[i], sums[i]);
+static inline double dot_textbook(const double* a, const double* b, size_t D) {
+    double sum = 0.0;
+    for (size_t d = 0; d < D; d++) sum += a[d] * b[d];
+    return sum;
 }
 
-// One tile of queries, those of a head from `first` on, against all keys up to their own: the loop of the forward.
-// out: rows of D, out_stride apart; lse: one per query.
-static inline void attention_forward_tile(floatX* out, float* lse, const floatX* qkv, HeadRows at, size_t first,
-                                          size_t T, size_t D, size_t out_stride) {
-    float qt[TILE_TRANSPOSED], k[TILE_ELEMENTS], v[TILE_ELEMENTS], sum[TILE_ELEMENTS];
-    float score[TILE * TILE], maximum[TILE], total[TILE], rescale[TILE];
-    size_t width = round_up(D, TILE_GROUP), cols = round_up(D, VECTOR_LANES);
-    size_t rows = min_size(TILE, T - first), queries = round_up(rows, TILE_GROUP);
-    tile_load_transposed(qt, qkv + at.q + first * at.stride, at.stride, rows, D);
-    tile_scale(qt, 1.0f / sqrtf((float)D), D * TILE);
-    for (size_t i = 0; i < TILE; i++) {
-        maximum[i] = -INFINITY;
-        total[i] = 0.0f;
-    }
-    for (size_t key = 0; key < first + rows; key += TILE) {
-        size_t keys = min_size(TILE, T - key), k_row;
-        const float* keys_at = tile_rows(&k_row, k, qkv + at.k + key * at.stride, at.stride, keys, D, width);
-        tile_load(v, qkv + at.v + key * at.stride, at.stride, keys, round_up(keys, TILE_GROUP), D, width);
-        tile_scores(score, keys_at, k_row, qt, -INFINITY, first, key, queries, D);
-        tile_softmax(score, maximum, total, rescale, first, key, queries);
-        for (size_t i = 0; i < queries && key > 0; i++)
-            for (size_t d = 0; d < width; d++) sum[i * width + d] *= rescale[i];
-        for (size_t i = 0; i < queries; i += TILE_GROUP)
-            tile_product(sum + i * width, score + i, 1, TILE, v, cols, tile_visible(first + i, key), width, key > 0);
-    }
-    for (size_t i = 0; i < rows; i++) tile_store_row(out + i * out_stride, sum + i * width, 1.0f / total[i], D);
-    for (size_t i = 0; i < rows; i++) lse[i] = maximum[i] + (float)log_double((double)total[i]);
-}
-
-// out (B, T, H, D), lse (B, H, T); qkv (B, T, (H + 2K) D): all query heads, then key heads, then value heads.
-static inline void attention_forward(floatX* out, float* lse, const floatX* qkv,
-                                     size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
-    (void)stream;
-    size_t tiles = divide_up(T, TILE);
-    Tasks tasks;
-    tasks_share(&tasks, B * H * tiles, threads_count());
-    #pragma omp parallel
-    for (size_t task; tasks_take(&tasks, &task);) {
-        size_t b = task / (H * tiles), h = task / tiles % H, first = task % tiles * TILE;
-        attention_forward_tile(out + ((b * T + first) * H + h) * D, lse + (b * H + h) * T + first, qkv,
-                               head_rows(b, h, T, H, K, D), first, T, D, H * D);
-    }
-}
-
-// delta (TILE) = the dot products of the columns of gt (D, TILE) and the rows of out (rows, D), which are `stride`
-// apart; 0 from column `rows` on.
-static inline void tile_delta(float* delta, const float* gt, const floatX* out, size_t stride, size_t rows, size_t D) {
-    float terms[TILE_TRANSPOSED];
-    tile_load_transposed(terms, out, stride, rows, D);
-    for (size_t i = 0; i < D * TILE; i++) terms[i] *= gt[i];
-    if (D < SUM_LANES) memset(terms + D * TILE, 0, (SUM_LANES - D) * TILE * sizeof(float));
-    for (size_t d = SUM_LANES; d < D; d++)
-        for (size_t i = 0; i < TILE; i++) terms[d % SUM_LANES * TILE + i] += terms[d * TILE + i];
-    tile_sums(delta, terms, TILE);
-}
-
-// Probabilities p and score gradients ds of one pair of tiles (TILE, TILE). On entry p holds scores, ds dot products of
-// values and output gradients; p = exp(p - lse), ds = p * (ds - delta), where delta_i = dout_i out_i.
-static inline void tile_gradients(float* p, float* ds, const float* lse, const float* delta, size_t first, size_t key,
-                                  size_t queries) {
-    for (size_t i = 0; i < queries; i += TILE_GROUP)
-        for (size_t at = i; at < tile_visible(first + i, key) * TILE; at += TILE)
-            for (size_t l = 0; l < TILE_GROUP; l++) {
-                p[at + l] = exp_fast(p[at + l] - lse[i + l]);
-                ds[at + l] = p[at + l] * (ds[at + l] - delta[i + l]);
-            }
-}
-
-// The work of one call of attention_backward_part: from the queries [query, query_end) of heads [h, h_end) and the keys
-// and values [key, key_end) of the head that these read, the gradients of the queries, of keys and values, or both.
-typedef struct {
-    size_t b, h, h_end, query, query_end, key, key_end;
-    bool queries, keys;
-} AttentionPart;
-
-// dq = scale * ds k; dk and dv, summed over the heads: dv = p^T dout, dk = scale * ds^T q. Arrays are those of
-// attention_backward; sums: memory for dk and dv, (2, key_end - key rounded up to a multiple of TILE, width) floats.
-static inline void attention_backward_part(floatX* dqkv, float* sums, const floatX* dout, const floatX* out,
-                                           const float* lse, const floatX* qkv, AttentionPart part,
-                                           size_t T, size_t H, size_t K, size_t D) {
-    float q[TILE_ELEMENTS], qt[TILE_TRANSPOSED], g[TILE_ELEMENTS], gt[TILE_TRANSPOSED], dq[TILE_ELEMENTS];
-    float k[TILE_ELEMENTS], v[TILE_ELEMENTS], p[TILE * TILE], ds[TILE * TILE], row_lse[TILE], delta[TILE];
-    size_t width = round_up(D, TILE_GROUP), cols = round_up(D, VECTOR_LANES);
-    size_t sum_rows = round_up(part.key_end - part.key, TILE);
-    float scale = 1.0f / sqrtf((float)D), *dk = sums, *dv = sums + sum_rows * width;
-    HeadRows at = head_rows(part.b, part.h, T, H, K, D);
-    for (size_t h = part.h; h < part.h_end; h++) {
-        at = head_rows(part.b, h, T, H, K, D);
-        for (size_t first = part.query; first < part.query_end; first += TILE) {
-            size_t rows = min_size(TILE, T - first), queries = round_up(rows, TILE_GROUP);
-            size_t row = ((part.b * T + first) * H + h) * D;
-            tile_load(q, qkv + at.q + first * at.stride, at.stride, rows, queries, D, width);
-            tile_load_transposed(qt, qkv + at.q + first * at.stride, at.stride, rows, D);
-            tile_scale(q, scale, rows * width);
-            tile_scale(qt, scale, D * TILE);
-            tile_load(g, dout + row, H * D, rows, queries, D, width);
-            tile_load_transposed(gt, dout + row, H * D, rows, D);
-            tile_delta(delta, gt, out + row, H * D, rows, D);
-            for (size_t i = 0; i < queries; i++)  // rows past the last query get no probability
-                row_lse[i] = i < rows ? lse[(part.b * H + h) * T + first + i] : INFINITY;
-            for (size_t key = part.key; key < min_size(part.key_end, first + rows); key += TILE) {
-                size_t keys = min_size(TILE, T - key), v_row;
-                const float* values = tile_rows(&v_row, v, qkv + at.v + key * at.stride, at.stride, keys, D, width);
-                tile_load(k, qkv + at.k + key * at.stride, at.stride, keys, round_up(keys, TILE_GROUP), D, width);
-                tile_scores(p, k, width, qt, -INFINITY, first, key, queries, D);
-                tile_scores(ds, values, v_row, gt, 0.0f, first, key, queries, D);
-                tile_gradients(p, ds, row_lse, delta, first, key, queries);
-                for (size_t j = 0; part.keys && j < TILE && key + j < first + queries; j += TILE_GROUP) {
-                    size_t i = tile_first_query(first, key + j), to = (key - part.key + j) * width;
-                    bool adds = h > part.h || first > key;
-                    tile_product(dv + to, p + j * TILE + i, TILE, 1, g + i * width, cols, queries - i, width, adds);
-                    tile_product(dk + to, ds + j * TILE + i, TILE, 1, q + i * width, cols, queries - i, width, adds);
-                }
-                for (size_t i = 0; part.queries && i < queries; i += TILE_GROUP)
-                    tile_product(dq + i * width, ds + i, 1, TILE, k, cols, tile_visible(first + i, key), width,
-                                 key > part.key);
-            }
-            for (size_t i = 0; part.queries && i < rows; i++)
-                tile_store_row(dqkv + at.q + (first + i) * at.stride, dq + i * width, scale, D);
+// The largest score is subtracted before exp, which then cannot overflow; it cancels.
+static inline void attention_forward_textbook(double* out, double* lse, const double* qkv,
+                                              size_t B, size_t T, size_t H, size_t K, size_t D) {
+    double scale = 1.0 / sqrt((double)D);
+    for (size_t row = 0; row < B * H * T; row++) {
+        size_t b = row / (H * T), h = row / T % H, i = row % T;
+        HeadRows at = head_rows(b, h, T, H, K, D);
+        const double *q = qkv + at.q + i * at.stride, *k = qkv + at.k, *v = qkv + at.v;
+        double maximum = -INFINITY, sum = 0.0, *o = out + ((b * T + i) * H + h) * D;
+        for (size_t j = 0; j <= i; j++) maximum = fmax(maximum, scale * dot_textbook(q, k + j * at.stride, D));
+        for (size_t j = 0; j <= i; j++) sum += exp(scale * dot_textbook(q, k + j * at.stride, D) - maximum);
+        lse[row] = maximum + log(sum);
+        for (size_t d = 0; d < D; d++) o[d] = 0.0;
+        for (size_t j = 0; j <= i; j++) {
+            double p = exp(scale * dot_textbook(q, k + j * at.stride, D) - lse[row]);
+            for (size_t d = 0; d < D; d++) o[d] += p * v[j * at.stride + d];
         }
     }
-    for (size_t j = 0; part.keys && part.key + j < min_size(part.key_end, T); j++) {
-        tile_store_row(dqkv + at.k + (part.key + j) * at.stride, dk + j * width, 1.0f, D);
-        tile_store_row(dqkv + at.v + (part.key + j) * at.stride, dv + j * width, 1.0f, D);
-    }
 }
 
-// All heads that read one key/value head. dk and dv are summed in the thread's GEMM workspace: if they fit there all at
-// once, a pair of tiles takes 5 matmuls; otherwise 7: first dq, then dk and dv for as many keys as fit at a time. few
-// (2, TILE_ELEMENTS) is for a thread without a workspace.
-static inline void attention_backward_head(floatX* dqkv, float* few, const floatX* dout, const floatX* out,
-                                           const float* lse, const floatX* qkv, size_t b, size_t kv, size_t T,
-                                           size_t H, size_t K, size_t D) {
-    GemmWorkspace* memory = gemm_workspace();
-    float* sums = memory ? memory->sums : few;
-    size_t fit = memory ? GEMM_SUMS / 2 / round_up(D, TILE_GROUP) / TILE * TILE : (size_t)TILE;
-    AttentionPart part = {b, kv * (H / K), (kv + 1) * (H / K), 0, T, 0, T, true, round_up(T, TILE) <= fit};
-    attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);
-    for (size_t key = 0; key < T && !part.keys; key += fit) {
-        AttentionPart keys = {b, part.h, part.h_end, key, T, key, min_size(key + fit, T), false, true};
-        attention_backward_part(dqkv, sums, dout, out, lse, qkv, keys, T, H, K, D);
-    }
-}
-
-// dqkv (B, T, (H + 2K) D) from dout (B, T, H, D) and the forward's out, lse and qkv; delta (B, H, T) is scratch that
-// a GPU uses. A task is all heads that read one key/value head or, where those are too few for the threads, a tile:
-// then a pair of tiles takes 7 matmuls instead of 5, which pays where otherwise more than 2 of 7 threads would idle.
-static inline void attention_backward(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
-                                      const float* lse, const floatX* qkv,
-                                      size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
-    (void)stream, (void)delta;
-    size_t tiles = divide_up(T, TILE), heads = B * K, group = H / K, query_tasks = B * H * tiles;
-    bool whole = 5 * round_up(heads, threads_count()) <= 7 * heads;
-    Tasks tasks;
-    tasks_share(&tasks, whole ? heads : query_tasks + heads * tiles, threads_count());
-    #pragma omp parallel
-    for (size_t task; tasks_take(&tasks, &task);) {
-        float sums[2 * TILE_ELEMENTS];
-        size_t head = task / tiles, first = task % tiles * TILE;
-        if (whole) {
-            attention_backward_head(dqkv, sums, dout, out, lse, qkv, task / K, task % K, T, H, K, D);
-        } else if (task < query_tasks) {
-            AttentionPart part = {head / H, head % H, head % H + 1, first, first + TILE, 0, T, true, false};
-            attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);
-        } else {
-            size_t kv = (head - B * H) % K * group;
-            AttentionPart part = {(head - B * H) / K, kv, kv + group, first, T, first, first + TILE, false, true};
-            attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);
+// dv_j = the sum over i >= j of p_ij dout_i, and dp_ij = dout_i v_j. Through the softmax: ds_ij = p_ij (dp_ij -
+// delta_i), where delta_i = the sum over j of p_ij dp_ij = dout_i out_i. Then dq_i = the sum over j of ds_ij k_j /
+// sqrt(D), and dk_j = the sum over i of ds_ij q_i / sqrt(D).
+static inline void attention_backward_textbook(double* dqkv, const double* dout, const double* out, const double* lse,
+                                               const double* qkv, size_t B, size_t T, size_t H, size_t K, size_t D) {
+    double scale = 1.0 / sqrt((double)D);
+    for (size_t i = 0; i < B * T * (H + 2 * K) * D; i++) dqkv[i] = 0.0;
+    for (size_t row = 0; row < B * H * T; row++) {
+        size_t b = row / (H * T), h = row / T % H, i = row % T;
+        HeadRows at = head_rows(b, h, T, H, K, D);
+        const double *g = dout + ((b * T + i) * H + h) * D, *o = out + ((b * T + i) * H + h) * D;
+        double delta = dot_textbook(g, o, D);
+        for (size_t j = 0; j <= i; j++) {
+            size_t q = at.q + i * at.stride, k = at.k + j * at.stride, v = at.v + j * at.stride;
+            double p = exp(scale * dot_textbook(qkv + q, qkv + k, D) - lse[row]);
+            double ds = scale * p * (dot_textbook(g, qkv + v, D) - delta);
+            for (size_t d = 0; d < D; d++) {
+                dqkv[q + d] += ds * qkv[k + d];
+                dqkv[k + d] += ds * qkv[q + d];
+                dqkv[v + d] += p * g[d];
+            }
         }
     }
 }
@@ -677,153 +520,6 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
         float target_probability = exp_fast(target_logit - maximum) / sum;
         x[targets[row]] = floatX_of((target_probability - 1.0f) * gradient);
     }
-}
-
-// ------------------------------------------------------------------------------------------------
-// 10. Vectors
-
-// Sums are doubles in device memory, from which the host reads them once per step.
-
-// out (1) = the sum of squares of x (n). The vector is cut into a fixed number of pieces, each summed by one thread.
-static inline void sum_of_squares(double* out, const float* x, size_t n, Stream stream) {
-    (void)stream;
-    enum { PIECES = 256 };
-    double partial[PIECES], total = 0.0;
-    #pragma omp parallel for
-    for (size_t piece = 0; piece < PIECES; piece++) {
-        size_t first = n / PIECES * piece + min_size(piece, n % PIECES);
-        size_t end = first + n / PIECES + (piece < n % PIECES);
-        partial[piece] = VECTOR_SUM_DOUBLE(i, end - first, (double)x[first + i] * (double)x[first + i]);
-    }
-    for (size_t piece = 0; piece < PIECES; piece++) total += partial[piece];
-    *out = total;
-}
-
-// Adds factor * (the sum of x (n)) to out (1).
-static inline void sum_scaled(double* out, const float* x, double factor, size_t n, Stream stream) {
-    (void)stream;
-    *out += factor * VECTOR_SUM_DOUBLE(i, n, (double)x[i]);
-}
-
-static inline void cast_to_float(float* out, const floatX* in, size_t n, Stream stream) {
-    (void)stream;
-    #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) out[i] = float_of(in[i]);
-}
-
-static inline void cast_from_float(floatX* out, const float* in, size_t n, Stream stream) {
-    (void)stream;
-    #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) out[i] = floatX_of(in[i]);
-}
-
-// out += x, both (n).
-static inline void vector_add(float* out, const float* x, size_t n, Stream stream) {
-    (void)stream;
-    #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) out[i] += x[i];
-}
-
-// The same for x in floatX.
-static inline void vector_add_stored(float* out, const floatX* x, size_t n, Stream stream) {
-    (void)stream;
-    #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) out[i] += float_of(x[i]);
-}
-
-// out = in + branch, all (n): what a norm stores as the residual, without the norm.
-static inline void residual_forward(floatX* out, const floatX* in, const floatX* branch, size_t n, Stream stream) {
-    (void)stream;
-    #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) out[i] = floatX_of(float_of(in[i]) + float_of(branch[i]));
-}
-
-// Sums in fixed point: integers, whose order and grouping cannot change a bit. sums (n) += x (n) * scale, rounded to
-// the nearest. An element outside of +-limit, or NaN, adds nothing and sets *bad to 1.
-static inline void exact_add(int64_t* sums, double* bad, const float* x, double scale, double limit, size_t n,
-                             Stream stream) {
-    (void)stream;
-    size_t outside = 0;
-    #pragma omp parallel for simd reduction(+:outside)
-    for (size_t i = 0; i < n; i++) {
-        bool inside = fabs((double)x[i]) <= limit;
-        sums[i] += llrint(inside ? (double)x[i] * scale : 0.0);
-        outside += !inside;
-    }
-    if (outside > 0) *bad = 1.0;
-}
-
-// sums += x, both (n) in fixed point.
-static inline void exact_merge(int64_t* sums, const int64_t* x, size_t n, Stream stream) {
-    (void)stream;
-    #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) sums[i] += x[i];
-}
-
-// out (n) = sums (n) * quantum.
-static inline void exact_read(float* out, const int64_t* sums, double quantum, size_t n, Stream stream) {
-    (void)stream;
-    #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) out[i] = (float)((double)sums[i] * quantum);
-}
-
-// out (1) = the checksum of x (n), elements `first` to first + n - 1 of the flat vector: the checksums of parts add up
-// to that of the whole, modulo 2^64.
-static inline void vector_checksum(uint64_t* out, const floatX* x, size_t first, size_t n, Stream stream) {
-    (void)stream;
-    uint64_t sum = 0;
-    #pragma omp parallel for simd reduction(+:sum)
-    for (size_t i = 0; i < n; i++) sum += checksum_element(x[i], first + i);
-    *out = sum;
-}
-
-// One step over w (n); m and v (n each) are the optimizer's state, NULL where its kind has none. Each kind has its own
-// loop, which the compiler vectorizes.
-static inline void optimizer_apply(float* w, float* m, float* v, const float* grad, const ElementStep* e, size_t n) {
-    if (e->step.kind == OPTIMIZER_ADAMW) {
-        #pragma omp simd
-        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_ADAMW, &w[i], &m[i], &v[i], grad[i], e);
-    } else if (e->step.kind == OPTIMIZER_SGD) {
-        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_SGD, &w[i], NULL, NULL, grad[i], e);
-    } else if (e->step.kind == OPTIMIZER_MOMENTUM) {
-        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_MOMENTUM, &w[i], &m[i], NULL, grad[i], e);
-    } else {
-        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_LION, &w[i], &m[i], NULL, grad[i], e);
-    }
-}
-
-// One step of an elementwise optimizer over a slice.
-static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
-    (void)stream;
-    const size_t piece = 2048;
-    const ElementStep e = element_step(o);
-    float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
-    #pragma omp parallel for
-    for (size_t begin = 0; begin < slice->n; begin += piece) {
-        size_t count = min_size(piece, slice->n - begin);
-        float memory[2048], *w = optimizer_weights(memory, slice, begin, count);
-        optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, slice->grads + begin, &e, count);
-        optimizer_store(slice, o, w, begin, count);
-    }
-}
-
-static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
-                                                   matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
-
-// One step of the optimizer over a slice.
-static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* step, Stream stream) {
-    const OptimizerStep own = optimizer_step_of(slice, step), *o = &own;
-    if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slice, o);
-    else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slice, o);
-    else if (OPTIMIZERS[o->kind].rule == SHARD_TENSORS) factored_update(slice, o);
-    else if (OPTIMIZERS[o->kind].rule == SHARD_MATRICES) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
-    else optimizer_update_elements(slice, o, stream);
-}
-
-// The same for each of `count` slices.
-static inline void optimizer_update_list(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
-                                         Stream stream) {
-    for (size_t i = 0; i < count; i++) optimizer_update(&slices[i], o, stream);
 }
 
 #ifdef LLMTRAIN_CUDA

@@ -24,7 +24,11 @@ $emulate -O1 -I. -DREFERENCE -c -x c++ "$work/reference.cu" -o "$work/reference.
 
 # What the file lists from "// Needs:" to the next line that ends with a full stop: headers, and section numbers.
 needs() { sed -n '/^\/\/ Needs:/,/\.$/p' "$1"; }
-headers() { needs "$1" | grep -o 'llmtrain/[a-z0-9_/]*\.[a-z]*'; }
+# A header that says "Needs: what it includes." lists them in its #include lines.
+headers() {
+    if needs "$1" | grep -q 'what it includes'; then sed -n 's/^#include "\(.*\)"/\1/p' "$1"
+    else needs "$1" | grep -o 'llmtrain/[a-z0-9_/]*\.[a-z]*'; fi
+}
 sections() { needs "$1" | sed -n 's/.*sections* \(.*\)\.$/\1/p' | grep -o '[0-9]*'; }
 
 # Section NUMBER of kernels.cuh, cut out by its rule lines.

@@ -1,5 +1,6 @@
 // reference.h: every operation of the model once more, in double and without any cleverness: the formulas of the
 // operations, to compare kernels with. Each gradient written here is itself checked against finite differences.
+// Attention is the textbook form of kernels_cpu.h; CPU(operation) is defined by the includer.
 //
 // Besides its value, an element of a Result carries what rounding errors of a float implementation scale with:
 //   size     the sum of the absolute values of the terms it is made of: errors of float arithmetic, in units of 2^-24
@@ -213,35 +214,25 @@ static void reference_rope_backward(Result* const* din, const double* dout, doub
 }
 
 // ------------------------------------------------------------------------------------------------
-// Attention: in[0] qkv (B, T, (H + 2K) D); out (B, T, H, D)
+// Attention: in[0] qkv (B, T, (H + 2K) D); out (B, T, H, D). Values are those of the textbook form in kernels_cpu.h,
+// which is itself checked against finite differences; what errors scale with is added here.
 
-static size_t reference_head(const Shape* s, size_t b, size_t t, size_t head) {
-    return ((b * s->T + t) * (s->H + 2 * s->K) + head) * s->D;
-}
-
-// p[0..t]: the probabilities of one query. Returns the log of the sum of the exponentials. *size: how much larger the
-// relative error of a probability is than 2^-24: the largest sum |q k| / sqrt(D) enters twice, in p and in the sum
-// it is divided by, and the stored logarithm once.
-static double reference_probabilities(double* p, double* size, const double* qkv, const Shape* s,
-                                             size_t b, size_t h, size_t t) {
-    const double* q = qkv + reference_head(s, b, t, h);
-    double maximum = -INFINITY, sum = 0.0, largest = 0.0;
+// How much larger than 2^-24 the relative error of a probability of a query is: the largest sum |q k| / sqrt(D) enters
+// twice, in p and in the sum that it is divided by, and the stored logarithm once.
+static double reference_probability_size(const double* qkv, double lse, const Shape* s, size_t b, size_t h, size_t t) {
+    HeadRows at = head_rows(b, h, s->T, s->H, s->K, s->D);
+    double largest = 0.0;
     for (size_t j = 0; j <= t; j++) {
-        const double* k = qkv + reference_head(s, b, j, s->H + h / (s->H / s->K));
-        double dot = 0.0, absolute = 0.0;
-        for (size_t d = 0; d < s->D; d++) {
-            dot += q[d] * k[d] / sqrt((double)s->D);
-            absolute += fabs(q[d] * k[d]) / sqrt((double)s->D);
-        }
-        p[j] = dot;
-        maximum = fmax(maximum, dot);
+        double absolute = 0.0;
+        for (size_t d = 0; d < s->D; d++)
+            absolute += fabs(qkv[at.q + t * at.stride + d] * qkv[at.k + j * at.stride + d]) / sqrt((double)s->D);
         largest = fmax(largest, absolute);
     }
-    for (size_t j = 0; j <= t; j++) sum += p[j] = exp(p[j] - maximum);
-    for (size_t j = 0; j <= t; j++) p[j] /= sum;
-    double lse = maximum + log(sum);
-    *size = 1.0 + 2.0 * largest + fabs(lse);
-    return lse;
+    return 1.0 + 2.0 * largest + fabs(lse);
+}
+
+static double reference_probability(const double* q, const double* k, double lse, size_t D) {
+    return exp(CPU(dot_textbook)(q, k, D) / sqrt((double)D) - lse);
 }
 
 // Tensor cores take their operands as floatX: the probabilities before they meet the values, and the gradients of the
@@ -254,60 +245,62 @@ static double reference_operand(double x, const Shape* s) {
 #define FLUSHED 0x1p-104
 
 static void reference_attention(Result* out, double* const* in, const Shape* s) {
-    double *p = (double*)malloc(s->T * sizeof(double)), size;
-    for (size_t row = 0; row < s->B * s->T * s->H; row++) {
-        size_t b = row / (s->T * s->H), t = row / s->H % s->T, h = row % s->H;
-        double lse = reference_probabilities(p, &size, in[0], s, b, h, t);
-        if (s->lse) result_add(s->lse, (b * s->H + h) * s->T + t, lse, size);
-        for (size_t j = 0; j <= t; j++) {
-            const double* v = in[0] + reference_head(s, b, j, s->H + s->K + h / (s->H / s->K));
+    double* lse = (double*)malloc(s->B * s->H * s->T * sizeof(double));
+    CPU(attention_forward_textbook)(out->value, lse, in[0], s->B, s->T, s->H, s->K, s->D);
+    for (size_t row = 0; row < s->B * s->H * s->T; row++) {
+        size_t b = row / (s->H * s->T), h = row / s->T % s->H, t = row % s->T, o = ((b * s->T + t) * s->H + h) * s->D;
+        HeadRows at = head_rows(b, h, s->T, s->H, s->K, s->D);
+        const double *q = in[0] + at.q + t * at.stride, *k = in[0] + at.k, *v = in[0] + at.v;
+        double size = reference_probability_size(in[0], lse[row], s, b, h, t);
+        if (s->lse) result_add(s->lse, row, lse[row], size);
+        for (size_t j = 0; j <= t; j++, k += at.stride, v += at.stride) {
+            double p = reference_probability(q, k, lse[row], s->D);
             for (size_t d = 0; d < s->D; d++) {
-                result_add(out, row * s->D + d, p[j] * v[d], (p[j] + FLUSHED) * fabs(v[d]) * size);
-                out->rounded[row * s->D + d] += reference_operand(p[j], s) * fabs(v[d]);
+                out->size[o + d] += (p + FLUSHED) * fabs(v[d]) * size;
+                out->rounded[o + d] += reference_operand(p, s) * fabs(v[d]);
             }
         }
     }
-    free(p);
+    free(lse);
 }
 
-// With dp_j = dout v_j and delta = dout out: ds_j = p_j (dp_j - delta). Kernels read out as it was stored.
 static void reference_attention_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     const double *qkv = in[0], scale = 1.0 / sqrt((double)s->D);
-    double *p = (double*)malloc(s->T * sizeof(double)), *out = (double*)malloc(s->D * sizeof(double)), size;
-    for (size_t row = 0; row < s->B * s->T * s->H; row++) {
-        size_t b = row / (s->T * s->H), t = row / s->H % s->T, h = row % s->H, kv = h / (s->H / s->K);
-        size_t q = reference_head(s, b, t, h);
-        const double* g = dout + row * s->D;
-        double delta = 0.0, delta_size = 0.0;
-        reference_probabilities(p, &size, qkv, s, b, h, t);
+    size_t rows = s->B * s->H * s->T;
+    double *lse = (double*)malloc(rows * sizeof(double)), *out = (double*)malloc(rows * s->D * sizeof(double));
+    CPU(attention_forward_textbook)(out, lse, qkv, s->B, s->T, s->H, s->K, s->D);
+    CPU(attention_backward_textbook)(din[0]->value, dout, out, lse, qkv, s->B, s->T, s->H, s->K, s->D);
+    for (size_t row = 0; row < rows; row++) {
+        size_t b = row / (s->H * s->T), h = row / s->T % s->H, t = row % s->T, o = ((b * s->T + t) * s->H + h) * s->D;
+        HeadRows at = head_rows(b, h, s->T, s->H, s->K, s->D);
+        size_t q = at.q + t * at.stride;
+        const double* g = dout + o;
+        double size = reference_probability_size(qkv, lse[row], s, b, h, t), delta = 0.0, delta_size = 0.0;
         for (size_t d = 0; d < s->D; d++) {
-            out[d] = 0.0;
-            for (size_t j = 0; j <= t; j++) out[d] += p[j] * qkv[reference_head(s, b, j, s->H + s->K + kv) + d];
-            delta += g[d] * out[d];
-            delta_size += fabs(g[d] * out[d]);
+            delta += g[d] * out[o + d];
+            delta_size += fabs(g[d] * out[o + d]);
         }
         for (size_t j = 0; j <= t; j++) {
-            size_t k = reference_head(s, b, j, s->H + kv), v = reference_head(s, b, j, s->H + s->K + kv);
-            double dp = 0.0, dp_size = 0.0;
+            size_t k = at.k + j * at.stride, v = at.v + j * at.stride;
+            double p = reference_probability(qkv + q, qkv + k, lse[row], s->D), dp = 0.0, dp_size = 0.0;
             for (size_t d = 0; d < s->D; d++) {
                 dp += g[d] * qkv[v + d];
                 dp_size += fabs(g[d] * qkv[v + d]);
-                result_add(din[0], v + d, p[j] * g[d], (p[j] + FLUSHED) * fabs(g[d]) * size);
-                din[0]->rounded[v + d] += reference_operand(p[j], s) * fabs(g[d]);
+                din[0]->size[v + d] += (p + FLUSHED) * fabs(g[d]) * size;
+                din[0]->rounded[v + d] += reference_operand(p, s) * fabs(g[d]);
             }
-            double ds = scale * p[j] * (dp - delta);
-            double ds_size = scale * (p[j] + FLUSHED) * (dp_size + delta_size) * size;
-            double ds_rounded = scale * (p[j] * delta_size + reference_operand(p[j] * (dp - delta), s));
+            double ds_size = scale * (p + FLUSHED) * (dp_size + delta_size) * size;
+            double ds_rounded = scale * (p * delta_size + reference_operand(p * (dp - delta), s));
             for (size_t d = 0; d < s->D; d++) {
-                result_add(din[0], q + d, ds * qkv[k + d], ds_size * fabs(qkv[k + d]));
-                result_add(din[0], k + d, ds * qkv[q + d], ds_size * fabs(qkv[q + d]));
+                din[0]->size[q + d] += ds_size * fabs(qkv[k + d]);
+                din[0]->size[k + d] += ds_size * fabs(qkv[q + d]);
                 din[0]->rounded[q + d] += ds_rounded * fabs(qkv[k + d]);
                 din[0]->rounded[k + d] += ds_rounded * fabs(qkv[q + d]);
             }
         }
     }
     free(out);
-    free(p);
+    free(lse);
 }
 
 // ------------------------------------------------------------------------------------------------

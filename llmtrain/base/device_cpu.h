@@ -7,11 +7,12 @@
 //
 // In a CUDA build these functions are cpu::device_open and so on.
 //
-// Needs: llmtrain/ops/base.h, llmtrain/base/system.h, llmtrain/ops/types.h.
+// Needs: llmtrain/ops/base.h, llmtrain/ops/gemm.h, llmtrain/base/system.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_DEVICE_CPU_H
 #define LLMTRAIN_DEVICE_CPU_H
 
+#include "../ops/gemm.h"
 #include "system.h"
 
 #ifdef __SSE2__
@@ -39,6 +40,18 @@ static inline bool device_open(Stream* stream, bool tf32, Error* error) {
 }
 
 static inline void device_close(Stream stream) { (void)stream; }
+
+// Describes, as text, what computes the matmuls and its numerics; sets the device's peak in TFLOP/s, 0 if unknown.
+static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
+    (void)stream;
+    *peak_tflops = 0;
+    const char* note = "the same bits on every CPU";
+    if (!ARITHMETIC_FUSED) note = "no fused multiply-add: bits differ from those of other CPUs";
+    if (strcmp(gemm_kernel()->name, "accelerate") == 0) note = "whose bits differ from those of other CPUs";
+    if (FLOATX_DTYPE == DTYPE_BF16 && gemm_multiplies_bf16()) note = "which multiply bf16";
+    else if (!FLOATX_IS_FLOAT) note = "which convert " FLOATX_NAME " to float: PRECISION=FP32 is as fast";
+    snprintf(text, bytes, "%s, %s", gemm_backend(), note);
+}
 
 // The algorithms of a GPU's matmuls (matmul_choice.cuh): there are none to choose here, and the file is not read.
 static inline bool matmul_choices_open(const char* path, bool tells, Stream stream, Error* error) {

@@ -9,7 +9,7 @@
 // A cache holds floatX, or, if `scales` is given, 8-bit integers: a key or value vector x of one head at one position
 // becomes round(x / scale) with scale = max |x| / 127, so that each element is off by at most scale / 2.
 //
-// The order of all sums is that of attention_forward in kernels_cpu.h, tile of keys by tile of keys. So the bits are
+// The order of all sums is that of attention_forward in attention_cpu.h, tile of keys by tile of keys. So the bits are
 // the same for any T, and for the sequence read at once without a cache (if the cache holds floatX).
 //
 // Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/types.h, llmtrain/ops/gemm.h.
@@ -27,7 +27,7 @@ namespace cpu {
 #endif
 
 enum {
-    DECODE_KEYS = 64,     // keys in a tile: TILE of attention_tiles.h
+    DECODE_KEYS = 64,     // keys in a tile: TILE of attention_cpu.h
     DECODE_QUERIES = 16,  // queries that share a loaded tile
     DECODE_SPARE = GEMM_PACK_EXTRA * DECODE_KEYS  // floats that packing may write past a tile
 };

@@ -9,7 +9,7 @@
 //   7. update
 //
 // The algorithms are written once, as sequences of operations on float matrices, and each backend fills in a table of
-// these operations: kernels_cpu.h and kernels.cuh. They apply to hidden matrices (TensorShape) only; embeddings, head,
+// these operations: update.h and update.cuh. They apply to hidden matrices (TensorShape) only; embeddings, head,
 // norms and biases use AdamW, as in their papers.
 //
 //     matrix_update(&MATRIX_OPERATIONS, slice, step, stream);   // the whole tensor, slice->scratch included

@@ -1,7 +1,7 @@
 // optimizers.h: the table of optimizers, and the arguments of one step.
 //
 // A new element-wise optimizer is a constant, a row and a branch of optimizer_element here, and a loop in
-// optimizer_apply (kernels_cpu.h). The flag --optimizer, the memory plan, ZeRO's shards and checkpoints follow from the
+// optimizer_apply (update.h). The flag --optimizer, the memory plan, ZeRO's shards and checkpoints follow from the
 // table.
 //
 //   1. table       names; states, their types and shapes; where ZeRO may cut a tensor
