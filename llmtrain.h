@@ -169,9 +169,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     // Only a backward needs separate activations for each block.
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
     model->slots = slots_create(options.slots, config->layers, recomputed, options.mask_documents ? N : 1);
-    model->positions = (int32_t*)memory_allocate(N * sizeof(int32_t));
     model->activations = model->slots;
-    bool ok = (model->slots && model->positions) || fail_with(error, "out of memory for the table of activations");
+    bool ok = model->slots || fail_with(error, "out of memory for the table of activations");
     ok = ok && weights_create(&model->weights, &model->parameters, config, options.train, error) &&
          flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error) &&
          offload_blocks_plan(&model->offloaded, config->layers, options.training ? options.offload : 0, error);
@@ -192,6 +191,8 @@ static inline bool model_allocate(Model* model, Error* error) {
         !matmul_choices_open(o->matmul_algorithms, o->ranks.rank == 0, model->stream, error) ||
         !arena_allocate(&model->memory, o->ranks.world, model->stream, error)) return false;
     model_layout(model);
+    model->positions = (int32_t*)memory_allocate(o->B * o->T * sizeof(int32_t));
+    if (model->positions == NULL) return fail_with(error, "out of memory for a batch; make --batch smaller");
     if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
     if (!flat_prepare(&model->flat, model->stream, error)) return false;
     if (!stats_open(&model->stats, &o->ranks, model->flat.count, error)) return false;

@@ -177,7 +177,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
                          (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
-    o->plan.hot = o->run.ckpt_hot > 0;
+    o->plan.tiers = o->run.ckpt_tiers.count;
     return model_plan(&run->model, c, model_options(run, o, world), error) && plan_fit(&run->model, &o->plan, error);
 }
 

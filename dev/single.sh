@@ -1,6 +1,6 @@
 #!/bin/sh
-# single.sh: prints the runtime as one header: llmtrain/text/generate.h, and so llmtrain.h, with every header of this project
-# that they include.
+# single.sh: prints the runtime as one header: the headers that a program on llmtrain includes, with every header of this
+# project that they include.
 #
 #   sh dev/single.sh > build/llmtrain_single.h      as `make single` does
 #
@@ -10,13 +10,17 @@
 
 cd "$(dirname -- "$0")/.." || exit 1
 export LC_ALL=C
+headers="llmtrain.h llmtrain/checkpoint/record.h llmtrain/text/data.h llmtrain/text/generate.h"
 version=$(sed -n 's/^#define LLMTRAIN_VERSION "\(.*\)"/\1/p' llmtrain/ops/base.h)
 
 cat << END
 // llmtrain_single.h: llmtrain $version as one header, to be copied into another project. It needs no other file.
 //
-// Its text is that of llmtrain.h, llmtrain/text/generate.h and the headers that they include, each after those that it
-// needs. Each begins with its manual; llmtrain.h, near the end, with an overview.
+// Its text is that of these headers and of those that they include, each after those that it needs:
+//
+$(for header in $headers; do echo "//   $header"; done)
+//
+// Each begins with its manual; llmtrain.h with an overview.
 //
 //   C11        cc -std=c11 -O3 -march=native -fopenmp program.c -lm -pthread
 //   CUDA       nvcc -std=c++20 -O3 -DLLMTRAIN_CUDA -Xcompiler -fopenmp program.cu -lcublasLt
@@ -27,7 +31,7 @@ cat << END
 
 END
 
-exec awk -v first=llmtrain/text/generate.h '
+exec awk -v headers="$headers" '
     # The path of a header that a file includes: relative to it. Empty for dev/: the emulator is not in the runtime.
     function resolve(file, name, path) {
         path = match(file, /.*\//) ? substr(file, 1, RLENGTH) name : name
@@ -85,4 +89,7 @@ exec awk -v first=llmtrain/text/generate.h '
         }
     }
 
-    BEGIN { emit(first, "") }'
+    BEGIN {
+        count = split(headers, header, " ")
+        for (h = 1; h <= count; h++) emit(header[h], "")
+    }'

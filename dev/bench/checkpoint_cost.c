@@ -16,6 +16,7 @@
 
 #include "llmtrain/checkpoint/record.h"
 #include "llmtrain/run/presets.h"
+#include "dev/test/harness.h"
 
 typedef enum { WRITE, SYNC, ASYNC, READ_COLD, LOAD_COLD, READ_WARM, LOAD_WARM, STALL, LOST, TIMES } Time;
 enum { B = 1, T = 64, STEPS_BEFORE = 3 };
@@ -29,18 +30,11 @@ typedef struct {
     double ms[TIMES][ROUNDS_MAX];
 } SaveCost;
 
-static void need(bool good, const Error* error) {
-    if (good) return;
-    fprintf(stderr, "checkpoint_cost: %s\n", error->text);
-    exit(1);
-}
-
 static double dd_ms(const char* from, const char* to, const char* how) {
     char command[3 * FILE_PATH_MAX];
-    Error error;
     snprintf(command, sizeof command, "dd 'if=%s' 'of=%s' bs=4M %s 2>/dev/null", from, to, how);
     double began = now_ms();
-    need(system(command) == 0 || fail_with(&error, "%s: dd failed; give a --dir that can be written", command), &error);
+    need(system(command) == 0, "%s: dd failed; give a --dir that can be written", command);
     return now_ms() - began;
 }
 
@@ -60,7 +54,7 @@ static double step_ms(SaveCost* c, Saver* saver) {
     for (int i = 0; i < B * T; i++) tokens[i] = targets[i] = i;
     model_begin_step(&c->model, 1.0, 1);
     model_gradients(&c->model, tokens, targets, B, T);
-    need(model_finish_step(&c->model, &result, flags, &error), &error);
+    need(model_finish_step(&c->model, &result, flags, &error), "%s", error.text);
     saver_await_snapshot(saver);
     model_update(&c->model, ++c->run.state.updates, 1e-5, 1.0);
     return now_ms() - began;
@@ -76,7 +70,7 @@ static void save(SaveCost* c, bool snapshots, size_t round) {
     checkpoint_remove(c->out, before);
     checkpoint_path(c->checkpoint, c->out, c->run.state.step, "");
     snprintf(c->file, sizeof c->file, "%s/" CHECKPOINT_FILE, c->checkpoint, (size_t)0);
-    need(saver_open(&saver, &c->model.flat, snapshots, 0, &error), &error);
+    need(saver_open(&saver, &c->model.flat, snapshots, 0, &error), "%s", error.text);
     if (snapshots) memset(saver.snapshot, 1, saver.bytes);  // only a run's first save meets new memory
     for (int i = 0; i < STEPS_BEFORE; i++) before_ms += step_ms(c, &saver) / STEPS_BEFORE;
     touch_memory(c);
@@ -84,7 +78,7 @@ static void save(SaveCost* c, bool snapshots, size_t round) {
     record_write(&manifest, &c->run, &c->model.flat);
     saver_begin(&saver, c->run.state.step, c->out, &manifest, NULL);
     for (; saver_state(&saver) == SAVER_WRITING; steps++) during_ms += step_ms(c, &saver);
-    need(saver_end(&saver, &error), &error);
+    need(saver_end(&saver, &error), "%s", error.text);
     c->ms[snapshots ? ASYNC : SYNC][round] = now_ms() - began;
     if (snapshots) c->ms[STALL][round] = saver.stalled_ms;
     if (snapshots) c->ms[LOST][round] = during_ms - (double)steps * before_ms;
@@ -95,7 +89,7 @@ static double load_ms(SaveCost* c) {
     RunRecord saved;
     Error error;
     double began = now_ms();
-    need(model_load(&c->model, &saved, c->checkpoint, false, &error), &error);
+    need(model_load(&c->model, &saved, c->checkpoint, false, &error), "%s", error.text);
     return now_ms() - began;
 }
 
@@ -122,6 +116,7 @@ int main(int argc, char** argv) {
     Config config;
     Error error;
     int code;
+    harness_name = "checkpoint_cost";
     const Flag own[] = {
         {"model", KIND_TEXT, &name, "NAME", 0, 0, "whose checkpoint, as of the trainer", false},
         {"dir", KIND_TEXT, &directory, "DIR", 0, 0, "on the disk in question", false},
@@ -132,15 +127,15 @@ int main(int argc, char** argv) {
     ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
     memset(&config, 0, sizeof config);
     config.tied = true;
-    need(config_preset(&config, name, &error) && config_complete(&config, &error), &error);
-    need(model_create(&c.model, &config, options, &error) && model_randomize(&c.model, 1, &error), &error);
+    need(config_preset(&config, name, &error) && config_complete(&config, &error), "%s", error.text);
+    need(model_create(&c.model, &config, options, &error) && model_randomize(&c.model, 1, &error), "%s", error.text);
     c.run.config = config;
     c.run.optimizer = options.optimizer;
     c.run.state = run_state_begin(false, 1);
     snprintf(c.out, sizeof c.out, "%.3900s/checkpoint_cost.out", directory);
     snprintf(c.copy, sizeof c.copy, "%s/copy", c.out);
     checkpoint_discard(c.out);
-    need(directory_make(c.out, &error), &error);
+    need(directory_make(c.out, &error), "%s", error.text);
     save(&c, false, 0);  // a file to copy and to load
     for (size_t r = 0; r < rounds; r++)
         for (size_t i = 0; i < STALL; i++) measure(&c, (Time)((r + i * (1 + r % (STALL - 1))) % STALL), r);

@@ -12,6 +12,7 @@
 
 #include "llmtrain/run/presets.h"
 #include "tools/predict.h"
+#include "dev/test/harness.h"
 
 enum { STEPS_MAX = 100, WARM = 2 };
 typedef enum { STEP, UPDATE, DISK, DISK_AT_ONCE, PROCESSOR, TIMES } Time;
@@ -22,28 +23,23 @@ typedef struct {
     double ms[TIMES][STEPS_MAX];
 } Measured;
 
-static void need(bool good, const Error* error) {
-    if (good) return;
-    fprintf(stderr, "offload_rate: %s\n", error->text);
-    exit(1);
-}
-
 // A file with the pieces of another store.
 static void alone_open(Measured* m, const Offload* store, const char* directory) {
     Error error;
-    need(offload_plan(&m->alone, store->what, 1, store->planned, &error), &error);
+    need(offload_plan(&m->alone, store->what, 1, store->planned, &error), "%s", error.text);
     for (size_t p = 0; p < store->planned; p++) offload_size(&m->alone, p, offload_bytes(store, p));
-    need(path_copy(m->alone.directory, directory, &error) && offload_open_file(&m->alone, 0, &error), &error);
+    need(path_copy(m->alone.directory, directory, &error) && offload_open_file(&m->alone, 0, &error), "%s", error.text);
     for (size_t i = 0; i < 2; i++) {
         m->memory[i] = (char*)device_allocate(m->alone.largest, NULL, &error);  // as the store's slots: large pages
-        need(m->memory[i] != NULL, &error);
+        need(m->memory[i] != NULL, "%s", error.text);
     }
 }
 
 static void alone_move(Measured* m, size_t piece, bool writes) {
     Error error;
     Offload* o = &m->alone;
-    need(offload_transfer(o, m->memory[writes], o->offsets[piece], offload_bytes(o, piece), writes, &error), &error);
+    need(offload_transfer(o, m->memory[writes], o->offsets[piece], offload_bytes(o, piece), writes, &error), "%s",
+         error.text);
 }
 
 static double alone_ms(Measured* m, bool optimizer) {
@@ -73,10 +69,10 @@ static void step(Measured* m, Model* model, const int32_t* tokens, size_t number
     double began = now_ms(), processor = processor_ms();
     model_begin_step(model, 1.0, 1);
     model_gradients(model, tokens, tokens, model->options.B, model->options.T);
-    need(model_finish_step(model, &result, flags, &error), &error);
+    need(model_finish_step(model, &result, flags, &error), "%s", error.text);
     double computed = now_ms();
     model_update(model, number + 1, 1e-5, 1.0);
-    need(offload_flush(&model->flat.offloaded.store, &error) || !flat_offloads(&model->flat), &error);
+    need(offload_flush(&model->flat.offloaded.store, &error) || !flat_offloads(&model->flat), "%s", error.text);
     m->ms[UPDATE][number] = now_ms() - computed;
     m->ms[STEP][number] = now_ms() - began;
     m->ms[PROCESSOR][number] = (processor_ms() - processor) / (double)threads_count();
@@ -95,6 +91,7 @@ int main(int argc, char** argv) {
     Config config;
     Error error;
     Model model;
+    harness_name = "offload_rate";
     const Flag rows[] = {
         FLAG_TEXT("model", &name, "gpt2:124M", "NAME", 0, "a preset of the trainer"),
         FLAG_TEXT("dir", &directory, "build", "DIR", 0, "directory on the disk to measure"),
@@ -107,22 +104,21 @@ int main(int argc, char** argv) {
     Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
     if (!flags_begin(&code, "offload_rate", NULL, &flags, argc, argv)) return code;
     bool optimizer = offload == OFFLOAD_OPTIMIZER;
-    need(optimizer || offload == OFFLOAD_ACTIVATIONS ||
-             fail_with(&error, "--offload is one of optimizer and activations"),
-         &error);
+    need(optimizer || offload == OFFLOAD_ACTIVATIONS, "--offload is one of optimizer and activations");
     ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW),
                             .offload = offload, .offload_dir = directory};
     memset(&config, 0, sizeof config);
     config.tied = true;
-    need(config_preset(&config, name, &error), &error);
+    need(config_preset(&config, name, &error), "%s", error.text);
     if (vocabulary) config.vocab = vocabulary;
     config.context = max_size(config.context, T);
-    need(model_create(&model, &config, options, &error), &error);  // weights are zero: times do not depend on them
+    // Weights are zero: times do not depend on them.
+    need(model_create(&model, &config, options, &error), "%s", error.text);
     const Offload* store = optimizer ? &model.flat.offloaded.store : &model.offloaded.store;
-    need(store->planned > 0 || fail_with(&error, "nothing is offloaded"), &error);
+    need(store->planned > 0, "nothing is offloaded");
     alone_open(&m, store, directory);
     int32_t* tokens = (int32_t*)memory_allocate(B * T * sizeof(int32_t));
-    need(tokens != NULL || fail_with(&error, "out of memory for a batch"), &error);
+    need(tokens != NULL, "out of memory for a batch");
     for (size_t i = 0; i < B * T; i++) tokens[i] = (int32_t)(i % config.vocab);
     double bytes = 2e-9 * (double)offload_total(store);
     printf("%s, %s, B=%zu T=%zu, --offload %s: %.3f GB moved per step, %.3f GB of memory at most\n", name, FLOATX_NAME,

@@ -1,9 +1,9 @@
 """peers_cpu.py: training steps of this program, PyTorch and llm.c in turn, on the processors of this machine.
 
-    make bench-peers                                            builds build/bench-FP32 and -BF16, and runs this
-    make bench-peers ISA=x86-64-v3                              ours and PyTorch limited to AVX2
-    make bench-peers LLMC=../llm.c ROUNDS=5                      also a checkout of llm.c with train_gpt2 built
-    python3 dev/bench/peers_cpu.py --build build --only "gpt2:124M 4 64" --rounds 5
+    python3 dev/bench/peers_cpu.py                              builds build/bench-FP32 and -BF16, and runs them
+    python3 dev/bench/peers_cpu.py --isa x86-64-v3              ours and PyTorch limited to AVX2
+    python3 dev/bench/peers_cpu.py --llmc ../llm.c --rounds 5   also a checkout of llm.c with train_gpt2 built
+    python3 dev/bench/peers_cpu.py --only "gpt2:124M 4 64"      one case
 
 A step is forward, backward, clipping of the norm and AdamW, on random tokens, with the same number of threads. Every
 round runs each program once, each in a process of its own, one after the other, so that all see the same machine; the
@@ -145,17 +145,20 @@ def compare(case, programs, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default="build", help="folder with bench-FP32 and bench-BF16")
+    parser.add_argument("--build", help="where bench-FP32 and bench-BF16 are built (build, or build/ISA)")
     parser.add_argument("--llmc", help="a checkout of llm.c with train_gpt2 built and its files fetched")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--isa", default="native", help="x86-64-v3 limits PyTorch to AVX2, as the build is")
+    parser.add_argument("--isa", default="native", help="x86-64-v3 limits ours and PyTorch to AVX2")
     parser.add_argument("--only", help='one case, as "gpt2:124M 4 64"')
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.worker:
         how, precision, model, batch, seq, steps = o.worker
         return torch_worker(how, precision, model, int(batch), int(seq), int(steps))
+    build = o.build or ("build" if o.isa == "native" else f"build/{o.isa}")
+    programs = [f"{build}/bench-FP32", f"{build}/bench-BF16"]
+    subprocess.run(["make", "-s", f"ISA={o.isa}", f"B={build}", *programs], check=True)
     hows, precisions = (), PRECISIONS
     if o.isa == "x86-64-v3":
         os.environ.update(AVX2_ALONE)
@@ -166,13 +169,13 @@ def main():
     except importlib.metadata.PackageNotFoundError:
         print("skipped PyTorch: it is not installed; python3 -m pip install torch")
     if not o.llmc:
-        print("skipped llm.c: give LLMC=dir, a checkout in which make train_gpt2 has been run and its files fetched")
+        print("skipped llm.c: give --llmc DIR, a checkout in which make train_gpt2 has been run and its files fetched")
     for case in CASES:
         if o.only and o.only.split() != [str(part) for part in case[:3]]:
             continue
-        programs = {"ours, fp32": lambda c: run_ours(o.build, "FP32", c, o.threads),
-                    "ours, bf16": lambda c: run_ours(o.build, "BF16", c, o.threads),
-                    "ours, bf16 states": lambda c: run_ours(o.build, "BF16", c, o.threads, BF16_STATES)}
+        programs = {"ours, fp32": lambda c: run_ours(build, "FP32", c, o.threads),
+                    "ours, bf16": lambda c: run_ours(build, "BF16", c, o.threads),
+                    "ours, bf16 states": lambda c: run_ours(build, "BF16", c, o.threads, BF16_STATES)}
         for how in hows:
             for precision in precisions:
                 programs[f"PyTorch {how}, {precision}"] = lambda c, h=how, p=precision: run_torch(h, p, c, o.threads)

@@ -1,7 +1,11 @@
-# demo_bpe.sh BUILD: the demo's corpus and settings with byte-pair tokens instead of bytes: loss per byte of both, and
-# the entropy floor. Runs the demo first, if BUILD/demo is not there. Takes about twice the demo's time.
+# demo_bpe.sh: the demo's corpus and settings with byte-pair tokens instead of bytes: loss per byte of both, and the
+# entropy floor. Runs the demo first, if BUILD/demo is not there. Takes about twice the demo's time.
+#
+#   sh dev/demos/demo_bpe.sh [BUILD]        builds what it needs in BUILD (build)
 set -eu
-build=$1
+build=${1:-build}
+. dev/demos/stories.sh
+build_programs train-FP32 generate-FP32 corpus tokenize
 demo=$build/demo
 out=$build/demo-bpe
 vocabulary=1024
@@ -17,7 +21,6 @@ floor=$(sed -n 's/.*"val".*"nats_per_byte": \([0-9.]*\),.*/\1/p' "$demo/stories.
     --entropy "$floor" | tee "$out/val.txt"
 
 echo "== 2. training a model with the demo's settings; the loss is in nats per token"
-. dev/demos/stories.sh
 "$build/train-FP32" --data "$out/stories_train_*.bin" --val "$out/stories_val_*.bin" --out "$out/run" \
     --family llama --layers 4 --seq 256 --schedule linear --warmup 100 --lr-final 0.01 --val-overlap 128 \
     --channels 144 --heads 4 --ffn 384 --batch 4 --steps 3000 --lr 4e-3 --val-every 1000 --log-every 100

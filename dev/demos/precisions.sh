@@ -1,13 +1,16 @@
-# precisions.sh BUILD: does the storage dtype change what a model learns? The demo's model, half as long, on its corpus:
-# BF16 and FP16, three seeds each, and one run of FP32 and of BF16 without fp32 master weights (stochastic rounding).
+# precisions.sh: does the storage dtype change what a model learns? The demo's model, half as long, on its corpus: BF16
+# and FP16, three seeds each, and one run of FP32 and of BF16 without fp32 master weights (stochastic rounding).
+#
+#   sh dev/demos/precisions.sh [BUILD]      builds what it needs in BUILD (build)
 #
 # Seeds differ in initial weights and in the order of the data. The noise of a loss is the sampling error of the
 # validation text: another text of that length would shift it by about as much. Fails if the means of FP16 and BF16
 # differ by more than that, or any of the eight losses from the mean of BF16 by more than 1%.
 set -eu
-build=$1
+build=${1:-build}
 out=$build/precisions
 . dev/demos/stories.sh
+build_programs train-FP32 train-BF16 train-FP16 corpus tokenize
 stories_write "$out"
 
 # train BUILD SEED NAME FLAG...: prints a line, and leaves the loss in the file NAME.

@@ -1,13 +1,16 @@
-# small_states.sh BUILD: do the flags with which --plan fits llama:1B into 12 GB (8-bit states, no float master weights,
+# small_states.sh: do the flags with which build/plan fits llama:1B into 12 GB (8-bit states, no float master weights,
 # recomputation) change what a model learns? A Llama of 15 million parameters in BF16 on the demo's corpus, three seeds
 # with them and three with plain AdamW (fp32 states and master weights).
+#
+#   sh dev/demos/small_states.sh [BUILD]    builds what it needs in BUILD (build)
 #
 # The noise is the spread over seeds. Fails if the two means differ by more than twice the standard error of their
 # difference, or by more than 1%.
 set -eu
-build=$1
+build=${1:-build}
 out=$build/small-states
 . dev/demos/stories.sh
+build_programs train-BF16 corpus tokenize
 stories_write "$out"
 
 # train SEED NAME FLAG...: prints the validation losses during the run, and appends the last one to the file NAME.

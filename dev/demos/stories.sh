@@ -16,5 +16,10 @@ stories_write() {
     "$build/tokenize" --bytes "$1/stories_val.txt" --out "$1/stories" --val 1 >> "$1/log"
 }
 
+# build_programs NAME...: builds them, if they are not up to date.
+build_programs() {
+    for name in "$@"; do make -s B="$build" "$build/$name"; done
+}
+
 # last_loss RUN: the last validation loss of a run, in its own unit.
 last_loss() { tail -n 1 "$1/metrics.jsonl" | sed 's/.*"val_loss": \([0-9.]*\).*/\1/'; }

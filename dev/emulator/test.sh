@@ -34,7 +34,8 @@ verdict() {
 }
 
 # compile COMPILER OUTPUT SOURCE FLAGS...
-flags="-std=c++20 -fno-strict-aliasing -pthread -Wall -Wextra -Werror -Wno-unknown-pragmas -I. -Idev/emulator"
+flags="-std=c++20 -fno-strict-aliasing -pthread -Wall -Wextra -Werror -Wno-unknown-pragmas
+    -Wno-missing-field-initializers -I. -Idev/emulator"
 compile() {
     compiler=$1 output=$build/$2 input=$build/$3.cu
     shift 3

@@ -110,7 +110,7 @@ static void disk_path(char path[PATH_MAX], pid_t pid, const __u64* arguments, si
         path[length > 0 ? length : 0] = 0;
     }
     size_t length = strlen(path);
-    if (name[0]) snprintf(path + length, PATH_MAX - length, "%s%s", name[0] == '/' ? "" : "/", name);
+    if (name[0]) snprintf(path + length, PATH_MAX - length, "%s%.4000s", name[0] == '/' ? "" : "/", name);
 }
 
 // Duplicates another process' descriptor into this process.

@@ -12,7 +12,7 @@
     X(matmul_gelu_forward) X(embedding_forward) X(embedding_backward) X(layernorm_forward) X(layernorm_backward) \
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
     X(dropout_apply) X(classifier) X(sum_of_squares) X(vector_checksum) X(exact_add) X(exact_merge) X(exact_read) \
-    X(cast_to_float) X(cast_from_float) X(vector_add_stored) \
+    X(cast_to_float) X(cast_from_float) X(vector_add_stored) X(residual_forward) \
     X(optimizer_update_elements) X(optimizer_update) X(optimizer_update_list)
 #define REFERENCE_TO(name) decltype(&cpu::name) reference_##name = cpu::name;
 OPERATIONS(REFERENCE_TO)
@@ -217,7 +217,7 @@ static void test(void) {
 }
 #endif
 
-#ifdef PIECE_RANDOM_NUMBERS
+#ifdef PIECE_RANDOM
 static __global__ void draw(uint32_t* out) {
     for (int j = 0; j < 4; j++) out[j] = group_random<4>(5, RANDOM_TEST, 6, 8, j);
 }
@@ -255,8 +255,8 @@ static void test(void) {
 }
 #endif
 
-#ifdef PIECE_SUMS
-static void test(void) {
+#ifdef PIECE_VECTORS
+static void test_sums(void) {
     enum { N = 1003 };
     std::vector<float> values(N);
     for (size_t i = 0; i < N; i++) values[i] = number(i);
@@ -269,10 +269,8 @@ static void test(void) {
     same("squares", squares, 1e-10);
     same_bits("checksum", hash);
 }
-#endif
 
-#ifdef PIECE_FIXED_POINT
-static void test(void) {
+static void test_fixed_point(void) {
     Floats x = std::vector<float>{1.5f, -0.25f, 3.0f, 100.0f, NAN}, out(5);
     Array<int64_t> sums(5);
     Array<double> bad(1);
@@ -283,22 +281,27 @@ static void test(void) {
     same("bad", bad, 0);
     expect("bad, of the CPU", bad.host[0], 1, 0);
 }
-#endif
 
-#ifdef PIECE_CASTS_ADD
-static void test(void) {
+static void test_casts_add(void) {
     enum { N = 37 };
     Stored x = numbers(N, 1), twice(N);
     Floats y(N);
     RUN(cast_to_float, y, x, N);
     RUN(vector_add_stored, y, x, N);
+    RUN(residual_forward, x, x, x, N);
     RUN(cast_from_float, twice, y, N);
     same_bits("twice", twice);
 }
+
+static void test(void) {
+    test_sums();
+    test_fixed_point();
+    test_casts_add();
+}
 #endif
 
-#ifdef PIECE_OPTIMIZER
-static void test(void) {
+#ifdef PIECE_UPDATE
+static void test_elements(void) {
     enum { N = 37 };
     OptimizerStep step = {OPTIMIZER_ADAMW, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, 1, 0};
     std::vector<float> weights(N), gradients(N);
@@ -315,10 +318,8 @@ static void test(void) {
     same("w", w, 1e-4);
     same("params", params, 0.01);
 }
-#endif
 
-#ifdef PIECE_UPDATE
-static void test(void) {
+static void test_matrices(void) {
     enum { ROWS = 12, COLS = 20, N = ROWS * COLS };
     OptimizerStep step = {OPTIMIZER_MUON, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, 1, 0};
     TensorShape shape = {};
@@ -336,6 +337,11 @@ static void test(void) {
     RUN(optimizer_update, slice(), &step);
     same("master weights", w, 1e-3);
     same("m", m, 1e-6);
+}
+
+static void test(void) {
+    test_elements();
+    test_matrices();
 }
 #endif
 

@@ -15,7 +15,8 @@ work=$(cd "$build/copy" && pwd)
 ln -s "$repo/dev" "$work/root/dev"  # of the emulator, which matmul.cuh includes by that name
 "${CXX:-g++}" -std=c++20 -O1 dev/emulator/translate.cpp -o "$work/translate" || exit 1
 
-emulate="${CXX:-g++} -std=c++20 -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread -DLLMTRAIN_CUDA
+emulate="${CXX:-g++} -std=c++20 -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas
+    -Wno-missing-field-initializers -pthread -DLLMTRAIN_CUDA
     -I$repo/dev/emulator $includes -DPRECISION_BF16"
 # The CPU's operations, with which all pieces are compared.
 "$work/translate" dev/test/copied.cu > "$work/reference.cu"
@@ -73,7 +74,7 @@ check() {
         if [ -n "$nvcc" ]; then
             # shellcheck disable=SC2086
             "$nvcc" -std=c++20 -c -o /dev/null -fdevice-syntax-only -Werror all-warnings \
-                -Xcompiler -Wall,-Wextra,-fopenmp \
+                -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp \
                 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
                 -gencode arch=compute_100,code=sm_100 -I. $define copied.cu && echo "passed nvcc" || echo "failed nvcc"
         fi
@@ -96,8 +97,11 @@ piece ATTENTION llmtrain/ops/attention.cuh
 piece DECODE llmtrain/ops/decode.cuh
 piece MATMUL llmtrain/ops/matmul.cuh
 piece QK_NORM llmtrain/ops/qk_norm.cuh
+piece RANDOM llmtrain/ops/random.cuh
+piece VECTORS llmtrain/ops/vectors.cuh
+piece UPDATE llmtrain/ops/optimizers/update.cuh
 piece KERNELS_CPU kernels_cpu.h
-names="ATTENTION DECODE MATMUL QK_NORM KERNELS_CPU"
+names="ATTENTION DECODE MATMUL QK_NORM RANDOM VECTORS UPDATE KERNELS_CPU"
 for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' kernels.cuh); do
     title=$(sed -n "s/^\/\/ $number\. //p" kernels.cuh | sed 's/ matmuls$//; s/ and /_AND_/; s/[, ]\{1,\}/_/g' |
         tr '[:lower:]' '[:upper:]')

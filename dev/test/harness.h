@@ -13,7 +13,8 @@
 //     verdict("every element");                                         that do not hold are printed, below its line
 //     return tests_end();                                               N passed, N failed
 //
-// Processes that the test forks count into the same sums. The header needs system.h, and compiles as C11 and C++20.
+// Processes that the test forks count into the same sums. A benchmark sets harness_name, and uses need() alone. The
+// header needs system.h, and compiles as C11 and C++20.
 
 #ifndef LLMTRAIN_HARNESS_H
 #define LLMTRAIN_HARNESS_H
@@ -60,7 +61,7 @@ static inline void count_add(unsigned long long* count, unsigned long long n) {
     __atomic_fetch_add(count, n, __ATOMIC_RELAXED);
 }
 
-// Ends the program with the sums so far, unless a condition holds without which no other result means anything.
+// Ends the program unless a condition holds without which no other result means anything; a test with the sums so far.
 HARNESS_FORMAT(2, 3) static inline void need(bool good, const char* format, ...) {
     if (good) return;
     int reason = errno;
@@ -69,8 +70,11 @@ HARNESS_FORMAT(2, 3) static inline void need(bool good, const char* format, ...)
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    printf("%s%s: aborted: %s (%s)\n%llu passed, %llu failed\n", harness_now.text, harness_name, what,
-           strerror(reason), harness_counts->passed, harness_counts->failed + 1);
+    printf("%s%s: aborted: %s", harness_now.text, harness_name, what);
+    if (reason) printf(" (%s)", strerror(reason));
+    printf("\n");
+    if (harness_counts != &counts_of_one_process)
+        printf("%llu passed, %llu failed\n", harness_counts->passed, harness_counts->failed + 1);
     fflush(stdout);
     exit(3);
 }

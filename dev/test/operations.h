@@ -874,6 +874,19 @@ OPERATION(sum_scaled, d(c, 0), f(c, 1), 0.37, s->N)
 OPERATION(vector_add, f(c, 0), f(c, 1), s->N)
 OPERATION(vector_add_stored, f(c, 0), x(c, 1), s->N)
 
+OPERATION(residual_forward, x(c, 0), x(c, 1), x(c, 2), s->N)
+
+static void test_residual(size_t N) {
+    if (!wanted("residual_forward")) return;
+    Shape s = {.N = N};
+    Case c = case_begin(operation_residual_forward, &s, "N=%zu", N);
+    Result* out = output(&c, "out", OUTPUT, STORED, N, 1);
+    const double *in = input(&c, "in", N, 1), *branch = input(&c, "branch", N, 1);
+    for (size_t i = 0; i < N; i++) result_add(out, i, in[i] + branch[i], fabs(in[i]) + fabs(branch[i]));
+    case_prove(&c);
+    release();
+}
+
 static void test_vectors(size_t N) {
     Shape s = {.N = N};
     const struct { Operation o; Role out; Kind out_kind, in_kind; } rows[7] = {
@@ -1287,7 +1300,7 @@ static void test_odd_shapes(void) {
     test_classifier(4, 257, 384, 1.0, 1, 1.0f);                                                      // no targets
 
     static const size_t lengths[7] = {0, 1, 2, 33, 255, 4096, ON_CUDA ? 20001 : 70001};
-    for (int i = 0; i < 7; i++) test_vectors(lengths[i]);
+    for (int i = 0; i < 7; i++) test_vectors(lengths[i]), test_residual(lengths[i]);
     static const TensorShape tensors[6] = {{1, 1, false, 0, 0}, {5, 7, false, 0, 0}, {36, 40, true, 24, 8},
                                            {3, 700, true, 0, 0}, {300, 0, false, 0, 0}, {1, 0, false, 0, 0}};
     for (int kind = OPTIMIZER_ELEMENTWISE; kind <= OPTIMIZER_SM3; kind++)

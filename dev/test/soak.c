@@ -20,7 +20,8 @@
 //   clock       the time of day jumps back and forth, for the program (by LD_PRELOAD) and for its files
 //   prune       killed while an old checkpoint is removed
 //   reshard     3 ranks, 2, 1, 4, with other stages, each killed: one run
-//   hot         copies in memory that are newer, damaged, gone; or of an --out that is relative and did not exist
+//   tiers       checkpoints of --ckpt-tier that are newer, damaged or gone, or follow one that is; of another run, of a
+//               branch that the run has left on another machine, from before a rewind; that one rank cannot see
 //   rewind      a run that diverges and rewinds (--rewind), killed in the middle of that and at random times
 //
 // Nothing depends on the time of day: base.h's now_ms is CLOCK_MONOTONIC and the only clock of the trainer and its
@@ -70,7 +71,7 @@ typedef struct {
     Count backs, back_us, back_us_most;                    // from the death of the last rank to the first step's line
 } Mode;
 
-static const char* const MODE_NAMES[4] = {"sync", "sync, hot copies", "async", "async, hot copies"};
+static const char* const MODE_NAMES[4] = {"sync", "sync, tiers", "async", "async, tiers"};
 
 static struct {
     Count cases, kills, quiet;  // quiet: runs that ended before the signal came
@@ -98,7 +99,8 @@ static void raise_to(Count* most, Count value) {
 
 // The configuration of a run and its saves.
 typedef struct {
-    size_t world, zero, every, hot;
+    size_t world, zero, every;
+    size_t near, far;   // steps between two saves in a tier in memory and in one on the disk; 0: there is none
     bool async;
     double bandwidth;
     size_t keep;
@@ -107,11 +109,36 @@ typedef struct {
     bool shallow;       // use the model SHALLOW
     bool bits8;         // optimizer state in 8 bits
     int offload;        // optimizer state, activations or both in a file
-    bool relative;      // --out is relative
+    bool relative;      // --out, and the tier on the disk, are relative
 } Way;
 
 static const char* way_text(const Way* way) {
     return text_of("%zu rank%s, %s", way->world, way->world > 1 ? "s" : "", way->async ? "async" : "sync");
+}
+
+static const char* run_path(void) { return text_of("%s/run", place); }
+static const char* step_path(size_t step) { return text_of("%s/run/step_%08zu", place, step); }
+
+// The tiers, and the directories of a run in them. A disk that fails for /run fails for FAR too.
+#define FAR "run_far"
+static const char* near_path(void) {
+    return text_of(SYSTEM_MEMORY_FOLDER "/llmtrain-soak-%016llx", (unsigned long long)hash_bytes(place, strlen(place)));
+}
+static const char* far_path(void) { return text_of("%s/" FAR, place); }
+
+static const char* tier_path(const char* tier) {
+    char id[32] = "none";
+    char* text = text_read(text_of("%s/tiers", run_path()), NULL);
+    const char* name = text ? strstr(text, text_of(" %s\n", tier)) : NULL;
+    if (name && name - text >= 16) snprintf(id, sizeof id, "%.16s", name - 16);
+    free(text);
+    return text_of("%s/%s", tier, id);
+}
+
+static void run_remove(void) {
+    remove_tree(run_path());
+    remove_tree(near_path());
+    remove_tree(far_path());
 }
 
 // Valid until the next call.
@@ -120,29 +147,18 @@ static const char* arguments_of(const Way* way, const char* more) {
     char offloaded[32];
     choice_name(OFFLOAD_CHOICES, way->offload, offloaded, sizeof offloaded);
     snprintf(arguments, sizeof arguments,
-             "%s --data %.600s/train.bin --out %.600srun --zero %zu --ckpt-async %s --ckpt-every %s %s %s %s %s %s %s",
+             "%s --data %.600s/train.bin --out %.600srun --zero %zu --ckpt-async %s --ckpt-every %s %s %s %s %s %s %s "
+             "%s",
              way->small ? SMALL : text_of("%s --val %.600s/val.bin", way->shallow ? SHALLOW : MODEL, root), root,
              way->relative ? "" : text_of("%s/", place), way->zero, way->async ? "on" : "off",
              way->often ? way->often : text_of("%zu", way->every),
-             way->hot ? text_of("--ckpt-hot %zu", way->hot) : "",
+             way->near ? text_of("--ckpt-tier %s:%zu", near_path(), way->near) : "",
+             way->far ? text_of("--ckpt-tier %.600s:%zu:3", way->relative ? FAR : far_path(), way->far) : "",
              way->keep ? text_of("--ckpt-keep %zu", way->keep) : "",
              way->bandwidth > 0 ? text_of("--ckpt-bandwidth %g", way->bandwidth) : "",
              way->bits8 ? "--optimizer adamw-8bit" : "",
              way->offload ? text_of("--offload %s --offload-dir %.600s", offloaded, place) : "", more);
     return arguments;
-}
-
-static const char* run_path(void) { return text_of("%s/run", place); }
-static const char* step_path(size_t step) { return text_of("%s/run/step_%08zu", place, step); }
-
-// Where the trainer keeps copies in memory for an --out.
-static const char* hot_path(const char* out) {
-    return text_of("/dev/shm/llmtrain-%016llx", (unsigned long long)hash_bytes(out, strlen(out)));
-}
-
-static void run_remove(void) {
-    remove_tree(run_path());
-    remove_tree(hot_path(run_path()));
 }
 
 // Returns 0 if they cannot be read.
@@ -194,6 +210,7 @@ typedef struct {
     bool all_disks;     // for all ranks
     bool as_nobody;     // run as a user who may not write everywhere
     size_t file_limit;  // maximum file size; 0: none
+    const char* hides;  // the victim sees an empty disk there; NULL: nowhere
 } Harm;
 
 #define SLOWLY "rank 0 step 1 at update do delay 50"  // leaves time to interfere with a run
@@ -239,6 +256,8 @@ static void job_become(const void* context) {
     if (harm->signal && harm->point && (harm->all || harm->victim == s->rank))
         setenv("LLMTRAIN_TEST_FAULT", text_of("rank %zu step %zu at %s do %s", s->rank, harm->step, harm->point,
                                               action_of(harm->signal)), 1);
+    if (harm->hides && harm->victim == s->rank &&
+        !(machine_own_mounts() && machine_mount(harm->hides, "size=1m"))) _exit(EXIT_NOT_RUN);
     if (harm->as_nobody && (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0)) _exit(EXIT_NOT_RUN);
     if (s->disk_socket >= 0 && !bad_disk_enter(harm->disk->calls, s->disk_socket)) _exit(EXIT_NOT_RUN);
 }
@@ -408,12 +427,20 @@ static void check_log(size_t world) {
     expect(log_read().hash == reference->logs[world].hash, "another log than the reference's");
 }
 
+static size_t checkpoints_left(const char* directory) {
+    uint64_t step = UINT64_MAX;
+    size_t count = 0;
+    while (checkpoint_before(&step, directory, step)) count++;
+    return count;
+}
+
 // A run leaves its logs and whole checkpoints; any other name must be hidden.
 static void check_name(const char* path, void* inside) {
     const char* name = strrchr(path, '/') + 1;
     unsigned long long step = 0;
     bool is_step = sscanf(name, "step_%llu", &step) == 1 && strcmp(name, text_of("step_%08llu", step)) == 0;
-    bool is_log = strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "events.jsonl") == 0;
+    bool is_log = strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "events.jsonl") == 0 ||
+                  strcmp(name, "tiers") == 0;
     bool good = inside ? strstr(name, ".tmp") == NULL : name[0] == '.' || is_log || is_step;
     expect(good, "%s is left behind", path);
     if (is_step && !inside) directory_each(path, check_name, &job);
@@ -424,7 +451,10 @@ static void check_complete(size_t world) {
     check_weights();
     check_log(world);
     directory_each(run_path(), check_name, NULL);
-    expect(!directory_exists(hot_path(run_path())), "%s is left behind", hot_path(run_path()));
+    expect(!directory_exists(tier_path(near_path())), "%s is left behind", tier_path(near_path()));
+    directory_each(tier_path(far_path()), check_name, NULL);
+    expect(checkpoints_left(tier_path(far_path())) <= 3, "%zu checkpoints are left in " FAR,
+           checkpoints_left(tier_path(far_path())));
     expect(directory_count(place, "offload-") == 0, "a file of --offload is left behind");
     expect(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD, "processes are left behind");
 }
@@ -434,13 +464,6 @@ static void resume_completes(const Way* way, const char* more, size_t from) {
     if (!run_well(way, text_of("--resume %s", more))) return;
     if (from != ANY_STEP) expect_resumed(from);
     check_complete(way->world);
-}
-
-static size_t checkpoints_left(void) {
-    uint64_t step = UINT64_MAX;
-    size_t count = 0;
-    while (checkpoint_before(&step, run_path(), step)) count++;
-    return count;
 }
 
 static void test_references(void) {
@@ -507,19 +530,21 @@ static void describe(char text[256], const Way* way, const Harm* harm) {
     choice_name(OFFLOAD_CHOICES, way->offload, offloaded, sizeof offloaded);
     const char* who = harm->all ? text_of("all of %zu", way->world)
                                 : text_of("rank %zu of %zu", harm->victim, way->world);
-    snprintf(text, 256, "%s %.60s, %.90s, --zero %zu, %s every %zu%.20s%.20s%s%s", action_of(harm->signal), who, when,
-             way->zero, way->async ? "async" : "sync", way->every, way->hot ? text_of(", hot every %zu", way->hot) : "",
+    snprintf(text, 256, "%s %.60s, %.90s, --zero %zu, %s every %zu%.20s%.20s%.20s%s%s", action_of(harm->signal), who,
+             when, way->zero, way->async ? "async" : "sync", way->every,
+             way->near ? text_of(", near every %zu", way->near) : "",
+             way->far ? text_of(", far every %zu", way->far) : "",
              way->bandwidth > 0 ? text_of(", %g MB/s", way->bandwidth) : "", way->bits8 ? ", 8-bit states" : "",
              way->offload ? text_of(", offload %s", offloaded) : "");
 }
 
-static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->hot > 0)]; }
+static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->near + way->far > 0)]; }
 
 // The most steps that a kill may lose: --ckpt-every, plus with asynchronous saves those of the write in flight, which
-// ends before the next one begins. Copies in memory are only made while nothing is being written.
+// ends before the next one begins. A tier is then only saved to while nothing else is.
 static size_t most_lost(const Way* way) {
     if (way->async && way->every > 1) return 2 * way->every;
-    return way->hot ? min_size(way->every, way->hot) : way->every;
+    return min_size(way->every, min_size(way->near ? way->near : STEPS, way->far ? way->far : STEPS));
 }
 
 // The state when all ranks of the last start had ended.
@@ -565,7 +590,8 @@ static bool start_and_strike(const Way* way, Harm harm, bool resumes) {
     count_add(&shared->kills, 1);
     count_add(&mode_of(way)->kills, 1);
     check_whole(run_path());
-    check_whole(hot_path(run_path()));
+    check_whole(tier_path(near_path()));
+    check_whole(tier_path(far_path()));
     return true;
 }
 
@@ -573,7 +599,8 @@ static bool start_and_strike(const Way* way, Harm harm, bool resumes) {
 // from run to run: if it misses, another attempt uses another step, and the last attempt the last step, whose save is
 // waited for.
 static size_t step_of(const Way* way, PointKind kind, size_t attempt, Dice* dice) {
-    size_t interval = way->hot && !way->async && dice_below(dice, 2) ? way->hot : way->every, saves = STEPS / interval;
+    size_t interval = way->near && !way->async && dice_below(dice, 2) ? way->near : way->every;
+    size_t saves = STEPS / interval;
     size_t save = min_size(STEPS, interval * (dice_below(dice, saves + 1) + 1));
     if (kind == OF_STEP) return 1 + dice_below(dice, STEPS);
     if (kind == OF_VALIDATION) return 10 * (1 + dice_below(dice, STEPS / 10));
@@ -631,8 +658,10 @@ static void kill_case(Count number) {
     size_t blows = 1;
     way.zero = dice_below(&dice, 3);
     way.every = 1 + dice_below(&dice, 7);
-    way.hot = dice_below(&dice, 2);
-    if (way.hot) way.hot = 1 + dice_below(&dice, 3);
+    way.near = dice_below(&dice, 2);
+    if (way.near) way.near = 1 + dice_below(&dice, 3);
+    way.far = dice_below(&dice, 3);
+    if (way.far) way.far = 1 + dice_below(&dice, 9);
     way.async = dice_below(&dice, 2);
     way.keep = 2 * dice_below(&dice, 2);
     way.bandwidth = way.async && dice_below(&dice, 3) == 0 ? 4 : 0;  // a save then lasts roughly until the next one
@@ -652,7 +681,8 @@ static void kill_case(Count number) {
     if (run_well(&way, "--resume")) {
         check_restart(&way);
         check_complete(way.world);
-        expect(!way.keep || checkpoints_left() <= way.keep, "%zu checkpoints are left", checkpoints_left());
+        size_t left = checkpoints_left(run_path());
+        expect(!way.keep || left <= way.keep, "%zu checkpoints are left", left);
         snprintf(from, sizeof from, "%zu", resumed_from());
     }
     conclude("case %llu: %s%s: step %zu, resumed from %s", number, what, blows > 1 ? ", and again" : "", death.logged,
@@ -903,7 +933,7 @@ static void test_damage(void) {
 // ------------------------------------------------------------------------------------------------
 // Disk
 
-typedef enum { FULL, SHORT_WRITES, READ_ONLY, DELETED, HOT_FULL } Trouble;
+typedef enum { FULL, SHORT_WRITES, READ_ONLY, DELETED, TIER_FULL } Trouble;
 
 static const struct {
     const char* name;
@@ -916,7 +946,7 @@ static const struct {
     {"writes that are cut short", SHORT_WRITES, 32768, "File too large"},
     {"a directory that becomes read-only", READ_ONLY, 0, "Permission denied"},
     {"a directory that is deleted", DELETED, 0, ""},
-    {"a full disk for copies in memory", HOT_FULL, 64, "No space left"},
+    {"a tier on a disk on which no checkpoint fits", TIER_FULL, 64, "No space left"},
 };
 
 static bool mounts;  // this process may mount disks
@@ -925,30 +955,30 @@ static bool mounts;  // this process may mount disks
 static void disk_case(size_t index) {
     const char* name = DISK_CASES[index / 2].name;
     Trouble trouble = DISK_CASES[index / 2].trouble;
-    Way way = {.world = index % 2 ? 3 : 1, .zero = index % 2 ? 2 : 0, .every = trouble == HOT_FULL ? 12 : 4,
+    Way way = {.world = index % 2 ? 3 : 1, .zero = index % 2 ? 2 : 0, .every = trouble == TIER_FULL ? 12 : 4,
                .async = index % 2};
-    bool has_disk = trouble == FULL || trouble == HOT_FULL, acts = trouble == READ_ONLY || trouble == DELETED;
-    char out[PATH_MAX], disk[PATH_MAX], hot[PATH_MAX + 64] = "";
+    bool has_disk = trouble == FULL || trouble == TIER_FULL, acts = trouble == READ_ONLY || trouble == DELETED;
+    char out[PATH_MAX], disk[PATH_MAX], tier[PATH_MAX + 64] = "";
     if (has_disk && !mounts) {
         skip(name, "this machine does not let the test mount a disk");
         return;
     }
     run_remove();
     snprintf(out, sizeof out, "%s", run_path());
-    snprintf(disk, sizeof disk, "%.1000s/%s", place, trouble == HOT_FULL ? "hot" : "run");
+    snprintf(disk, sizeof disk, "%.1000s/%s", place, trouble == TIER_FULL ? FAR : "run");
     if (has_disk) {
         const char* size = text_of("size=%zuk,mode=0755", DISK_CASES[index / 2].size);
         need(mkdir(disk, 0755) == 0 || errno == EEXIST, "%s", disk);
         need(machine_mount(disk, size), "%s", disk);
     }
-    if (trouble == HOT_FULL) snprintf(hot, sizeof hot, "--ckpt-hot 3 --ckpt-hot-dir %s", disk);
+    if (trouble == TIER_FULL) snprintf(tier, sizeof tier, "--ckpt-tier %s:3", disk);
     // Asynchronous saves keep the disk full for a while, and the log cannot grow during that time.
     bool slow_flush = trouble == FULL && way.async;
     Harm harm = {.fault = acts ? SLOWLY : slow_flush ? "rank 0 step 1 at flush do delay 50" : NULL,
                  .as_nobody = trouble == READ_ONLY && geteuid() == 0,
                  .file_limit = trouble == SHORT_WRITES ? DISK_CASES[index / 2].size : 0};
     if (harm.as_nobody) need(mkdir(out, 0755) == 0 && chown(out, 65534, 65534) == 0, "%s", out);
-    job_start(way.world, arguments_of(&way, hot), harm);
+    job_start(way.world, arguments_of(&way, tier), harm);
     while (acts && !directory_exists(step_path(4)) && now_ms() < job.ranks[0].began_ms + LIMIT_MS) sleep_ms(1);
     if (trouble == READ_ONLY) chmod(out, 0555);
     if (trouble == DELETED) remove_tree(out);
@@ -956,7 +986,7 @@ static void disk_case(size_t index) {
     bool good = job_good();
     expect_said(DISK_CASES[index / 2].message);
     expect(good || strncmp(said(1), "train: ", 7) == 0, "it fails without a sentence");
-    expect(!good || trouble == DELETED || trouble == HOT_FULL,
+    expect(!good || trouble == DELETED || trouble == TIER_FULL,
            "it says that all is well, though its last step cannot be saved");
     if (good) check_weights();
     size_t last = log_read().last;
@@ -968,7 +998,7 @@ static void disk_case(size_t index) {
     // The disk works again: the run resumes.
     if (trouble == FULL) need(machine_remount(disk, "size=64m"), "%s", disk);
     if (trouble == READ_ONLY) chmod(out, 0755);
-    run(&way, text_of("%s --resume", hot), (Harm){.as_nobody = harm.as_nobody});
+    run(&way, text_of("%s --resume", tier), (Harm){.as_nobody = harm.as_nobody});
     if (expect(job_good(), "it does not resume")) {
         if (trouble == DELETED) check_weights();  // the log is gone
         else check_complete(way.world);
@@ -1071,7 +1101,7 @@ static void failing_network(size_t index) {
 
 static char half[PATH_MAX];  // a killed run, with checkpoints of steps 10 and 20
 static const Way HALF_WAY = {.world = 1, .every = 10};
-static const Way HALF_KEEP_1 = {.world = 1, .every = 10, .keep = 1};
+static const Way HALF_KEEP_1 = {.world = 1, .every = 10, .far = 7, .keep = 1};
 
 static void half_restore(void) {
     run_remove();
@@ -1165,7 +1195,7 @@ static void one_call_fails(bool resumes, uint64_t number) {
 
 // All reads and writes transfer half of the bytes requested.
 static void halved(size_t index) {
-    Way way = {.world = index ? 3 : 1, .zero = index, .every = 5, .hot = 3, .async = index};
+    Way way = {.world = index ? 3 : 1, .zero = index, .every = 5, .near = 3, .far = 4, .async = index};
     BadDisk disk = {.calls = DISK_READ | DISK_WRITE, .inside = "/run", .length = UINT64_MAX};
     Harm harm = kill_all("load", 18);
     harm.disk = &disk;
@@ -1285,27 +1315,27 @@ static size_t newest_of(const char* out, size_t* by_step, size_t* by_time) {
     return count;
 }
 
-// Saves by the minute, prunes, keeps copies in memory, and is killed, while the clock jumps back and forth.
+// Saves by the minute and in a tier, prunes, and is killed, while the clock jumps back and forth.
 static void clock_case(size_t index) {
     enum { KEEP = 3, SAVES = 5 };
-    Way way = {.world = index ? 3 : 1, .zero = index, .often = "0.001min", .hot = 4, .async = index, .keep = KEEP};
+    Way way = {.world = index ? 3 : 1, .zero = index, .often = "0.001min", .near = 4, .async = index, .keep = KEEP};
     // Slow steps leave time for the earlier saves before the last one, even on a slow machine.
     Harm harm = {.signal = SIGKILL, .all = true, .lines = SAVES, .line = "saved ",
                  .fault = "rank 0 step 1 at update do delay 300"};
-    size_t by_step, hot_step, ignored;
+    size_t by_step, near_step, ignored;
     struct stat newest;
     run_remove();
     run_killed(&way, "", harm);
     size_t saves = times_said("\nsaved "), saved = last_saved();
     expect(saves >= SAVES, "it saved only %zu times", saves);
     size_t left = newest_of(run_path(), &by_step, &ignored);
-    newest_of(hot_path(run_path()), &hot_step, &ignored);
+    newest_of(tier_path(near_path()), &near_step, &ignored);
     expect(by_step >= saved && left >= KEEP && left <= KEEP + 1,
            "of %zu saves, the last of step %zu, %zu are left, up to step %zu", saves, saved, left, by_step);
     bool there = stat(step_path(by_step), &newest) == 0;
     expect(there && fabs(difftime(newest.st_mtime, time(NULL))) >= 1800, "the clock was not set");
     check_whole(run_path());
-    resume_completes(&way, "", max_size(by_step, hot_step));
+    resume_completes(&way, "", max_size(by_step, near_step));
     conclude("the clock goes back and forth: %s: %zu saves, resumed from the newest", way_text(&way), saves);
 }
 
@@ -1354,7 +1384,7 @@ static void test_clock(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Other numbers of ranks; copies in memory
+// Other numbers of ranks; pruning
 
 static void test_reshard(void) {
     static const struct { size_t world, zero, end; } legs[] = {{3, 2, 8}, {2, 1, 16}, {1, 0, 24}, {4, 2, STEPS}};
@@ -1389,7 +1419,8 @@ static void prune_less_often(void) {
     resume_completes(&way, "", ANY_STEP);
     for (size_t i = 0; i < COUNT_OF(steps); i++)
         expect(weights_of(steps[i]) == reference->weights[steps[i]], "step %zu is not there", steps[i]);
-    expect(checkpoints_left() == COUNT_OF(steps), "%zu checkpoints are left", checkpoints_left());
+    size_t left = checkpoints_left(run_path());
+    expect(left == COUNT_OF(steps), "%zu checkpoints are left", left);
     conclude("saves every 4 steps, then every 8: all whole ones stay");
 }
 
@@ -1420,134 +1451,6 @@ static void test_prune(void) {
     conclude("killed while an old checkpoint is removed: there is none that is not whole");
 }
 
-// --out does not exist at the first start, but at the second: both must keep their copies in the same directory.
-static void hot_relative(void) {
-    Way way = {.world = 1, .every = 20, .hot = 2, .relative = true};
-    need(chdir(place) == 0, "%s", place);
-    run_remove();
-    remove_tree(hot_path("run"));
-    run_killed(&way, "--resume", kill_all("load", 8));
-    resume_completes(&way, "", 6);
-    expect(!directory_exists(hot_path("run")), "%s is left behind", hot_path("run"));
-    conclude("copies in memory of a run whose --out is relative and new");
-    remove_tree(hot_path("run"));
-    run_remove();
-}
-
-// Saves at multiples of `every`, copies in memory at 4 and 6, killed in step 8: what then happens to the copies decides
-// which step the run resumes from.
-static void hot_then(const char* what, size_t every, const char* damaged, bool lost, size_t expected) {
-    Way way = {.world = 3, .zero = 2, .every = every, .hot = 2};
-    run_remove();
-    run_killed(&way, "", kill_all("load", 8));
-    const char* hot = hot_path(run_path());
-    expect(directory_exists(text_of("%s/step_00000006", hot)), "there is no copy of step 6 in memory");
-    if (damaged) expect(truncate(text_of("%s/%s", hot, damaged), 100) == 0, "there is no %s", damaged);
-    if (lost) remove_tree(hot);
-    resume_completes(&way, "", expected);
-    if (damaged) expect_said(damaged);
-    run_remove();
-    conclude("copies in memory %s", what);
-}
-
-// A run is killed in step 8 and deleted, and another begins in its place: the first one's copies are still in memory,
-// and must not be taken for the second's, which is killed in step 4.
-static void hot_of_another_run(void) {
-    Way way = {.world = 1, .every = 20, .hot = 2};
-    run_remove();
-    run_killed(&way, "", kill_all("load", 8));
-    remove_tree(run_path());
-    run_killed(&way, "--resume", kill_all("load", 4));
-    resume_completes(&way, "", 2);
-    run_remove();
-    conclude("copies in memory of another run in its place: not used");
-}
-
-// The run goes on where there are no copies, and saves a step of which there is a copy on the first machine.
-static void hot_of_another_machine(void) {
-    Way way = {.world = 1, .every = 5, .hot = 2};
-    Way there = {.world = 1, .every = 3};
-    run_remove();
-    run_killed(&way, "", kill_all("load", 8));
-    remove_tree(hot_path(place));
-    need(rename(hot_path(run_path()), hot_path(place)) == 0, "the copies");
-    run_killed(&there, "--resume", kill_all("load", 8));
-    expect_resumed(5);
-    need(rename(hot_path(place), hot_path(run_path())) == 0, "the copies");
-    resume_completes(&way, "", 6);
-    expect(strstr(said(0), text_of("resumed from %s", run_path())) != NULL, "the copy in memory is used");
-    run_remove();
-    conclude("copies in memory that the run has left behind on this machine: not used");
-}
-
-// What is damaged, and what has been pruned, proves nothing against the copies: they are the newest state that is left.
-static void hot_left(const char* what, size_t keep, size_t hot, size_t killed, const char* damaged, size_t expected) {
-    Way way = {.world = 1, .every = 5, .hot = hot, .keep = keep};
-    run_remove();
-    run_killed(&way, "", kill_all("load", killed));
-    expect(truncate(text_of("%s/%s", run_path(), damaged), 100) == 0, "there is no %s", damaged);
-    resume_completes(&way, "", expected);
-    run_remove();
-    conclude("copies in memory %s: used", what);
-}
-
-// Copies of a version that did not record what they continue.
-static void hot_of_old_version(void) {
-    Way way = {.world = 1, .every = 5, .hot = 2};
-    run_remove();
-    run_killed(&way, "", kill_all("load", 8));
-    char path[PATH_MAX], tail[64];
-    snprintf(path, sizeof path, "%s/step_00000006/manifest.json", hot_path(run_path()));
-    char *text = text_read(path, NULL), *member = strstr(text, "\"follows_step\"");
-    char* rest = strstr(text, "\"flat_vector\"");
-    need(member && rest, "the members");
-    memmove(member, rest, strlen(rest) + 1);
-    manifest_tail(tail, text, 0);
-    size_t body = strlen(text) - strlen(tail);
-    manifest_tail(tail, text, body);
-    memcpy(text + body, tail, strlen(tail));
-    put_text(path, text);
-    free(text);
-    run_killed(&way, "--resume", kill_all("load", 9));
-    expect_resumed(6);
-    resume_completes(&way, "", 8);
-    run_remove();
-    conclude("copies in memory of an earlier version: used");
-}
-
-// A resume that asks for fewer steps than the copy in memory has finds nothing to do, but must not lose its state.
-static void hot_beyond_steps(void) {
-    Way way = {.world = 1, .every = 5, .hot = 2};
-    run_remove();
-    run_killed(&way, "", kill_all("load", 8));
-    const char* arguments = arguments_of(&way, "--resume");
-    char* steps = strstr(arguments, "--steps 30");
-    need(steps != NULL, "the flag");
-    memcpy(steps, "--steps 03", strlen("--steps 03"));
-    job_start(1, arguments, (Harm){0});
-    job_wait();
-    expect(job_good(), "it fails");
-    expect_resumed(6);
-    resume_completes(&way, "", 6);
-    run_remove();
-    conclude("copies in memory of a step after --steps are saved");
-}
-
-static void test_hot(void) {
-    hot_then("are newer: used", 5, NULL, false, 6);
-    hot_then("are damaged: the checkpoint before is used", 5, "step_00000006/rank_00002.safetensors", false, 5);
-    hot_then("have no good manifest: the checkpoint before is used", 5, "step_00000006/manifest.json", false, 5);
-    hot_then("are gone with the machine: the newest checkpoint is used", 5, NULL, true, 5);
-    hot_then("are damaged, without a checkpoint: the copy before is used", 20, "step_00000006/manifest.json", false, 4);
-    hot_relative();
-    hot_of_another_run();
-    hot_of_another_machine();
-    hot_beyond_steps();
-    hot_left("that follow a damaged checkpoint", 0, 2, 8, "step_00000005/manifest.json", 6);
-    hot_left("that follow a pruned checkpoint", 1, 8, 12, "step_00000010/rank_00000.safetensors", 8);
-    hot_of_old_version();
-}
-
 // ------------------------------------------------------------------------------------------------
 // Rewinds
 //
@@ -1558,7 +1461,7 @@ enum { REWOUND_MAX = 32, REWIND_POINTS = 4, REWIND_KILLS = 8, REWIND_STOPS = 14 
 
 static const Way REWIND_WAYS[] = {
     {.world = 1, .every = 2, .keep = 6, .shallow = true},
-    {.world = 3, .zero = 2, .every = 2, .hot = 1, .async = true, .keep = 6, .shallow = true}};
+    {.world = 3, .zero = 2, .every = 2, .near = 1, .async = true, .keep = 6, .shallow = true}};
 enum { REWIND_WAYS_COUNT = COUNT_OF(REWIND_WAYS) };
 
 static struct {
@@ -1569,6 +1472,7 @@ static struct {
 static void rewind_reference(size_t way) {
     const char mark[] = "\"event\": \"rewound\",\"step\": ";
     run_remove();
+    rewound[way].count = 0;
     if (run_well(&REWIND_WAYS[way], REWINDS)) {
         char* events = text_read(text_of("%s/events.jsonl", run_path()), NULL);
         for (const char* at = events; (at = strstr(at, mark)) != NULL && rewound[way].count < REWOUND_MAX; at++)
@@ -1627,6 +1531,226 @@ static void test_rewind(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Tiers
+
+// Killed in step 8, when the tier in memory has the checkpoints of steps 4 and 6; what then happens to them decides
+// which step the run resumes from.
+static void tier_then(const char* what, Way way, const char* damaged, bool lost, size_t expected) {
+    run_remove();
+    run_killed(&way, "", kill_all("load", 8));
+    size_t left = checkpoints_left(tier_path(near_path()));
+    expect(left == 2, "%zu checkpoints are in memory", left);
+    if (damaged)
+        expect(truncate(text_of("%s/%s", tier_path(near_path()), damaged), 100) == 0, "there is no %s", damaged);
+    if (lost) remove_tree(near_path());
+    resume_completes(&way, "", expected);
+    if (damaged) expect_said(damaged);
+    run_remove();
+    conclude("a tier's checkpoints %s", what);
+}
+
+// What is damaged in --out, or was pruned there, proves nothing against a tier, which has the newest that is left.
+static void tier_left(const char* what, size_t keep, size_t near, size_t killed, const char* damaged, size_t expected) {
+    Way way = {.world = 1, .every = 5, .near = near, .keep = keep};
+    run_remove();
+    run_killed(&way, "", kill_all("load", killed));
+    expect(truncate(text_of("%s/%s", run_path(), damaged), 100) == 0, "there is no %s", damaged);
+    resume_completes(&way, "", expected);
+    run_remove();
+    conclude("a tier's checkpoints %s: used", what);
+}
+
+// --out and the tier are relative, and do not exist at the first start.
+static void tier_relative(void) {
+    Way way = {.world = 1, .every = 20, .far = 2, .relative = true};
+    need(chdir(place) == 0, "%s", place);
+    run_remove();
+    run_killed(&way, "--resume", kill_all("load", 8));
+    resume_completes(&way, "", 6);
+    run_remove();
+    conclude("a tier of a run whose --out is relative and new");
+}
+
+// Saves in --out and in the tier coincide: the tier gets its own all the same. If --out is lost, the run's directory in
+// the tier takes its place.
+static void tier_coincides(bool async, size_t every) {
+    Way way = {.world = 1, .every = every, .far = 10, .async = async};
+    size_t newest, ignored;
+    char tier[PATH_MAX];
+    run_remove();
+    run_killed(&way, "", kill_all("load", 29));
+    snprintf(tier, sizeof tier, "%s", tier_path(far_path()));
+    newest_of(tier, &newest, &ignored);
+    expect(async ? newest >= 10 : newest == 20, "the newest in the tier is of step %zu", newest);
+    check_whole(tier);
+    remove_tree(run_path());
+    need(rename(tier, run_path()) == 0, "%s", tier);
+    if (run_well(&way, "--resume")) expect_resumed(newest);
+    check_weights();
+    run_remove();
+    conclude("saves every %zu steps, %s, and in a tier every 10: it has step %zu", every, async ? "async" : "sync",
+             newest);
+}
+
+// Two runs with one tier, or a run that is deleted and begun again: each resumes from its own checkpoints.
+static void tier_of_two_runs(bool deleted) {
+    Way way = {.world = 1, .every = 20, .near = 2};
+    char other[PATH_MAX];
+    snprintf(other, sizeof other, "%.1000s/other", place);
+    run_remove();
+    run_killed(&way, "", kill_all("load", 8));
+    need(rename(run_path(), other) == 0, "%s", other);
+    run_killed(&way, deleted ? "--resume" : "", kill_all("load", 4));
+    resume_completes(&way, "", 2);
+    remove_tree(run_path());
+    need(rename(other, run_path()) == 0, "%s", other);
+    if (!deleted) resume_completes(&way, "", 6);
+    run_remove();
+    conclude("a tier of a run that %s: each resumes from its own", deleted ? "begins again" : "another uses too");
+}
+
+// A copy of --out that is trained in its place is another run: the tier stays with the original.
+static void tier_of_a_copy(void) {
+    Way way = {.world = 1, .every = 5, .near = 2};
+    char other[PATH_MAX];
+    snprintf(other, sizeof other, "%.1000s/other", place);
+    run_remove();
+    run_killed(&way, "", kill_all("load", 8));
+    need(rename(run_path(), other) == 0, "%s", other);
+    copy_tree(other, run_path());
+    resume_completes(&way, "", 5);
+    remove_tree(run_path());
+    need(rename(other, run_path()) == 0, "%s", other);
+    resume_completes(&way, "", 6);
+    run_remove();
+    conclude("a tier of a run whose --out is copied: the copy does not use it");
+}
+
+// The run goes on where it cannot see the tier, and saves step 6 or 7 in --out; the tier has step 6 or 8.
+static void tier_of_another_machine(size_t every, size_t killed) {
+    Way here = {.world = 1, .every = 5, .near = 2}, there = {.world = 1, .every = every, .near = 3};
+    char other[PATH_MAX];
+    snprintf(other, sizeof other, "%s-other", near_path());
+    run_remove();
+    run_killed(&here, "", kill_all("load", killed));
+    need(rename(near_path(), other) == 0, "%s", other);
+    run_killed(&there, "--resume", kill_all("load", 8));
+    expect_resumed(5);
+    remove_tree(near_path());
+    need(rename(other, near_path()) == 0, "%s", other);
+    resume_completes(&here, "", every == 3 ? 6 : 7);
+    expect(strstr(said(0), text_of("resumed from %s", run_path())) != NULL, "the tier's checkpoint is used");
+    run_remove();
+    conclude("a tier's step %d, which the run has left behind on this machine: not used", killed == 8 ? 6 : 8);
+}
+
+// On another machine the run diverges again, rewinds, and is killed before it has saved anything.
+static void tier_before_rewind(void) {
+    Way way = {.world = 1, .every = 3, .near = 1, .shallow = true};
+    char other[PATH_MAX];
+    size_t diverged = rewound[0].steps[0], back = (diverged - 1) / 3 * 3;
+    snprintf(other, sizeof other, "%s-other", near_path());
+    run_remove();
+    run_well(&way, REWINDS);
+    uint64_t weights = weights_of(STEPS), log = log_read().hash;
+    run_remove();
+    run_killed(&way, REWINDS, kill_all("rewind", diverged));
+    need(rename(near_path(), other) == 0, "%s", other);
+    run_killed(&way, REWINDS " --resume", (Harm){.signal = SIGKILL, .all = true, .lines = 1, .line = "went back",
+                                                 .fault = "rank 0 step 1 at update do delay 300"});
+    remove_tree(near_path());
+    need(rename(other, near_path()) == 0, "%s", other);
+    if (run_well(&way, REWINDS " --resume")) {
+        expect_resumed(back);
+        expect(weights_of(STEPS) == weights, "other weights than the run's that nobody killed");
+        expect(log_read().hash == log, "another log than the run's that nobody killed");
+    }
+    run_remove();
+    conclude("a tier's checkpoints from before a rewind from step %zu to %zu: not used", diverged, back);
+}
+
+// A run that gets a tier when it is resumed.
+static void tier_added(void) {
+    Way way = {.world = 1, .every = 5};
+    run_remove();
+    run_killed(&way, "", kill_all("load", 8));
+    way.near = 2;
+    run_killed(&way, "--resume", kill_all("load", 9));
+    expect_resumed(5);
+    resume_completes(&way, "", 8);
+    run_remove();
+    conclude("a tier of a run that began without it: used");
+}
+
+// A resume that asks for fewer steps than the tier has finds nothing to do, but must not lose that state.
+static void tier_beyond_steps(void) {
+    Way way = {.world = 1, .every = 5, .near = 2};
+    run_remove();
+    run_killed(&way, "", kill_all("load", 8));
+    const char* arguments = arguments_of(&way, "--resume");
+    char* steps = strstr(arguments, "--steps 30");
+    need(steps != NULL, "the flag");
+    memcpy(steps, "--steps 03", strlen("--steps 03"));
+    job_start(1, arguments, (Harm){0});
+    job_wait();
+    expect(job_good(), "it fails");
+    expect_resumed(6);
+    resume_completes(&way, "", 6);
+    run_remove();
+    conclude("a tier's checkpoint of a step after --steps is saved in --out");
+}
+
+// A rank on another machine has another disk there.
+static void tier_out_of_sight(size_t index) {
+    Way way = {.world = 3, .zero = 2, .every = 5, .far = 2};
+    (void)index;
+    if (!mounts) {
+        skip("a tier that not all ranks see", "this machine does not let the test mount a disk");
+        return;
+    }
+    run_remove();
+    char hidden[PATH_MAX];
+    snprintf(hidden, sizeof hidden, "%s", far_path());
+    need(mkdir(hidden, 0755) == 0, "%s", hidden);
+    run(&way, "", (Harm){.hides = hidden, .victim = 1});
+    for (size_t r = 0; r < way.world; r++)
+        expect(program_code(&job.ranks[r]) == 1, "rank %zu does not end with an error", r);
+    expect_said("rank 1 does not see");
+    expect_said(hidden);
+    resume_completes(&way, "", 0);
+    run_remove();
+    conclude("a tier that not all ranks see: refused");
+}
+
+static void test_tiers(void) {
+    const Way one = {.world = 3, .zero = 2, .every = 5, .near = 2}, first = {.world = 3, .every = 20, .near = 2},
+              two = {.world = 3, .zero = 1, .every = 20, .near = 2, .far = 3};
+    tier_then("are newer: used", one, NULL, false, 6);
+    tier_then("are damaged: the one before in --out is used", one, "step_00000006/rank_00002.safetensors", false, 5);
+    tier_then("have no good manifest: the one before in --out is used", one, "step_00000006/manifest.json", false, 5);
+    tier_then("are gone with the machine: the newest in --out is used", one, NULL, true, 5);
+    tier_then("are damaged, and none is in --out: the tier's one before is used", first, "step_00000006/manifest.json",
+              false, 4);
+    tier_then("are damaged: the same step's in another tier is used", two, "step_00000006/manifest.json", false, 6);
+    tier_then("are gone with the machine: another tier's are used", two, NULL, true, 6);
+    tier_left("that follow a damaged checkpoint", 0, 2, 8, "step_00000005/manifest.json", 6);
+    tier_left("that follow a pruned checkpoint", 1, 8, 12, "step_00000010/rank_00000.safetensors", 8);
+    tier_relative();
+    tier_coincides(false, 1);
+    tier_coincides(true, 5);
+    tier_of_two_runs(true);
+    tier_of_two_runs(false);
+    tier_of_a_copy();
+    tier_of_another_machine(3, 8);
+    tier_of_another_machine(7, 9);
+    tier_added();
+    tier_beyond_steps();
+    rewind_reference(0);
+    tier_before_rewind();
+    workers_share("tiers", 1, disk_enter, tier_out_of_sight);
+}
+
+// ------------------------------------------------------------------------------------------------
 
 // The directory, with the program in it, since another user must be able to start it.
 static void root_make(const char* train) {
@@ -1643,8 +1767,8 @@ int main(int argc, char** argv) {
     static const struct { const char* name; void (*run)(void); } tests[] = {
         {"references", test_references}, {"kills", test_kills}, {"damage", test_damage}, {"disk", test_disk},
         {"failing", test_failing}, {"clock", test_clock},
-        {"prune", test_prune}, {"reshard", test_reshard}, {"hot", test_hot},
-        {"rewind", test_rewind},
+        {"prune", test_prune}, {"reshard", test_reshard}, {"rewind", test_rewind},
+        {"tiers", test_tiers},
     };
     enum { TESTS = sizeof tests / sizeof tests[0] };
     const char* train = "./train";

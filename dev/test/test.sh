@@ -70,7 +70,7 @@ races() {
         --data $build/races_train_000000.bin --val $build/races_val_000000.bin
         --ckpt-every 4 --ckpt-async on --ckpt-bandwidth 0.5"
     "$build/tokenize" --bytes doc/running.md --out "$build/races" > "$build/quiet.out" 2>&1 || return 1
-    for ranks in "" "--ranks 2 --zero 2 --ckpt-hot 2" "--ranks 3 --zero 1 --reduce float"; do
+    for ranks in "" "--ranks 2 --zero 2 --ckpt-tier $build/races.tier:2" "--ranks 3 --zero 1 --reduce float"; do
         rm -rf "$build/races.run"
         for steps in 10 "16 --resume"; do
             # shellcheck disable=SC2086
@@ -102,16 +102,53 @@ posix() {
     ! grep -wE 'accept4|eventfd|epoll_[a-z0-9]*|madvise|memfd_create|pipe2|posix_fallocate|ppoll|prctl|prlimit|sched_[a-z]*affinity|signalfd|sync_file_range' "$build/calls"
 }
 
-# single COMMAND...: compiles the example by a command, in a folder that holds only the single header, by the name that it includes.
+# example HEADER: prints the example with an include of HEADER in place of ours.
+example() { sed -e '/^#include "llmtrain\//d' -e "s|^#include \"llmtrain.h\".*|#include $1|" examples/first.c; }
+
+# single COMMAND...: compiles the example by a command, in a folder that holds only it and the single header.
 single() {
-    rm -rf "$build/single" && mkdir -p "$build/single/llmtrain/text" && cp examples/first.c "$build/single" &&
-        cp "$build/llmtrain_single.h" "$build/single/llmtrain/text/generate.h" && (cd "$build/single" && "$@")
+    rm -rf "$build/single" && mkdir -p "$build/single" && cp "$build/llmtrain_single.h" "$build/single" &&
+        example '"llmtrain_single.h"' > "$build/single/first.c" && (cd "$build/single" && "$@")
+}
+
+# flags_of FOLDER: what pkg-config says, or would say, about a program that uses FOLDER/llmtrain.pc.
+flags_of() {
+    if command -v pkg-config > /dev/null; then
+        PKG_CONFIG_PATH=$1 pkg-config --cflags --libs llmtrain
+    else
+        prefix=$(sed -n 's/^prefix=//p' "$1/llmtrain.pc")
+        sed -n 's/^Cflags: //p; s/^Libs: //p' "$1/llmtrain.pc" | sed "s|\${includedir}|$prefix/include|"
+    fi
+}
+
+# installs: `make install` into an empty folder gives a user what the example needs, and programs that start; `make
+# uninstall` leaves no file. DESTDIR changes where files go, but not what llmtrain.pc says.
+installs() {
+    folder=$(cd "$build" && pwd)/installed
+    files=$build/llmtrain_single.h
+    for program in train-FP32 supervise generate-FP32 evaluate-FP32 export tokenize corpus; do
+        files="$files $build/$program"
+    done
+    rm -rf "$folder" && mkdir -p "$folder/user" || return 1
+    install_to() { make -s "$1" B="$build" CUDA=off MPI=off INSTALLED="$files" PREFIX="$2" DESTDIR="$3"; }
+    install_to install "$folder" "" && example '<llmtrain.h>' > "$folder/user/first.c" || return 1
+    # shellcheck disable=SC2046  # several words
+    (cd "$folder/user" && "$cc" -O1 -Wall -Wextra -Wno-unknown-pragmas first.c -o first \
+        $(flags_of "$folder/lib/pkgconfig") && ./first) || return 1
+    for program in train supervise generate evaluate export tokenize corpus; do
+        "$folder/bin/llmtrain-$program" --help | grep -q -e '--' || return 1
+    done
+    install_to uninstall "$folder" "" && install_to install /opt/llmtrain "$folder/root" || return 1
+    grep -qx 'prefix=/opt/llmtrain' "$folder/root/opt/llmtrain/lib/pkgconfig/llmtrain.pc" || return 1
+    install_to uninstall /opt/llmtrain "$folder/root" || return 1
+    rm -rf "$folder/user"
+    [ -z "$(find "$folder" ! -type d)" ]
 }
 
 for test in "$@"; do
     case $test in
         compilers)
-            with_compiler g++ "as C++20" -std=c++20 -fsyntax-only -x c++ train.cu
+            with_compiler g++ "as C++20" -std=c++20 -Wno-missing-field-initializers -fsyntax-only -x c++ train.cu
             with_compiler clang "with clang" -std=c11 -x c train.cu -o "$build/train-clang" -lm -pthread
             with_compiler "$cc" "without OpenMP, for any machine of this kind" -std=c11 -fsyntax-only -x c train.cu
             with_compiler aarch64-linux-gnu-gcc "for aarch64" -std=c11 -fsyntax-only -fopenmp -x c train.cu
@@ -135,6 +172,7 @@ for test in "$@"; do
             else
                 echo "skipped the single header with nvcc: there is no nvcc"
             fi ;;
+        install) check "a program builds with what make install has written, and make uninstall removes all of it" installs ;;
         gemm)
             suite gemm "$build/gemm" --check
             suite "gemm, AMX emulated" "$build/gemm-amx" --check amx ;;

@@ -158,7 +158,8 @@ static void test_documents(Family family) {
     for (Model* m = &joined; m; m = m == &joined ? &alone : NULL) {
         need(model_randomize(m, 5, &error), "%s", error.text);
         if (family == FAMILY_GPT2)
-            need(flat_set_params(&m->flat, m->weights.position_embedding, 0, zeros, c.context * C, &error), "%s", error.text);
+            need(flat_set_params(&m->flat, m->weights.position_embedding, 0, zeros, c.context * C, &error), "%s",
+                 error.text);
     }
     double loss = batch_gradients(&joined, NULL, tokens, targets, B, T), losses = 0;
     floats_download(hidden, joined.activations->hidden, N * C, &joined);
@@ -793,7 +794,7 @@ static void test_cadence(void) {
     check_bound(fabs(c.every_ms - 60e3), 1e-9, "cadence: auto takes sqrt(2 x 500 ms x 1 h), a minute");
     check(!cadence_due_now(&c, 119e3) && cadence_due_now(&c, 121e3), "cadence: from the beginning of the last save");
     cadence_count_save(&c, 100e3, true);
-    check(cadence_due_now(&c, 121e3), "cadence: a copy in memory does not delay the next checkpoint");
+    check(cadence_due_now(&c, 121e3), "cadence: a save in a tier does not delay the next checkpoint");
     cadence_count_save(&c, 121e3, false);
     check_bound(fabs(c.costs_ms - 500), 1e-9, "cadence: and adds up what saves have cost");
     c.took_ms = 90e3;

@@ -59,7 +59,8 @@ static void test_offload(void) {
     Rates rates = rates_of("300,25");
     Model model;
     ModelOptions options = {.B = 1, .T = 8192, .training = true, .recompute = RECOMPUTE_BLOCK,
-                            .optimizer = optimizer_defaults(OPTIMIZER_ADAMW), .train = "block.2[0-9].*,block.3[01].*", .offload = OFFLOAD_ACTIVATIONS};
+                            .optimizer = optimizer_defaults(OPTIMIZER_ADAMW), .train = "block.2[0-9].*,block.3[01].*",
+                            .offload = OFFLOAD_ACTIVATIONS};
     llama_plan(&model, options);
     size_t piece = offload_bytes(&model.offloaded.store, 20);
     rates.offload = offload_rate_hidden(&model, &rates);

@@ -835,7 +835,7 @@ static const Failure REFUSALS[] = {
     DISAGREE("clip", "2"), DISAGREE("steps", "3"), DISAGREE("optimizer", "lion"), DISAGREE("spike-skip", "9"),
     DISAGREE("val-every", "1"), DISAGREE("val", "other.bin"), DISAGREE("out", "elsewhere"),
     DISAGREE("ckpt-every", "1"), DISAGREE("check-every", "1"), DISAGREE("dropout", "0.1"),
-    DISAGREE("weight-decay", "0.2"), DISAGREE("warmup", "1"), DISAGREE("resume", "on"),
+    DISAGREE("weight-decay", "0.2"), DISAGREE("warmup", "1"), DISAGREE("resume", "on"), DISAGREE("ckpt-tier", "a:5"),
     REFUSED("another data file on rank 1", 0, "data", "rank 1", TWO, .odd_arguments = "--data other.bin"),
     REFUSED("rank 1 says WORLD_SIZE=3", 0, "rank", "3", TWO, .odd_variables = "WORLD_SIZE=3"),
     REFUSED("rank 1 never comes", 1, "rank 1", "has not connected", TWO, .started = 1),

@@ -328,25 +328,25 @@ static void test_log_of_ranks(void) {
     check_bound(ok ? error : NAN, 1e-9, "log of two ranks: mean loss and tokens per second");
 }
 
-// Copies in memory belong to one run: a resume takes the newest, also without --ckpt-hot, and a new run in the
-// directory of another removes that run's copies.
-static void test_hot(void) {
+// A tier's checkpoints belong to one run: a resume takes the newest of its own, and none of an earlier run in the same
+// --out.
+static void test_tier(void) {
     const char *kill_13 = "rank 0 step 13 at load do kill", *kill_18 = "rank 0 step 18 at load do kill";
     runs_remove();
     need(train(small_run("b", "")) == 0, "the run to compare with failed");
-    const char* hot = "--threads 1 --ckpt-async off --ckpt-hot 5 --ckpt-hot-dir .";
-    bool killed = train_apart(kill_18, small_run("a", hot)) != 0;
-    check(killed && train(small_run("a", "--resume --ckpt-hot-dir .")) == 0 && output_contains("step_00000015 in") &&
-              runs_equal(20),
-          "a copy in memory is resumed without --ckpt-hot");
+    const char* tier = "--threads 1 --ckpt-async off --ckpt-tier ./tier:5";
+    bool killed = train_apart(kill_18, small_run("a", tier)) != 0;
+    check(killed && train(small_run("a", "--resume --ckpt-tier ./tier:7:1")) == 0 &&
+              output_contains("step_00000015 in") && runs_equal(20),
+          "a tier's checkpoint is resumed");
 
     remove_tree("a");
-    killed = train_apart(kill_18, small_run("a", text_of("%s --clip 0.1", hot))) != 0;
-    remove_tree("a");
-    killed = train_apart(kill_13, small_run("a", "--threads 1 --ckpt-async off --ckpt-hot-dir .")) != 0 && killed;
-    check(killed && train(small_run("a", "--resume --ckpt-async off --ckpt-hot 5 --ckpt-hot-dir .")) == 0 &&
+    killed = train_apart(kill_18, small_run("a", text_of("%s --clip 0.1", tier))) != 0;
+    need(system("rm -rf a/step_* a/*.jsonl") == 0, "what a run leaves but its list of tiers is removed");
+    killed = train_apart(kill_13, small_run("a", "--threads 1 --ckpt-async off")) != 0 && killed;
+    check(killed && train(small_run("a", "--resume --ckpt-async off --ckpt-tier ./tier:5")) == 0 &&
               output_contains("step_00000010 in") && runs_equal(20),
-          "a copy of an earlier run in the same directory is not");
+          "that of an earlier run in the same --out is not");
 }
 
 // Two ranks with slow collectives must compute what one rank does: the same samples, dropout masks, averages and
@@ -471,8 +471,8 @@ static void test_odd_sizes(void) {
     for (size_t i = 0; i < COUNT_OF(MODELS); i++) {
         int every = MODELS[i].every, last = MODELS[i].last;
         char line[512];
-        snprintf(line, sizeof line, "--data train.bin --layers 1 --seq 16 --batch 1 --steps %d --ckpt-every %d %s", last,
-                 every, MODELS[i].flags);
+        snprintf(line, sizeof line, "--data train.bin --layers 1 --seq 16 --batch 1 --steps %d --ckpt-every %d %s",
+                 last, every, MODELS[i].flags);
         runs_remove();
         bool ok = train(text_of("%s --out a", line)) == 0;
         copy_tree("a", "b");
@@ -490,7 +490,7 @@ static void test_files(void) {
     test_divergence();
     test_torn_log();
     test_log_of_ranks();
-    test_hot();
+    test_tier();
     test_two_ranks();
     test_offload();
     test_offload_fails();
@@ -667,7 +667,7 @@ static size_t checkpoints_there(const char* directory) {
 // Which checkpoints a run that may rewind keeps, and which it drops once it has rewound from step 20 to step 10.
 static void test_going_back(void) {
     const KeepRule one = {.newest = 1, .rewinds = true};
-    const char *out = "back", *hot = "back_hot";
+    const char *out = "back", *tier = "back_tier";
     Config c = small_config(FAMILY_GPT2);
     RunRecord record = {.config = c, .state = run_state_begin(false, 1)};
     RunOptions options = {.out = out};
@@ -675,10 +675,10 @@ static void test_going_back(void) {
     Run run;
     Error error;
     small_create(&model, &c, small_options(1, 1), 1);
-    need(directory_make(out, &error) && directory_make(hot, &error), "%s", error.text);
+    need(directory_make(out, &error) && directory_make(tier, &error), "%s", error.text);
     for (record.state.step = 5; record.state.step <= 20; record.state.step += 5) {
         record.state.skipped_consecutive = record.state.step == 20 ? 3 : 0;
-        need(model_save(&model, &record, out, &error) && model_save(&model, &record, hot, &error), "%s", error.text);
+        need(model_save(&model, &record, out, &error) && model_save(&model, &record, tier, &error), "%s", error.text);
     }
     checkpoint_prune(out, 20, &one);
     check(checkpoints_there(out) == 4, "a run that may rewind keeps all checkpoints while steps are skipped");
@@ -686,13 +686,15 @@ static void test_going_back(void) {
     memset(&run, 0, sizeof run);
     run.options = &options;
     run.record.state.step = 10;
-    snprintf(run.hot, sizeof run.hot, "%s", hot);
-    need(log_open(&run.log, out, &error) && run_set_aside(&run, &error), "%s", error.text);
+    snprintf(run.tiers[0].directory, sizeof run.tiers[0].directory, "%s", out);
+    snprintf(run.tiers[1].directory, sizeof run.tiers[1].directory, "%s", tier);
+    run.tier_count = 2;
+    need(log_open(&run.log, out, &error) && run_set_aside(&run, true, &error), "%s", error.text);
     log_close(&run.log);
-    uint64_t newest = 0, newest_hot = 0;
+    uint64_t newest = 0, newest_tier = 0;
     checkpoint_before(&newest, out, UINT64_MAX);
-    checkpoint_before(&newest_hot, hot, UINT64_MAX);
-    check(newest == 10 && checkpoints_there(out) == 2 && newest_hot == 10 && checkpoints_there(hot) == 2,
+    checkpoint_before(&newest_tier, tier, UINT64_MAX);
+    check(newest == 10 && checkpoints_there(out) == 2 && newest_tier == 10 && checkpoints_there(tier) == 2,
           "after a rewind to step 10 no resume uses later checkpoints");
     checkpoint_prune(out, 10, &one);
     check(checkpoints_there(out) == 1, "and once no steps are skipped, older ones are removed");

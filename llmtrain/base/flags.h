@@ -220,10 +220,18 @@ static inline uint64_t flag_value_count(const Flag* flag) {
     return count;
 }
 
+static inline void text_list_join(char* text, size_t size, const TextList* list) {
+    size_t used = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < list->count && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? " " : "", list->texts[i]);
+}
+
 // The value of a flag, as it is written on the command line.
 static inline void flag_text(char* text, size_t size, const Flag* flag) {
     const char* words = flag->kind == KIND_TEXT ? *(const char**)flag->value : NULL;
-    if (flag->kind == KIND_TEXT || flag->kind == KIND_TEXTS) snprintf(text, size, "%s", words ? words : "");
+    if (flag->kind == KIND_TEXT) snprintf(text, size, "%s", words ? words : "");
+    else if (flag->kind == KIND_TEXTS) text_list_join(text, size, (const TextList*)flag->value);
     else if (flag->kind == KIND_COUNT) snprintf(text, size, "%llu", (unsigned long long)flag_value_count(flag));
     else if (flag->kind == KIND_REAL) real_text(text, size, *(double*)flag->value, 6);
     else if (flag->kind == KIND_SWITCH) snprintf(text, size, "%s", *(bool*)flag->value ? "on" : "off");

@@ -31,7 +31,7 @@ typedef struct {
     double every_ms;           // a checkpoint after this time; 0: none
     double mtbf_ms;  // mean time between failures: every_ms follows from it and from what saves cost; 0: it is given
     double began_ms;           // when training began; 0: not yet
-    double saved_ms;           // when the last save began, not counting --ckpt-hot
+    double saved_ms;           // when the last save in --out began
     double took_ms;            // the last save, from beginning to end; 0: cadence_choose has used it
     double cost_ms, costs_ms;  // by how much the last save has delayed training, and all before it
     double step_ms;            // a step during which nothing is saved: the mean of the last hundred
@@ -73,9 +73,9 @@ static inline bool cadence_due_now(const Cadence* c, double now) {
     return c->every_ms > 0 && now - c->saved_ms > c->every_ms;
 }
 
-// Called when a save begins, on the disk or as a copy in memory.
-static inline void cadence_count_save(Cadence* c, double began, bool in_memory) {
-    if (!in_memory) c->saved_ms = began;
+// Called when a save begins, in --out or a tier.
+static inline void cadence_count_save(Cadence* c, double began, bool in_tier) {
+    if (!in_tier) c->saved_ms = began;
     c->costs_ms += fmax(c->cost_ms, 0);
     c->cost_ms = 0;
 }
@@ -107,6 +107,8 @@ static inline bool cadence_choose(Cadence* c) {
 
 typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverState;
 
+enum { SAVER_OUTS = 1 + TEXT_LIST_MAX };  // directories whose newest checkpoint is known
+
 // The newest checkpoint that was saved in a directory; out is empty if there is none.
 typedef struct {
     char out[FILE_PATH_MAX];
@@ -131,7 +133,7 @@ typedef struct {
     char out[FILE_PATH_MAX];
     SafetensorsWriter writer;
     SafetensorsWriter frozen;  // rank 0's, of the file of the frozen weights,
-    SaverNewest newest[2];     // which these checkpoints have too: --out and --ckpt-hot-dir can be on two file systems
+    SaverNewest newest[SAVER_OUTS];  // which these checkpoints have too: --out and tiers can be on several file systems
     Error error;             // of SAVER_FAILED
     double stalled_ms;       // how long the save has kept training waiting
     double began_ms;
@@ -213,7 +215,7 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
 // Hard-links the file of the frozen weights in an earlier checkpoint to `path`; false if there is none on the same file
 // system.
 static inline bool saver_link_frozen(const Saver* s, const char* path) {
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < SAVER_OUTS; i++) {
         char directory[FILE_PATH_MAX], from[FILE_PATH_MAX + 64];
         checkpoint_path(directory, s->newest[i].out, s->newest[i].step, "");
         snprintf(from, sizeof from, "%s/" CHECKPOINT_FROZEN, directory);
@@ -401,9 +403,10 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
         return fail_file(error, "set aside", path);
     fault_point("rename");
     if (!directory_rename_sync(temporary, path, error)) return false;
-    SaverNewest* newest = &s->newest[s->newest[0].out[0] && strcmp(s->newest[0].out, s->out) != 0];
-    memcpy(newest->out, s->out, sizeof newest->out);
-    newest->step = step;
+    size_t i = 0;
+    while (i + 1 < SAVER_OUTS && s->newest[i].out[0] && strcmp(s->newest[i].out, s->out) != 0) i++;
+    memcpy(s->newest[i].out, s->out, sizeof s->out);
+    s->newest[i].step = step;
     return true;
 }
 

@@ -192,8 +192,7 @@ static inline void* device_scratch(Stream stream, size_t bytes) {
 // Memory access is fastest with 16 bytes per thread: PACK elements of floatX. Where rows do not fit, kernels take
 // elements one by one: their template parameter W is the number taken at a time, PACK or 1.
 
-enum { PACK = 16 / sizeof(floatX) };
-constexpr int WARP = 32;
+constexpr int PACK = 16 / sizeof(floatX), WARP = 32;
 
 // W neighboring elements, aligned to and moved in units of 16 bytes, or 8, if they fill those, otherwise one by one. A
 // Group has the type in memory; Lanes are the floats of a Group of floatX, which a thread computes with.

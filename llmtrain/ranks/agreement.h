@@ -8,6 +8,7 @@
 #ifndef LLMTRAIN_AGREEMENT_H
 #define LLMTRAIN_AGREEMENT_H
 
+#include "step_result.h"
 #include "zero.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -95,27 +96,6 @@ static inline size_t stats_min_median_max(double* min, double* median, double* m
 
 // ------------------------------------------------------------------------------------------------
 // 3. Step
-
-// Flags that the ranks exchange once a step: what one rank says, and what holds for all. A save begun at step n goes on
-// in the background: each rank says `saved` or `failed` once its part is done, and the save is completed at the first
-// step at which all have said so.
-typedef struct {
-    bool stop;               // a signal asked to stop: any rank's counts
-    bool save;               // a checkpoint is due: rank 0's counts
-    bool saved;              // the rank's part of the save in progress is on the disk: all must say so
-    bool failed;             // it could not be written: any rank's counts
-} StepFlags;
-
-// The outcome of a step, the same on all ranks except for wait_share.
-typedef struct {
-    double loss;             // mean of all ranks' micro-batches' mean losses
-    double grad_norm;        // L2 norm of the gradients of that loss, without the loss scale
-    StepFlags flags;
-    double loss_min, loss_median, loss_max;  // of the ranks' own losses
-    double busy_min, busy_median, busy_max;  // ms since the last step, without the time a rank waited for others
-    size_t slowest;          // the rank of busy_max
-    double wait_share;       // fraction of that time in which this rank waited
-} StepResult;
 
 // After flat_finish_step: gathers the ranks' losses, squares, times and flags, and fills in the result. False if a rank
 // is lost.

@@ -17,7 +17,7 @@
 
 #include "../base/files.h"
 #include "../checkpoint/state.h"
-#include "../ranks/agreement.h"
+#include "../ranks/step_result.h"
 
 #include <sys/file.h>
 

@@ -20,7 +20,7 @@ typedef struct {
     const char* offload_dir;
     size_t micro_batches;      // of a step, on each rank
     bool snapshots;            // asynchronous saves take one
-    bool hot;                  // in-memory copies are kept
+    size_t tiers;              // directories of --ckpt-tier
     size_t program;            // bytes that the program uses before it allocates anything
 } PlanOptions;
 
@@ -73,10 +73,9 @@ static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
     return model->memory.total + plan_outside(model, o).total;
 }
 
-// Chooses which operations run again in which block, so that the model takes `bytes` at most, with the least extra time
-// by the costs of the operations at 300 GFLOP/s of matmuls, 90 of others and 25 GB/s: only the ratios matter. Where the
-// blocks' activations take turns in memory (--offload), a single block that keeps less saves nothing: all use the same
-// level, the first that fits. Called before model_allocate. Returns how many bytes the model takes above that.
+// Before model_allocate: chooses which operations run again in which block, with the least extra time, so that the
+// model takes at most `bytes`; returns by how much it takes more. Of the rates only the ratios matter. Where blocks'
+// activations take turns in memory (--offload), all blocks use the same level, the first that fits.
 static inline double model_recompute_within(Model* model, double bytes) {
     const Rates rates = {.matmul = 300e9, .other = 90e9, .memory = 25e9, .comm = 0, .offload = 0, .update = {{0}}};
     BlockActivations* blocks = model->activations->blocks;
@@ -131,7 +130,6 @@ static inline void plan_show_recompute(const Model* model) {
     if (shown > 0) printf(" of %zu blocks\n", model->config.layers);
 }
 
-// Prints the plan of a model that model_plan has laid out.
 static inline void plan_show(const Model* model, const PlanOptions* o) {
     const RankOptions* ranks = &model->flat.options;
     const char* const sums[] = {"fp32", FLOATX_NAME, "64-bit fixed point"};  // by ReduceKind
@@ -141,8 +139,7 @@ static inline void plan_show(const Model* model, const PlanOptions* o) {
         printf("rank 0 of %zu, --zero %zu, gradients reduced in %s\n", ranks->world, ranks->stage, sums[ranks->reduce]);
     arena_print(stdout, &model->memory);
     for (size_t i = 0; i < outside.count; i++) plan_print(outside.lines[i].name, outside.lines[i].bytes);
-    if (o->hot)  // two that are kept, and one that is being written
-        plan_print("in --ckpt-hot-dir: three copies", 3 * checkpoint_bytes(&model->flat));
+    if (o->tiers) plan_print("in --ckpt-tier: each checkpoint", checkpoint_bytes(&model->flat));
     if (ranks->world > 1) plan_print("sent per step", flat_bytes_sent(&model->flat, o->micro_batches));
     if (o->offload) plan_show_offload(model, o);
     plan_show_recompute(model);

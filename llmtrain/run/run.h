@@ -32,10 +32,10 @@ typedef struct {
     bool resume;
     GuardOptions guard;
     double loss_scale;                    // of the first step (FP16)
-    const char *ckpt_every, *ckpt_hot_dir;
+    const char* ckpt_every;
     bool ckpt_async;
     uint64_t ckpt_keep, ckpt_keep_every;
-    uint64_t ckpt_hot;                    // steps between two copies in memory; 0: none
+    TextList ckpt_tiers;                  // see tier_parse
     double ckpt_bandwidth, mtbf;          // MB/s; hours
     uint64_t diverged_after, rewind;      // skipped steps; rewinds at most
     double rewind_lr;
@@ -49,6 +49,7 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
     enum { FREE = FLAG_FREE };
     GuardOptions* g = &o->guard;
     g->dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
+    o->ckpt_tiers.count = 0;
     const Flag table[] = {
         FLAG_HEADING("Guards against spikes"),
         FLAG_REAL(
@@ -84,11 +85,9 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
         FLAG_COUNT("ckpt-keep", &o->ckpt_keep, 0, 0, 1e9, FREE, "keep the newest N checkpoints; 0: all"),
         FLAG_COUNT("ckpt-keep-every", &o->ckpt_keep_every, 0, 0, 1e12, FREE,
                    "also keep the first checkpoint at or after every multiple of N steps; 0: none"),
-        FLAG_COUNT(
-            "ckpt-hot", &o->ckpt_hot, 0, 0, 1e12, FREE,
-            "also save to --ckpt-hot-dir every N steps: survives a crash of the process, not of the machine; 0: never"),
-        FLAG_TEXT("ckpt-hot-dir", &o->ckpt_hot_dir, SYSTEM_MEMORY_FOLDER, "DIR", FREE,
-                  "directory on an in-memory file system (tmpfs) for --ckpt-hot"),
+        {"ckpt-tier", KIND_TEXTS, &o->ckpt_tiers, "DIR:N[:KEEP]", 0, 0,
+         "also save in DIR every N steps, and keep the newest KEEP there, by default 2; may be given several times: in "
+         "/dev/shm to survive a crash of the process, on another machine's disk to survive the loss of this one", FREE},
         FLAG_REAL("mtbf", &o->mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
         FLAG_HEADING("Divergence and faults"),
         FLAG_COUNT("diverged-after", &o->diverged_after, 100, 1, 1e9, 0,
@@ -106,33 +105,39 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
     flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
+// A directory in which a run keeps checkpoints. Tier 0 is --out, the others are those of --ckpt-tier.
+typedef struct {
+    char directory[FILE_PATH_MAX];
+    uint64_t every, keep;  // not of tier 0: steps between two saves; the newest checkpoints that stay, 0: all
+    uint64_t saved;        // the step of the last save, or at which the run began
+} Tier;
+
+// text: DIR:EVERY or DIR:EVERY:KEEP.
+static inline bool tier_parse(Tier* tier, const char* text, Error* error) {
+    unsigned long long every = 0, keep = 2, most = 1000000000000;
+    int end = 0, found = sscanf(text, "%3900[^:]:%llu%n:%llu%n", tier->directory, &every, &end, &keep, &end);
+    tier->every = every;
+    tier->keep = keep;
+    return (found >= 2 && text[end] == 0 && every > 0 && every <= most && keep <= most) ||
+           fail_with(error, "--ckpt-tier is '%.300s'; give a directory, steps and how many to keep, as in "
+                     "/dev/shm/run:20:2", text);
+}
+
 // Refuses incompatible flags.
 static inline bool run_options_check(const RunOptions* o, const Cadence* cadence, Error* error) {
     if (o->resume && o->out == NULL)
         return fail_with(error, "--resume needs --out, the directory of the run to continue");
-    if ((cadence_saves(cadence) || o->ckpt_hot) && o->out == NULL)
+    if ((cadence_saves(cadence) || o->ckpt_tiers.count) && o->out == NULL)
         return fail_with(error, "--ckpt-%s needs --out, the directory for the checkpoints",
-                         o->ckpt_hot ? "hot" : "every");
+                         o->ckpt_tiers.count ? "tier" : "every");
     if (o->rewind && !cadence_saves(cadence))
         return fail_with(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
     if (o->out && o->out[0] == 0) return fail_with(error, "--out is empty; give the directory of the run");
-    if (o->ckpt_hot_dir[0] == 0) return fail_with(error, "--ckpt-hot-dir is empty; give a directory on a tmpfs");
+    Tier tier;
+    for (size_t i = 0; i < o->ckpt_tiers.count; i++)
+        if (!tier_parse(&tier, o->ckpt_tiers.texts[i], error)) return false;
     return o->out == NULL || strlen(o->out) <= 3900 ||
         fail_with(error, "--out is longer than 3900 characters; give a shorter path");
-}
-
-// A checkpoint in --out that a state continues.
-typedef struct {
-    uint64_t step;      // 0: the beginning
-    char checksum[20];  // of its manifest; empty: unknown
-} Followed;
-
-// The checkpoint of a step; manifest: its own, opened; NULL: unknown.
-static inline Followed followed_of(uint64_t step, const Json* manifest) {
-    Followed followed = {step, ""};
-    if (manifest)
-        json_string(manifest, json_get(manifest, 0, "checksum"), followed.checksum, sizeof followed.checksum);
-    return followed;
 }
 
 typedef struct {
@@ -149,12 +154,13 @@ typedef struct {
     bool events_refused;          // events.jsonl cannot be written, and the user has been told
     Saver saver;
     Pruner pruner;
-    uint64_t loaded;              // step of the checkpoint in --out that was loaded last; 0: none, or a copy in memory
-    Followed followed;            // the checkpoint in --out that was saved last, or that the loaded state continues
+    Tier tiers[1 + TEXT_LIST_MAX];
+    size_t tier_count;            // 0 without --out
+    size_t saving;                // the tier of the save in progress
+    uint64_t saved;               // step of the checkpoint in --out saved or loaded last; 0: none, or loaded elsewhere
     Cadence cadence;
     uint64_t first_step;          // where this process began to train, or rewound to the last time,
     double began_ms;              // and when: for the time left
-    char hot[FILE_PATH_MAX];      // directory of the in-memory copies, if there are any; empty: there can be none
     bool same_devices;            // all ranks compute with the same code on the same kind of device
     uint64_t offload_steps;       // updates seen by run_report_offload,
     double offload_waited_ms[2];  // and how long the host had waited for states and activations by the last one
@@ -210,7 +216,7 @@ __attribute__((format(printf, 4, 5))) static inline void run_announce(Run* run, 
 static inline bool run_takes_snapshots(const Run* run) {
     // A snapshot would take the memory that offloading saves.
     if (flat_offloads(&run->model.flat)) return false;
-    return run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_hot);
+    return run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_tiers.count);
 }
 
 // Allocates the host's batch.
@@ -373,75 +379,38 @@ static inline bool run_compare_devices(Run* run, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 3. Loading
 
-#define STEP_MAX ((uint64_t)1 << 61)  // no run has as many steps; twice this still fits in 64 bits
-
-// What a copy in memory continues; unknown if it is of a version that did not record it.
-static inline bool followed_read(Followed* followed, const Json* manifest) {
-    memset(followed, 0, sizeof *followed);
-    return json_u64(manifest, json_get(manifest, 0, "follows_step"), &followed->step) &&
-           json_string(manifest, json_get(manifest, 0, "follows"), followed->checksum, sizeof followed->checksum);
-}
-
-// Whether --out has a good checkpoint, up to a copy's step, after the one that the copy continues, or another in its
-// place: then the run has gone on without the copy, on another machine or with another --ckpt-hot-dir. What cannot be
-// read proves nothing: the copy may be all that is left.
-static inline bool run_copy_is_stale(const Run* run, uint64_t copy) {
-    Followed followed;
-    char path[FILE_PATH_MAX];
-    uint64_t step = copy + 1;
-    Json manifest;
-    Error ignored;
-    checkpoint_path(path, run->hot, copy, "");
-    if (!manifest_open(&manifest, path, &ignored)) return false;  // loading it will fail, and say so
-    bool known = followed_read(&followed, &manifest);
-    json_free(&manifest);
-    while (known && checkpoint_before(&step, run->options->out, step) && step >= followed.step) {
-        checkpoint_path(path, run->options->out, step, "");
-        if (!manifest_open(&manifest, path, &ignored)) continue;
-        Followed there = followed_of(step, &manifest);
-        json_free(&manifest);
-        bool stale = step > followed.step || (followed.checksum[0] && strcmp(there.checksum, followed.checksum) != 0);
-        if (stale) fprintf(stderr, "train: the copy in memory of step %llu is not used: the run has saved %s without "
-                           "it\n", (unsigned long long)copy, path);
-        return stale;
-    }
-    return false;
-}
-
-// Finds the next checkpoint below *key, as rank 0 sees it. Checkpoints are tried in descending order of their keys: 2N
-// for step N in --out, 2N + 1 for its copy in memory. asked: see run_load.
-static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bool* found, Error* error) {
-    uint64_t step = 0, hot = 0, skipped;
-    int64_t numbers[2] = {0, 0};
-    bool hot_found = false, good = true;
-    const char* out = run->options->out;
-    SaveKind kind;
-    *found = false;
-    if (run->comm.rank == 0) {
-        step = *key / 2 + *key % 2;  // 2N < *key exactly if N is below this
-        do good = checkpoint_find_before(&step, found, out, step, error);
-        while (good && *found && asked && checkpoint_describe(&kind, &skipped, out, step) && kind != SAVE_REQUESTED);
-        hot = *key / 2;
-        do good = good && (asked || !run->hot[0] || checkpoint_find_before(&hot, &hot_found, run->hot, hot, error));
-        while (good && hot_found && run_copy_is_stale(run, hot));
+// Finds the next checkpoint in the order in which they are tried, as rank 0 sees it: that with the highest step below
+// *step, or of *step in a tier after *tier; of equal ones that of the first tier. asked: see run_load.
+static inline bool run_checkpoint_before(Run* run, uint64_t* step, size_t* tier, bool asked, bool* found,
+                                         Error* error) {
+    int64_t next[3] = {0, 0, 0};  // found, step, tier
+    bool good = true;
+    for (size_t i = 0; run->comm.rank == 0 && good && i < (asked ? 1 : run->tier_count); i++) {
+        const char* directory = run->tiers[i].directory;
+        uint64_t at = *step + (i > *tier), skipped;
+        SaveKind kind;
+        bool there;
+        do good = checkpoint_find_before(&at, &there, directory, at, error);
+        while (good && there && asked && checkpoint_describe(&kind, &skipped, directory, at) && kind != SAVE_REQUESTED);
+        if (!good || !there || (next[0] && (int64_t)at <= next[1])) continue;
+        next[0] = 1;
+        next[1] = (int64_t)at;
+        next[2] = (int64_t)i;
     }
     if (!run_agree(run, good, error)) return false;
-    *key = hot_found && (!*found || hot >= step) ? 2 * hot + 1 : 2 * step;
-    *found |= hot_found;
-    if (run->comm.world <= 1) return true;
-    numbers[0] = *found;
-    numbers[1] = (int64_t)*key;
-    if (!comm_broadcast(&run->comm, numbers, 2, DTYPE_I64, 0, error)) return false;
-    *found = numbers[0] != 0;
-    *key = (uint64_t)numbers[1];
+    if (run->comm.world > 1 && !comm_broadcast(&run->comm, next, 3, DTYPE_I64, 0, error)) return false;
+    *found = next[0] != 0;
+    *step = (uint64_t)next[1];
+    *tier = (size_t)next[2];
     return true;
 }
 
 // Loads the newest checkpoint of a step below `before` that is good on all ranks; *found says whether there was any,
-// good or not. asked: considers only checkpoints that --ckpt-every asked for, and no copies in memory.
+// good or not. asked: considers only checkpoints that --ckpt-every asked for, and none of --ckpt-tier.
 static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* error) {
     bool more;
-    uint64_t key = 2 * before;
+    uint64_t step = before;
+    size_t tier = TEXT_LIST_MAX;
     *found = false;
     for (;;) {
         double began = now_ms();
@@ -449,10 +418,10 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
         Json manifest;
         RunRecord saved;
         Error fault;
-        if (!run_checkpoint_before(run, &key, asked, &more, error)) return false;
+        if (!run_checkpoint_before(run, &step, &tier, asked, &more, error)) return false;
         if (!more) break;
         *found = true;
-        checkpoint_path(path, key % 2 ? run->hot : run->options->out, key / 2, "");
+        checkpoint_path(path, run->tiers[tier].directory, step, "");
         bool good = record_open(&manifest, &saved, path, error);
         bool fits = !good || resume_agrees(&saved, &run->record, &manifest, path, error);
         if (good && fits) good = checkpoint_load(&run->model.flat, &manifest, path, false, error);
@@ -465,15 +434,13 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
             run->record.state = saved.state;
             if (!resume_same_precision(precision, &manifest))  // a loss scale belongs to FP16
                 run->record.state.loss_scale = FLOATX_DTYPE == DTYPE_F16 ? run->options->loss_scale : 1;
-            run->loaded = key % 2 ? 0 : key / 2;
-            if (!(key % 2)) run->followed = followed_of(key / 2, &manifest);
-            else if (!followed_read(&run->followed, &manifest)) run->followed.step = key / 2 - 1;  // no later one
+            run->saved = tier ? 0 : step;
         }
         json_free(&manifest);
         if (!all || usable) return usable;
         if (run->comm.world > 1 && comm_failed(&run->comm, &fault)) return false;
         if (run->comm.rank == 0) fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
-        run_event(run, "damaged", key / 2, "%s", error->text);
+        run_event(run, "damaged", step, "%s", error->text);
     }
     if (!*found) return true;
     return fail_with(error, "no checkpoint in %s can be used, for the reasons above; start again with another --out",
@@ -600,64 +567,118 @@ static inline bool run_init_from(Run* run, Error* error) {
 // Sets the weights and the state of a new run.
 static inline bool run_start(Run* run, Error* error) {
     run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);
-    memset(&run->followed, 0, sizeof run->followed);
+    run->saved = 0;
     if (!flat_reset_optimizer(&run->model.flat, error)) return false;
     bool keeps = run->comm.rank == 0 && run->options->out;
     if (keeps && !run_tokenizer_keep(&run->tokenizer, run->options->out, error)) return false;
     return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
 }
 
-// Finds the directory of in-memory copies, even without --ckpt-hot: copies from an earlier start with it may be the
-// newest checkpoints of this run, and those of an earlier run in the same --out must never be taken for its own.
-// Removes them, unless this run resumes.
-static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
+// A run has a directory in each tier, DIR/ID, with a random id, so that it never finds another run's checkpoints.
+// OUT/tiers lists them: each start keeps those that the start before it has listed, if it sees them, and makes the
+// others. What is not seen, on another machine or left out, is then no longer the run's: it goes on without it, and
+// would not know its own checkpoints there from those of a branch that it has left, or from before a rewind. A copy of
+// --out is another run: the list says where it belongs.
+
+// Rank 0: chooses the ids, and writes the list.
+static inline bool run_list_tiers(const Run* run, uint64_t ids[TEXT_LIST_MAX], Error* error) {
     const RunOptions* o = run->options;
-    if (run->comm.local_world != run->comm.world)
-        return o->ckpt_hot == 0 ||
-               fail_with(error,
-                         "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it "
-                         "out") ||
-               fail_on_all_ranks(error);
-    char* real = realpath(o->out, NULL);
-    const char* out = real ? real : o->out;
-    // A directory for these copies alone: it is emptied at the end.
-    snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir,
-             (unsigned long long)hash_bytes(out, strlen(out)));
-    free(real);
-    if (run->comm.rank == 0 && !resumes) checkpoint_discard(run->hot);
-    if (o->ckpt_hot) printf("copies every %llu steps in %s\n", (unsigned long long)o->ckpt_hot, run->hot);
-    return run_agree(run, run->comm.rank > 0 || o->ckpt_hot == 0 || directory_make(run->hot, error), error);
+    char path[FILE_PATH_MAX], line[FILE_PATH_MAX + 32], name[FILE_PATH_MAX], here[FILE_PATH_MAX] = "";
+    unsigned long long id;
+    unsigned found = 0;  // a bit for each
+    struct stat out;
+    FileWriter w;
+    snprintf(path, sizeof path, "%.4000s/tiers", o->out);
+    if (run->tier_count == 1) return unlink(path) == 0 || errno == ENOENT || fail_file(error, "remove", path);
+    if (stat(o->out, &out) != 0 || realpath(o->out, here) == NULL) return fail_file(error, "look at", o->out);
+    FILE* random = fopen("/dev/urandom", "rb");
+    bool good = random && fread(ids, sizeof *ids, TEXT_LIST_MAX, random) == TEXT_LIST_MAX;
+    if (!good) fail_file(error, "read", "/dev/urandom");
+    if (random) fclose(random);
+    FILE* list = o->resume ? fopen(path, "r") : NULL;
+    if (good && o->resume && list == NULL && errno != ENOENT) good = fail_file(error, "open", path);
+    bool ours = list && fscanf(list, "%llx %4000[^\n]", &id, name) == 2 && id == out.st_ino && strcmp(name, here) == 0;
+    while (ours && fscanf(list, "%llx %4000[^\n]", &id, name) == 2)
+        for (size_t i = 1; i < run->tier_count; i++) {
+            snprintf(line, sizeof line, "%s/%016llx", name, id);
+            if (strcmp(name, run->tiers[i].directory) != 0 || (found >> i & 1) || !directory_exists(line)) continue;
+            found |= 1u << i;
+            ids[i - 1] = id;
+            break;
+        }
+    if (list && ferror(list)) good = fail_file(error, "read", path);
+    if (list) fclose(list);
+    good = good && file_begin(&w, path, error);
+    for (size_t i = 0; good && i < run->tier_count; i++) {
+        snprintf(line, sizeof line, "%016llx %s\n", (unsigned long long)(i ? ids[i - 1] : out.st_ino),
+                 i ? run->tiers[i].directory : here);
+        good = file_append(&w, line, strlen(line), error);
+    }
+    return good && file_end(&w, error);
 }
 
-// Removes the checkpoints, or in-memory copies, that are superfluous now that the newest one has been saved or loaded.
+// All ranks must see the directories that rank 0 makes: each writes a part of a checkpoint, and reads the others'.
+static inline bool run_open_tiers(Run* run, Error* error) {
+    const TextList* texts = &run->options->ckpt_tiers;
+    bool leads = run->comm.rank == 0, good = true;
+    uint64_t ids[TEXT_LIST_MAX] = {0};
+    snprintf(run->tiers[0].directory, FILE_PATH_MAX, "%.4000s", run->options->out);
+    run->tier_count = 1 + texts->count;
+    for (size_t i = 1; i < run->tier_count; i++) good = good && tier_parse(&run->tiers[i], texts->texts[i - 1], error);
+    if (leads) good = good && run_list_tiers(run, ids, error);
+    if (!run_agree(run, good, error)) return false;
+    if (run->comm.world > 1 && !comm_broadcast(&run->comm, ids, TEXT_LIST_MAX, DTYPE_I64, 0, error)) return false;
+    for (size_t i = 1; i < run->tier_count; i++) {
+        Tier* tier = &run->tiers[i];
+        size_t length = strlen(tier->directory);
+        snprintf(tier->directory + length, 32, "/%016llx", (unsigned long long)ids[i - 1]);
+        if (leads) good = good && directory_make(tier->directory, error);
+        printf("also saving every %llu steps in %s\n", (unsigned long long)tier->every, tier->directory);
+    }
+    if (!run_agree(run, good, error)) return false;
+    for (size_t i = 1; i < run->tier_count; i++)
+        if (!directory_exists(run->tiers[i].directory))
+            good = fail_with(error, "rank %zu does not see %.600s, which rank 0 has made; give --ckpt-tier a directory "
+                             "that all machines share", run->comm.rank, run->tiers[i].directory);
+    return run_agree(run, good, error);
+}
+
+// Sets aside what is later than the state: after a rewind in all tiers, so that no resume uses it. When a run begins,
+// only in those of --ckpt-tier, where it is damaged or of another branch. Cuts the log back to the state.
+static inline bool run_set_aside(Run* run, bool rewinds, Error* error) {
+    uint64_t step = run->record.state.step;
+    bool good = true;
+    for (size_t i = 0; i < run->tier_count; i++) {
+        run->tiers[i].saved = step;
+        if (run->comm.rank > 0) continue;
+        checkpoint_clean(run->tiers[i].directory);
+        if (i > 0 || rewinds) good = good && checkpoint_set_aside(run->tiers[i].directory, step + 1, true, error);
+    }
+    return good && (run->log.file == NULL || log_cut_back(&run->log, step, error));
+}
+
+// Removes the checkpoints of a tier that are superfluous now that the newest one has been saved or loaded.
 // (A newest one that was only found may be damaged, and the older ones may be all that is left.)
-static inline void run_prune(Run* run, bool hot, uint64_t newest) {
+static inline void run_prune(Run* run, size_t tier, uint64_t newest) {
     const RunOptions* o = run->options;
-    const KeepRule two = {2, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0};
-    if (run->comm.rank == 0) pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
+    const KeepRule of_out = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0}, rule = {run->tiers[tier].keep, 0, false};
+    if (run->comm.rank == 0) pruner_begin(&run->pruner, run->tiers[tier].directory, newest, tier ? &rule : &of_out);
 }
 
 // Opens --out, and sets weights, state and log to where the run begins; *found says whether that is a checkpoint.
 static inline bool run_open_out(Run* run, bool* found, Error* error) {
     const RunOptions* o = run->options;
-    char log[FILE_PATH_MAX + 32];
-    bool leads = run->comm.rank == 0, writes = leads && o->out;
+    bool writes = run->comm.rank == 0 && o->out;
     *found = false;
     if (!run_agree(run, !writes || directory_make(o->out, error), error)) return false;
-    log_path(log, sizeof log, o->out ? o->out : "");
-    bool resumes = o->resume && (access(log, F_OK) == 0 || errno != ENOENT);  // before log_open creates it
     if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
-    if (o->out && !run_find_hot(run, resumes, error)) return false;
-    if (o->resume && !run_load(run, STEP_MAX, false, found, error)) return false;
+    if (o->out && !run_open_tiers(run, error)) return false;
+    if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    bool ok = (*found || run_start(run, error)) && (!writes || log_cut_back(&run->log, run->record.state.step, error));
+    bool ok = (*found || run_start(run, error)) && run_set_aside(run, false, error);
     source_close(&run->source);  // a run that resumes has used only its configuration
     if (!run_agree(run, ok, error)) return false;
-    if (writes) checkpoint_clean(o->out);
-    if (leads && run->hot[0]) checkpoint_clean(run->hot);
-    Error ignored;  // later copies are damaged or stale, or else the run would have resumed from one
-    if (leads && run->hot[0]) checkpoint_set_aside(run->hot, run->record.state.step + 1, false, &ignored);
-    if (writes && run->loaded > 0) run_prune(run, false, run->loaded);
+    if (writes && run->saved > 0) run_prune(run, 0, run->saved);
     return true;
 }
 
@@ -667,23 +688,28 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
 // A save begins (run_save_begin), and steps continue during it. When all ranks have written their parts, it is
 // completed (run_save_complete); run_save_wait waits for that first.
 
-// After a save in --out: copies in memory continue that checkpoint from now on. Rank 0 writes their manifests.
-static inline void run_follow(Run* run, uint64_t step) {
-    char path[FILE_PATH_MAX];
-    Json manifest;
-    Error ignored;
-    bool copies = run->options->ckpt_hot > 0 && run->comm.rank == 0;
-    checkpoint_path(path, run->options->out, step, "");
-    bool opened = copies && manifest_open(&manifest, path, &ignored);
-    run->followed = followed_of(step, opened ? &manifest : NULL);
-    if (opened) json_free(&manifest);
+// The tiers in which a step is to be saved, a bit for each. stop: the run ends; asked: --ckpt-every in minutes. When
+// saves are synchronous, or one has to wait for another anyway, these are all that are due; otherwise one at a time:
+// --out, and then, when no save is in progress, the tier whose last save is oldest.
+static inline unsigned run_save_due(const Run* run, uint64_t step, bool stop, bool asked) {
+    bool out = run->options->out && (stop || asked || cadence_due(&run->cadence, step));
+    bool busy = saver_state(&run->saver) != SAVER_IDLE;
+    unsigned due = 0;
+    size_t oldest = 0;
+    for (size_t i = 1; i < run->tier_count && !stop; i++) {
+        const Tier* tier = &run->tiers[i];
+        if (step / tier->every == tier->saved / tier->every) continue;
+        due |= 1u << i;
+        if (oldest == 0 || tier->saved < run->tiers[oldest].saved) oldest = i;
+    }
+    if (run->saver.snapshot == NULL || (out && busy)) return due | out;
+    return out || busy || oldest == 0 ? out : 1u << oldest;
 }
 
 // Completes the save in progress; *good says whether the checkpoint is there, and if not, *error why. False if a rank
 // is lost.
 static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     Cadence* c = &run->cadence;
-    bool hot = strcmp(run->saver.out, run->options->out) != 0;
     uint64_t step = run->saver.step;
     double began = run->saver.began_ms;
     Error why;
@@ -695,14 +721,14 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     if (!*good && run->comm.world > 1 && comm_failed(&run->comm, error)) return false;
     if (!*good) *error = why;
     if (!*good) return true;
-    if (!hot) {
-        run_follow(run, step);
+    if (run->saving == 0) {
+        run->saved = step;
         c->took_ms = now_ms() - began;
         run_announce(run, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
                      run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
     }
     fault_point("clean");
-    run_prune(run, hot, step);
+    run_prune(run, run->saving, step);
     return true;
 }
 
@@ -742,31 +768,25 @@ static inline bool run_save_wait(Run* run, Error* error) {
     return ok;
 }
 
-// Begins a save in a directory, after completing the previous one. Flushes the log first, so that the log never ends
-// before the checkpoint.
-static inline bool run_save_begin(Run* run, const char* directory, SaveKind kind, Error* error) {
+// Begins a save in a tier, after completing the previous one. Flushes the log first, so that the log never ends before
+// the checkpoint.
+static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* error) {
     if (!run_save_wait(run, error)) return false;
     Error reason;
     JsonWriter manifest;
     uint64_t step = run->record.state.step;
-    bool hot = strcmp(directory, run->options->out) != 0;
     double began = now_ms();
     bool flushed = run->log.file == NULL || (log_flush(&run->log, &reason) &&
                    (file_sync(fileno(run->log.file)) || fail_file(&reason, "flush", run->log.path)));
     fault_point("save");
-    cadence_count_save(&run->cadence, began, hot);
+    cadence_count_save(&run->cadence, began, tier > 0);
+    run->saving = tier;
+    run->tiers[tier].saved = step;
     run->record.kind = kind;
     record_write(&manifest, &run->record, &run->model.flat);
-    if (hot) json_member_u64(&manifest, "follows_step", run->followed.step);
-    if (hot) json_member_string(&manifest, "follows", run->followed.checksum);
-    saver_begin(&run->saver, step, directory, &manifest, flushed ? NULL : &reason);
+    saver_begin(&run->saver, step, run->tiers[tier].directory, &manifest, flushed ? NULL : &reason);
     run->cadence.cost_ms = now_ms() - began;
     return true;
-}
-
-// Saves while training continues; without a snapshot, completes the save first.
-static inline bool run_save_async(Run* run, const char* directory, Error* error) {
-    return run_save_begin(run, directory, SAVE_REQUESTED, error) && (run->saver.snapshot || run_save_wait(run, error));
 }
 
 // Saves in --out before the run ends, and waits until the checkpoint is there.
@@ -775,19 +795,19 @@ static inline bool run_save_last(Run* run, Error* error) {
     if (!run_save_wait(run, error)) return false;  // when it returns, the bandwidth limit is set again
     saver_unthrottle(&run->saver, true);
     SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_REQUESTED : SAVE_END;
-    return run_save_begin(run, run->options->out, kind, error) && run_save_complete(run, &good, error) && good;
+    return run_save_begin(run, 0, kind, error) && run_save_complete(run, &good, error) && good;
 }
 
-// Where a checkpoint is due after a step: 1 in --out, 2 a copy in memory; 0: nowhere. asked: rank 0's cadence in minutes.
-static inline unsigned run_save_due(const Run* run, uint64_t step, bool stop, bool asked) {
-    const RunOptions* o = run->options;
-    if (o->out && (stop || asked || cadence_due(&run->cadence, step))) return 1;
-    bool hot = o->ckpt_hot && step % o->ckpt_hot == 0 && saver_state(&run->saver) == SAVER_IDLE;
-    return hot ? 2 : 0;
-}
-
-static inline bool run_save(Run* run, unsigned due, bool stop, Error* error) {
-    return stop ? run_save_last(run, error) : run_save_async(run, due == 1 ? run->options->out : run->hot, error);
+// Saves in the tiers that are due, while training continues; without a snapshot, or before the run ends, waits until
+// the checkpoint is there.
+static inline bool run_save(Run* run, unsigned due, bool last, Error* error) {
+    if (last) return run_save_last(run, error);
+    for (size_t i = 0; i < run->tier_count; i++) {
+        if ((due >> i & 1) == 0) continue;
+        if (!run_save_begin(run, i, SAVE_REQUESTED, error)) return false;
+        if (run->saver.snapshot == NULL && !run_save_wait(run, error)) return false;
+    }
+    return true;
 }
 
 // Training begins here, or continues here after a rewind.
@@ -846,19 +866,10 @@ static inline bool run_choose_rewind(Run* run, const char* why, uint64_t* first,
     return true;
 }
 
-// Sets aside the checkpoints and log lines after the step that the run has gone back to, so that no resume uses them.
-static inline bool run_set_aside(Run* run, Error* error) {
-    uint64_t step = run->record.state.step;
-    if (run->comm.rank > 0) return true;
-    return checkpoint_set_aside(run->options->out, step + 1, true, error) &&
-           (!run->hot[0] || checkpoint_set_aside(run->hot, step + 1, false, error)) &&
-           log_cut_back(&run->log, step, error);
-}
-
 // Called when the run has diverged: goes back to a checkpoint, and continues with the samples that come next and a
 // smaller learning rate, as "PaLM: Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed
 // and resumed must go back to the same checkpoint, so only checkpoints that --ckpt-every asked for count: none made at
-// a signal, and no copies in memory.
+// a signal, and none of --ckpt-tier.
 static inline bool run_rewind(Run* run, const StepResult* result, Error* error) {
     RunState *state = &run->record.state, diverged = *state;
     uint64_t first, before;
@@ -882,7 +893,7 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
     state->rewound_to = state->step;
     state->lr_factor = diverged.lr_factor * run->options->rewind_lr;
     fault_point("forget");
-    if (!run_agree(run, run_set_aside(run, error), error)) return false;
+    if (!run_agree(run, run_set_aside(run, true, error), error)) return false;
     run_announce(run, "rewound", diverged.step,
                  "went back from step %llu to %llu: %s; the learning rate is now multiplied by %g",
                  (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
@@ -1111,12 +1122,14 @@ static inline bool run_finish(Run* run, uint64_t steps, Error* error) {
     const char* out = run->options->out;
     uint64_t step = run->record.state.step;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
-    // A run that resumed from a copy in memory of its last step, or a later one, has no checkpoint of it yet.
-    bool saved = out == NULL || step == 0 || run->followed.step == step;
+    // A run that resumed from a tier's checkpoint of its last step, or a later one, has none in --out yet.
+    bool saved = out == NULL || step == 0 || run->saved == step;
     if (step >= steps && !saved && !run_save_last(run, error)) return false;
     pruner_await(&run->pruner);
     if (step >= steps) {
-        if (run->hot[0] && run->comm.rank == 0) checkpoint_discard(run->hot);
+        for (size_t i = 1; i < run->tier_count && run->comm.rank == 0; i++)
+            if (strncmp(run->tiers[i].directory, SYSTEM_MEMORY_FOLDER "/", strlen(SYSTEM_MEMORY_FOLDER "/")) == 0)
+                checkpoint_discard(run->tiers[i].directory);
         return true;
     }
     fail_with(error, "stopped by a signal after step %llu; %s", (unsigned long long)step,

@@ -1,0 +1,103 @@
+// update.cuh: one step of any optimizer over slices of the parameters in CUDA, with the names and signatures of
+// update.h.
+//
+//   1. elements   updates element by element
+//   2. update     by any optimizer
+//
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/random.cuh,
+// llmtrain/ops/vectors.cuh, llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh,
+// llmtrain/ops/optimizers/multi_tensor.cuh, llmtrain/ops/optimizers/optimizers.h,
+// llmtrain/ops/optimizers/quantized.cuh.
+
+#ifndef LLMTRAIN_OPTIMIZERS_UPDATE_CUH
+#define LLMTRAIN_OPTIMIZERS_UPDATE_CUH
+
+#include "../base.h"
+#include "../blocks.cuh"
+#include "../random.cuh"
+#include "../types.h"
+#include "../vectors.cuh"
+#include "factored.cuh"
+#include "matrix.cuh"
+#include "multi_tensor.cuh"
+#include "optimizers.h"
+#include "quantized.cuh"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Elements
+//
+// One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. In 16-bit builds AdamW
+// with master weights moves 30 bytes per parameter: weight, m, v, gradient in, weight, m, v, stored parameter out.
+
+template <int W>
+static __global__ void optimizer_kernel(MultiTensorList list, ElementStep e) {
+    const unsigned number = multi_tensor_find(&list, blockIdx.x);
+    const MultiTensorSlice slice = list.slices[number];
+    const size_t i = ((size_t)(blockIdx.x - list.begins[number]) * blockDim.x + threadIdx.x) * W;
+    if (i >= slice.n) return;
+    float *m = (float*)slice.states[0], *v = (float*)slice.states[1];
+    Lanes<W> w = slice.master_weights ? group_load<W>(slice.master_weights + i) : lanes_load<W>(slice.params + i);
+    Lanes<W> gm = {}, gv = {}, g = group_load<W>(slice.grads + i);
+    Group<floatX, W> p;
+    e.step.weight_decay = slice.weight_decay;
+    if (m) gm = group_load<W>(m + i);
+    if (v) gv = group_load<W>(v + i);
+    #pragma unroll
+    for (int j = 0; j < W; j++) optimizer_element(e.step.kind, &w.x[j], &gm.x[j], &gv.x[j], g.x[j], &e);
+    if (m) group_store<W>(m + i, gm);
+    if (v) group_store<W>(v + i, gv);
+    if (slice.master_weights) group_store<W>(slice.master_weights + i, w);
+    #pragma unroll
+    for (int j = 0; j < W; j++) {
+        if (slice.master_weights || FLOATX_IS_FLOAT) {
+            p.x[j] = floatX_of(w.x[j]);
+        } else {
+            uint32_t random = group_random<W>(e.step.seed, RANDOM_ROUNDING, e.step.step, slice.first + i, j);
+            p.x[j] = floatX_of_stochastic(w.x[j], random);
+        }
+    }
+    group_store<W>(slice.params + i, p);
+}
+
+static inline void elements_update(const OptimizerSlice* slices, size_t count, const OptimizerStep* o, Stream stream) {
+    MultiTensorList list;
+    for (int fours = 0; fours < 2; fours++) {
+        auto kernel = fours ? optimizer_kernel<FOUR> : optimizer_kernel<1>;
+        size_t chunk = FLAT_THREADS * (fours ? FOUR : 1);
+        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, chunk);) {
+            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, element_step(o));
+            LAUNCH_CHECK();
+        }
+    }
+}
+
+static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+    elements_update(slice, 1, o, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Update
+
+
+static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
+                                                   matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
+
+// One launch for all slices, except with factored and matrix optimizers, which take a slice at a time.
+static inline void optimizer_update_list(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
+                                         Stream stream) {
+    ShardRule rule = OPTIMIZERS[o->kind].rule;
+    if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slices, count, o, stream);
+    else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slices, count, o, stream);
+    else if (rule == SHARD_ANYWHERE) elements_update(slices, count, o, stream);
+    for (size_t i = 0; i < count && (rule == SHARD_TENSORS || rule == SHARD_MATRICES); i++) {
+        OptimizerStep own = optimizer_step_of(&slices[i], o);
+        if (rule == SHARD_TENSORS) factored_update(&slices[i], &own, stream);
+        else matrix_update(&MATRIX_OPERATIONS, &slices[i], &own, stream);
+    }
+}
+
+static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+    optimizer_update_list(slice, 1, o, stream);
+}
+
+#endif  // LLMTRAIN_OPTIMIZERS_UPDATE_CUH

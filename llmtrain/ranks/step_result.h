@@ -1,0 +1,30 @@
+// step_result.h: the outcome of a step, as all ranks know it: agreement.h fills it in, the log prints it.
+
+#ifndef LLMTRAIN_STEP_RESULT_H
+#define LLMTRAIN_STEP_RESULT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+// Flags that the ranks exchange once a step: what one rank says, and what holds for all. A save begun at step n goes on
+// in the background: each rank says `saved` or `failed` once its part is done, and the save is completed at the first
+// step at which all have said so.
+typedef struct {
+    bool stop;               // a signal asked to stop: any rank's counts
+    bool save;               // a checkpoint is due: rank 0's counts
+    bool saved;              // the rank's part of the save in progress is on the disk: all must say so
+    bool failed;             // it could not be written: any rank's counts
+} StepFlags;
+
+// The outcome of a step, the same on all ranks except for wait_share.
+typedef struct {
+    double loss;             // mean of all ranks' micro-batches' mean losses
+    double grad_norm;        // L2 norm of the gradients of that loss, without the loss scale
+    StepFlags flags;
+    double loss_min, loss_median, loss_max;  // of the ranks' own losses
+    double busy_min, busy_median, busy_max;  // ms since the last step, without the time a rank waited for others
+    size_t slowest;          // the rank of busy_max
+    double wait_share;       // fraction of that time in which this rank waited
+} StepResult;
+
+#endif  // LLMTRAIN_STEP_RESULT_H
