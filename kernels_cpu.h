@@ -355,9 +355,9 @@ static inline void attention_forward_textbook(double* out, double* lse, const do
     }
 }
 
-// dv_j = sum over i >= j of p_ij dout_i, and dp_ij = dout_i v_j. Through the softmax: ds_ij = p_ij (dp_ij - delta_i),
-// where delta_i = sum over j of p_ij dp_ij = dout_i out_i. Then dq_i = sum over j of ds_ij k_j / sqrt(D), and dk_j = sum
-// over i of ds_ij q_i / sqrt(D).
+// dv_j = the sum over i >= j of p_ij dout_i, and dp_ij = dout_i v_j. Through the softmax: ds_ij = p_ij (dp_ij -
+// delta_i), where delta_i = the sum over j of p_ij dp_ij = dout_i out_i. Then dq_i = the sum over j of ds_ij k_j /
+// sqrt(D), and dk_j = the sum over i of ds_ij q_i / sqrt(D).
 static inline void attention_backward_textbook(double* dqkv, const double* dout, const double* out, const double* lse,
                                                const double* qkv, size_t B, size_t T, size_t H, size_t K, size_t D) {
     double scale = 1.0 / sqrt((double)D);

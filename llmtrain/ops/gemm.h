@@ -249,7 +249,8 @@ static inline GemmPlan gemm_dot_plan(const GemmProblem* p, size_t threads) {
     plan.rows = plan.task_rows = p->M;
     plan.cols = round_up(divide_up(p->N, 8 * threads), GEMM_DOT_COLS);
     plan.k_block = min_size(p->K, GEMM_DOT_K);
-    if (plan.k_block < p->K) plan.cols = min_size(plan.cols, (size_t)GEMM_SUMS / GEMM_FEW_ROWS);  // sums wait in the workspace
+    // With several blocks of k the sums wait in the workspace.
+    if (plan.k_block < p->K) plan.cols = min_size(plan.cols, (size_t)GEMM_SUMS / GEMM_FEW_ROWS);
     return plan;
 }
 

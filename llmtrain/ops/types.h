@@ -52,9 +52,8 @@ static inline size_t round_up(size_t n, size_t multiple) { return divide_up(n, m
 // ------------------------------------------------------------------------------------------------
 // 2. Conversions
 //
-// bfloat16 is the upper half of a float, binary16 has 5 bits of exponent and 10 of fraction. Rounding is to nearest,
-// ties to even; NaN stays NaN. There are no branches, so loops over them vectorize; and they are always inlined, so
-// that they use the instruction set of the function that calls them.
+// bfloat16 is the upper half of a float, binary16 has 5 bits of exponent and 10 of fraction. Rounds to nearest, ties to
+// even; NaN stays NaN. Without branches loops over them vectorize; inlined, they use their caller's instruction set.
 
 HOST_DEVICE ALWAYS_INLINE uint32_t bits_from_float(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 HOST_DEVICE ALWAYS_INLINE float float_from_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
