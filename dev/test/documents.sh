@@ -1,6 +1,7 @@
 # documents.sh: checks that the documents agree with the sources. Every header has a row in the table of doc/design.md,
-# above the headers that it includes; links lead to files and headings that exist; the diffs of doc/adding.md apply,
-# each alone and all in order, and the result compiles. Run it in the root of the checkout.
+# above the headers that it includes; links lead to files and headings that exist; dev/README.md has every rung of every
+# ladder; the diffs of doc/adding.md apply, each alone and all in order, and the result compiles. Run it in the root of
+# the checkout.
 set -u
 passed=0
 failed=0
@@ -26,7 +27,7 @@ anchors() {
     sed -n 's/^##* *//p' "$1" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'
 }
 
-for document in README.md doc/*.md; do
+for document in README.md doc/*.md dev/README.md dev/emulator/README.md; do
     for link in $(sed '/^```/,/^```/d' "$document" | grep -oE '\]\([^) ]+\)' | sed 's/^](//; s/)$//' | sort -u); do
         case $link in *://*) continue ;; esac
         file=${link%%#*}
@@ -40,6 +41,16 @@ for document in README.md doc/*.md; do
                 verdict "$document links to $link, which is a heading" $? ;;
         esac
     done
+done
+
+# The rungs of each ladder program, and the rows of its section in dev/README.md.
+for program in dev/*.cu; do
+    name=$(basename "$program" .cu)
+    rungs=$(sed -n 's/.*ladder_rung("\([^"]*\)".*/\1/p' "$program" | sort -u)
+    rows=$(awk -v title="### [$name]($name.cu)" '/^#/ { on = $0 == title } on' dev/README.md |
+        sed -n '/^|--/,$ s/^| \([^|]*\) |.*/\1/p' | sort -u)
+    [ -n "$rungs" ] && [ "$rungs" = "$rows" ]
+    verdict "dev/README.md has the rungs of $program: $(echo "$rungs" | tr '\n' ' ')" $?
 done
 
 # A section of doc/adding.md with a diff, from its heading on.
