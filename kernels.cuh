@@ -10,8 +10,8 @@
 //    8. scratch         how much memory all of them need besides their arguments
 //
 // In llmtrain/ops/: the other matmuls in matmul.cuh, attention in attention.cuh, attention to a KV cache in decode.cuh,
-// norms of query and key heads in qk_norm.cuh, operations on whole vectors in vectors.cuh, optimizers in optimizers/. To
-// copy an operation into a project of your own, take its section and what the section's first lines name.
+// norms of query and key heads in qk_norm.cuh, operations on whole vectors in vectors.cuh, optimizers in optimizers/.
+// To copy an operation into a project of your own, take its section and what the section's first lines name.
 //
 // Almost all kernels here are bound by memory, so their comments count the bytes that they move. W is the number of
 // elements that a thread takes at a time: PACK (or FOUR, PAIR), or 1 where those do not fit. No kernel uses float
