@@ -271,11 +271,16 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 // Defines: layernorm_forward, layernorm_backward, rmsnorm_forward, rmsnorm_backward.
 // Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
+// Read first: types.h, section 6 (Lanes: W elements of a row as floats; packs_fit: whether W can be PACK), and
+// blocks.cuh, sections 2 (row_sum, row_sums, add_partial) and 3 (Held: elements as they are stored). The naive kernels
+// are in dev/layernorm.cu.
+//
 // "Layer Normalization" and "Root Mean Square Layer Normalization". One kernel serves both, since rmsnorm is
-// layernorm without centring: mean 0, bias 0. A block owns a row and keeps it in registers, so that each byte is
-// read once; in the forward a row of up to 1,024 channels (512 where packs do not fit) belongs to a single warp, which
-// needs no barriers for its sums. Registers hold at most NORM_SLAB channels. A wider row has a block for each slab,
-// blockIdx.y, which reads the other slabs only for the sums over the row.
+// layernorm without centering: mean 0, bias 0. A block owns a row and keeps it in registers, so that each byte is
+// read once: a thread holds ROUNDS times W elements. In the forward a row of up to 1,024 channels (512 where packs do
+// not fit) belongs to a single warp, which needs no barriers for its sums. The registers of a block hold at most a
+// slab, NORM_SLAB channels. A wider row has a block for each slab, blockIdx.y, which reads the other slabs only for the
+// sums over the row.
 
 enum {
     NORM_SLAB = 8192,
@@ -309,10 +314,10 @@ static __device__ inline float lanes_moment(Lanes<W> x, float m, int power) {
     return sum;
 }
 
-// out (N, C), residual (N, C), mean (N) if CENTRED, rstd (N); in (N, C), branch (N, C) or NULL, weight (C), bias (C)
-// if CENTRED; N is below 2^31. Thread x holds W elements from (k blockDim.x + x) W of its slab, for k = 0, 1, ...
+// out (N, C), residual (N, C), mean (N) if CENTERED, rstd (N); in (N, C), branch (N, C) or NULL, weight (C), bias (C)
+// if CENTERED; N is below 2^31. Thread x holds W elements from (k blockDim.x + x) W of its slab, for k = 0, 1, ...
 // Moves 4 elements per channel and row with a branch, otherwise 2; weight and bias stay in the cache.
-template <int W, bool CENTRED>
+template <int W, bool CENTERED>
 static __global__ void __launch_bounds__(NORM_SLAB / norm_held(W), 1)
 norm_forward_kernel(floatX* out, floatX* residual, float* mean, float* rstd, const floatX* in, const floatX* branch,
                     const floatX* __restrict__ weight, const floatX* __restrict__ bias, float epsilon, size_t C) {
@@ -334,7 +339,7 @@ norm_forward_kernel(floatX* out, floatX* residual, float* mean, float* rstd, con
         if (branch) lanes_store(residual + first + c, x[k]);
         sum += lanes_moment(x[k], 0.0f, 1);
     }
-    if (CENTRED) {
+    if (CENTERED) {
         for (size_t c = threadIdx.x * W; c < outside; c += blockDim.x * W)
             if (c < begin || c >= end) sum += lanes_moment(residual_lanes<W>(in, branch, first + c), 0.0f, 1);
         m = row_sum(sum, shared) / (float)C;
@@ -349,13 +354,13 @@ norm_forward_kernel(floatX* out, floatX* residual, float* mean, float* rstd, con
     for (int k = 0; k < ROUNDS; k++) {
         size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
         if (c >= end) continue;
-        Lanes<W> w = lanes_load<W>(weight + c), b = CENTRED ? lanes_load<W>(bias + c) : Lanes<W>{};
+        Lanes<W> w = lanes_load<W>(weight + c), b = CENTERED ? lanes_load<W>(bias + c) : Lanes<W>{};
         #pragma unroll
         for (int i = 0; i < W; i++) x[k].x[i] = (x[k].x[i] - m) * s * w.x[i] + b.x[i];
         lanes_store(out + first + c, x[k]);
     }
     if (threadIdx.x > 0 || blockIdx.y > 0) return;
-    if (CENTRED) mean[row] = m;
+    if (CENTERED) mean[row] = m;
     rstd[row] = s;
 }
 
@@ -402,12 +407,12 @@ static __device__ inline NormTerms<W> norm_terms(float2* sums, const Held<W>& do
     return terms;
 }
 
-// dx (N, C) += ...; partial (1 or 2, blocks, C) = each block's part of dweight and, if CENTRED, of dbias; dout, x (N,
+// dx (N, C) += ...; partial (1 or 2, blocks, C) = each block's part of dweight and, if CENTERED, of dbias; dout, x (N,
 // C). A block takes rows blockIdx.x, + gridDim.x, ...; a thread always has the same channels of them, and keeps their
 // sums over the rows in registers. So one reading of dout and x is enough for the whole backward: it moves 4 elements
 // per channel and row, and 4 or 8 bytes per channel and block. A row is held as stored (floatX), so that where a thread
 // has only one group of it, registers remain for dx and the next row, which are loaded while the sums are computed.
-template <int W, bool CENTRED>
+template <int W, bool CENTERED>
 static __global__ void __launch_bounds__(NORM_BACKWARD_THREADS)
 norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* __restrict__ weight,
                      const float* mean, const float* rstd, size_t N, size_t C) {
@@ -429,7 +434,7 @@ norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const float
     unsigned turn = 0;
     for (unsigned row = blockIdx.x; row < (unsigned)N; row += gridDim.x, turn++) {
         size_t first = row * C, next = first + gridDim.x * C;
-        float m = CENTRED ? mean[row] : 0.0f, s = rstd[row];
+        float m = CENTERED ? mean[row] : 0.0f, s = rstd[row];
         float2 sums = {}, ignored = {};
         #pragma unroll
         for (int k = 0; k < ROUNDS; k++) {
@@ -452,7 +457,7 @@ norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const float
                 norm_terms(&sums, held_load<W>(dout + first + c), held_load<W>(x + first + c),
                            held_load<W>(weight + c), m, s);
         sums = row_sums(sums, shared, turn);
-        float average_g = CENTRED ? sums.x / (float)C : 0.0f, average_gn = sums.y / (float)C;
+        float average_g = CENTERED ? sums.x / (float)C : 0.0f, average_gn = sums.y / (float)C;
         #pragma unroll
         for (int k = 0; k < ROUNDS; k++) {
             unsigned c = begin + (k * blockDim.x + threadIdx.x) * W;
@@ -470,7 +475,7 @@ norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const float
         unsigned c = begin + (k * blockDim.x + threadIdx.x) * W;
         if (c >= end) continue;
         group_store(partial + blockIdx.x * C + c, dweight[k]);
-        if (CENTRED) group_store(partial + ((size_t)gridDim.x + blockIdx.x) * C + c, dbias[k]);
+        if (CENTERED) group_store(partial + ((size_t)gridDim.x + blockIdx.x) * C + c, dbias[k]);
     }
 }
 
@@ -728,7 +733,7 @@ static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, c
 // ------------------------------------------------------------------------------------------------
 // 6. Dropout
 //
-// Defines: dropout.
+// Defines: dropout_apply.
 // Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h,
 // llmtrain/ops/random.cuh.
 

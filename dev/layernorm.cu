@@ -38,7 +38,7 @@
 
 typedef struct {
     size_t N, C;
-    bool centred;                                // layernorm
+    bool centered;                                // layernorm
     const floatX *weight, *bias;                 // (C)
     float *mean, *rstd;                          // (N)
     floatX *out, *residual;                      // (N, C)
@@ -69,15 +69,15 @@ static __global__ void forward_rows(Norm p) {
         x[c] = floatX_of(float_of(in[c]) + float_of(branch[c]));
         sum += float_of(x[c]);
     }
-    float m = p.centred ? row_average<LANES>(sum, p.C) : 0.0f;
+    float m = p.centered ? row_average<LANES>(sum, p.C) : 0.0f;
     for (size_t c = lane; c < p.C; c += LANES) squares += (float_of(x[c]) - m) * (float_of(x[c]) - m);
     float s = 1.0f / sqrtf(row_average<LANES>(squares, p.C) + EPSILON);
     for (size_t c = lane; c < p.C; c += LANES) {
-        float bias = p.centred ? float_of(p.bias[c]) : 0.0f;
+        float bias = p.centered ? float_of(p.bias[c]) : 0.0f;
         out[c] = floatX_of((float_of(x[c]) - m) * s * float_of(p.weight[c]) + bias);
     }
     if (lane > 0) return;
-    if (p.centred) p.mean[row] = m;
+    if (p.centered) p.mean[row] = m;
     p.rstd[row] = s;
 }
 
@@ -93,13 +93,13 @@ static __global__ void backward_rows(Norm p) {
     if (row >= p.N) return;
     const floatX *dout = p.dout + row * p.C, *x = p.x + row * p.C;
     floatX* dx = p.dx + row * p.C;
-    float m = p.centred ? p.mean[row] : 0.0f, s = p.rstd[row], sum_g = 0.0f, sum_gn = 0.0f;
+    float m = p.centered ? p.mean[row] : 0.0f, s = p.rstd[row], sum_g = 0.0f, sum_gn = 0.0f;
     for (size_t c = lane; c < p.C; c += LANES) {
         float g = float_of(dout[c]) * float_of(p.weight[c]);
         sum_g += g;
         sum_gn += g * (float_of(x[c]) - m) * s;
     }
-    float average_g = p.centred ? row_average<LANES>(sum_g, p.C) : 0.0f, average_gn = row_average<LANES>(sum_gn, p.C);
+    float average_g = p.centered ? row_average<LANES>(sum_g, p.C) : 0.0f, average_gn = row_average<LANES>(sum_gn, p.C);
     for (size_t c = lane; c < p.C; c += LANES) {
         float n = (float_of(x[c]) - m) * s, g = float_of(dout[c]) * float_of(p.weight[c]);
         dx[c] = floatX_of(float_of(dx[c]) + s * (g - average_g - n * average_gn));
@@ -108,7 +108,7 @@ static __global__ void backward_rows(Norm p) {
 
 // Adds the contribution of channel c of a row to the gradients of weight and bias.
 static __device__ void sums_add(float* weight, float* bias, const Norm& p, size_t row, size_t c) {
-    float d = float_of(p.dout[row * p.C + c]), m = p.centred ? p.mean[row] : 0.0f;
+    float d = float_of(p.dout[row * p.C + c]), m = p.centered ? p.mean[row] : 0.0f;
     *weight += d * (float_of(p.x[row * p.C + c]) - m) * p.rstd[row];
     *bias += d;
 }
@@ -119,7 +119,7 @@ static __global__ void sums_naive(Norm p) {
     float weight = 0.0f, bias = 0.0f;
     for (size_t row = 0; row < p.N; row++) sums_add(&weight, &bias, p, row, c);
     p.dweight[c] += weight;
-    if (p.centred) p.dbias[c] += bias;
+    if (p.centered) p.dbias[c] += bias;
 }
 
 // partial (1 or 2, gridDim.y, C), as add_partial takes it: block (x, y) sums 32 channels over every gridDim.y-th
@@ -139,14 +139,14 @@ static __global__ void sums_partial(float* partial, Norm p) {
         bias += biases[y][threadIdx.x];
     }
     partial[blockIdx.y * p.C + c] = weight;
-    if (p.centred) partial[((size_t)gridDim.y + blockIdx.y) * p.C + c] = bias;
+    if (p.centered) partial[((size_t)gridDim.y + blockIdx.y) * p.C + c] = bias;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Program: four ladders
 
-static void ladder_forward(bool centred, size_t N, size_t C) {
-    ladder_begin(centred
+static void ladder_forward(bool centered, size_t N, size_t C) {
+    ladder_begin(centered
         ? "layernorm_forward: out (N, C) = layernorm(residual (N, C)), residual = in (N, C) + branch (N, C)"
         : "rmsnorm_forward: out (N, C) = rmsnorm(residual (N, C)), residual = in (N, C) + branch (N, C)");
     const size_t n = N * C, W = n % PACK == 0 ? PACK : 1;
@@ -158,19 +158,19 @@ static void ladder_forward(bool centred, size_t N, size_t C) {
     LadderPointer<floatX> bias = {};
     LadderPointer<float> mean = {};
     LadderRun shipped = LADDER_OPERATION(rmsnorm_forward, out, residual, rstd, in, branch, weight, EPSILON, N, C);
-    if (centred) {
+    if (centered) {
         bias = ladder_input<floatX>("bias", C, 1.0);
         mean = ladder_output<float>("mean", N, {(double)C, 2, 0});
         shipped = LADDER_OPERATION(layernorm_forward, out, residual, mean, rstd, in, branch, weight, bias, EPSILON, N,
                                    C);
     }
-    Norm p = {N, C, centred, weight, bias, mean, rstd, out, residual, in, branch, NULL, NULL, NULL, NULL, NULL};
+    Norm p = {N, C, centered, weight, bias, mean, rstd, out, residual, in, branch, NULL, NULL, NULL, NULL, NULL};
     ladder_work(LADDER_BYTES, 4.0 * (double)n * sizeof(floatX), shipped);
     ladder_rung("naive", [&] { ladder_launch(forward_rows<1>, N, p); });
     ladder_rung("warp", [&] { ladder_launch(forward_rows<WARP>, N * WARP, p); });
     ladder_rung("unfused", [&] {
         ladder_launch(W == PACK ? add_residual<PACK> : add_residual<1>, n / W, residual, in, branch, n);
-        if (centred)
+        if (centered)
             layernorm_forward(out, residual, mean, rstd, residual, NULL, weight, bias, EPSILON, N, C, ladder.stream);
         else rmsnorm_forward(out, residual, rstd, residual, NULL, weight, EPSILON, N, C, ladder.stream);
     });
@@ -178,9 +178,9 @@ static void ladder_forward(bool centred, size_t N, size_t C) {
 }
 
 // mean and rstd come from the CPU's forward; without checks, any numbers will do.
-static void ladder_backward(bool centred, size_t N, size_t C) {
+static void ladder_backward(bool centered, size_t N, size_t C) {
     enum { CHUNKS = 64 };
-    ladder_begin(centred
+    ladder_begin(centered
         ? "layernorm_backward: dx (N, C), dweight (C) and dbias (C) += ... from dout (N, C) and x (N, C)"
         : "rmsnorm_backward: dx (N, C) and dweight (C) += ... from dout (N, C) and x (N, C)");
     const size_t n = N * C;
@@ -191,7 +191,7 @@ static void ladder_backward(bool centred, size_t N, size_t C) {
     auto dweight = ladder_added<float>("dweight", C, 1.0, ladder_random_sum(N));
     LadderPointer<float> mean = {}, dbias = {};
     LadderRun shipped = LADDER_OPERATION(rmsnorm_backward, dx, dweight, dout, x, weight, rstd, N, C);
-    if (centred) {
+    if (centered) {
         mean = ladder_input<float>("mean", N, 1.0);
         dbias = ladder_added<float>("dbias", C, 1.0, ladder_random_sum(N));
         shipped = LADDER_OPERATION(layernorm_backward, dx, dweight, dbias, dout, x, weight, mean, rstd, N, C);
@@ -199,13 +199,13 @@ static void ladder_backward(bool centred, size_t N, size_t C) {
     if (ladder.check) {
         std::vector<floatX> y(n), zeros(C);
         floatX *out = y.data(), *in = x.twin, *w = weight.twin, *b = zeros.data();
-        if (centred) cpu::layernorm_forward(out, NULL, mean.twin, rstd.twin, in, NULL, w, b, EPSILON, N, C, NULL);
+        if (centered) cpu::layernorm_forward(out, NULL, mean.twin, rstd.twin, in, NULL, w, b, EPSILON, N, C, NULL);
         else cpu::rmsnorm_forward(out, NULL, rstd.twin, in, NULL, w, EPSILON, N, C, NULL);
         ladder_update(mean);
         ladder_update(rstd);
     }
     ladder_give_scratch(max_size(layernorm_backward_scratch_bytes(N, C), 2 * CHUNKS * C * sizeof(float)));
-    Norm p = {N, C, centred, weight, NULL, mean, rstd, NULL, NULL, NULL, NULL, dx, dweight, dbias, dout, x};
+    Norm p = {N, C, centered, weight, NULL, mean, rstd, NULL, NULL, NULL, NULL, dx, dweight, dbias, dout, x};
     ladder_work(LADDER_BYTES, 4.0 * (double)n * sizeof(floatX), shipped);
     ladder_rung("naive", [&] {
         ladder_launch(backward_rows<1>, N, p);
@@ -217,7 +217,7 @@ static void ladder_backward(bool centred, size_t N, size_t C) {
         dim3 block(WARP, WARP);
         ladder_launch(backward_rows<WARP>, N * WARP, p);
         sums_partial<<<dim3(strips, chunks), block, 0, ladder.stream->compute>>>(partial, p);
-        add_partial<float><<<dim3(strips, centred ? 2 : 1), block, 0, ladder.stream->compute>>>(
+        add_partial<float><<<dim3(strips, centered ? 2 : 1), block, 0, ladder.stream->compute>>>(
             dweight, dbias, partial, chunks, C);
     };
     ladder_rung("warp", [&] { in_two(1); });

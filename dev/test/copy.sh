@@ -1,6 +1,6 @@
 # copy.sh BUILD [CUDA_INCLUDE_FLAGS...]: shows that each operation can be used on its own. Each header below, and each
-# section of kernels.cuh, is copied into an empty folder with what its first lines list after "Needs:", and nothing
-# else. There a program of copied.cu that calls it must compile with nvcc for sm_80, sm_90a and sm_100 (skipped without
+# section of kernels.cuh, vectors.cuh and update.cuh, is copied into an empty folder with what its first lines list after
+# "Needs:", and nothing else. There a program of copied.cu that calls it must compile with nvcc for sm_80, sm_90a and sm_100 (skipped without
 # nvcc), and with the emulator, which runs it and checks the results. The last line is `N passed, N failed`.
 set -u
 build=$1
@@ -32,12 +32,12 @@ headers() {
 }
 sections() { needs "$1" | sed -n 's/.*sections* \(.*\)\.$/\1/p' | grep -o '[0-9]*'; }
 
-# Section NUMBER of kernels.cuh, cut out by its rule lines.
+# Section NUMBER of FILE, cut out by its rule lines.
 section() {
-    awk -v title="// $1. " '/^\/\/ ------/ { rule = 1; on = 0; next }
+    awk -v title="// $2. " '/^\/\/ ------/ { rule = 1; on = 0; next }
                             rule { rule = 0; on = index($0, title) == 1 }
-                            /^#endif  \/\/ LLMTRAIN_KERNELS_CUH/ { on = 0 }
-                            on' kernels.cuh
+                            /^#endif  \/\/ LLMTRAIN_[A-Z_]*_CUH/ { on = 0 }
+                            on' "$1"
 }
 
 # take FOLDER HEADER...: copies the headers, each after the ones it needs, and includes them in piece.h.
@@ -51,14 +51,17 @@ take() {
     done
 }
 
-# piece NAME SOURCE: makes the folder NAME; SOURCE is a header or the number of a section.
+# piece NAME FILE [NUMBER]: makes the folder NAME with a header, or with a section of a file.
 piece() {
     folder=$work/$1
+    names="$names $1"
     mkdir -p "$folder"
     cp dev/test/copied.cu "$folder"
-    [ -f "$2" ] && take "$folder" "$2" && return
-    section "$2" > "$folder/section.cuh"
-    for number in $(sections "$folder/section.cuh"); do section "$number" > "$folder/section-$(printf %02d "$number").cuh"; done
+    [ $# -lt 3 ] && take "$folder" "$2" && return
+    section "$2" "$3" > "$folder/section.cuh"
+    for number in $(sections "$folder/section.cuh"); do
+        section "$2" "$number" > "$folder/section-$(printf %02d "$number").cuh"
+    done
     # shellcheck disable=SC2046
     take "$folder" $(headers "$folder/section.cuh")
     for file in "$folder"/section-*.cuh "$folder/section.cuh"; do
@@ -93,20 +96,19 @@ check() {
     } > result 2>&1
 }
 
+names=
 piece ATTENTION llmtrain/ops/attention.cuh
 piece DECODE llmtrain/ops/decode.cuh
 piece MATMUL llmtrain/ops/matmul.cuh
 piece QK_NORM llmtrain/ops/qk_norm.cuh
 piece RANDOM llmtrain/ops/random.cuh
-piece VECTORS llmtrain/ops/vectors.cuh
-piece UPDATE llmtrain/ops/optimizers/update.cuh
 piece KERNELS_CPU kernels_cpu.h
-names="ATTENTION DECODE MATMUL QK_NORM RANDOM VECTORS UPDATE KERNELS_CPU"
-for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' kernels.cuh); do
-    title=$(sed -n "s/^\/\/ $number\. //p" kernels.cuh | sed 's/ matmuls$//; s/ and /_AND_/; s/[, ]\{1,\}/_/g' |
-        tr '[:lower:]' '[:upper:]')
-    piece "$title" "$number"
-    names="$names $title"
+for source in kernels.cuh llmtrain/ops/vectors.cuh llmtrain/ops/optimizers/update.cuh; do
+    for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' $source); do
+        title=$(sed -n "s/^\/\/ $number\. //p" $source | sed 's/ matmuls$//; s/ and /_AND_/; s/[, ]\{1,\}/_/g' |
+            tr '[:lower:]' '[:upper:]')
+        piece "$title" $source "$number"
+    done
 done
 
 # As many at a time as there are processors.

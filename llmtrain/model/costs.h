@@ -83,14 +83,14 @@ static inline Cost cost_embedding_backward(size_t B, size_t T, size_t C, bool po
     return cost_of((positions ? 2 : 1) * n, (COST_X + 8) * n + 4 * rows + (positions ? 8 * (double)(T * C) : 0));
 }
 
-// centred: layernorm; otherwise rmsnorm. branch: with the residual add.
-static inline Cost cost_norm_forward(size_t N, size_t C, bool centred, bool branch) {
+// centered: layernorm; otherwise rmsnorm. branch: with the residual add.
+static inline Cost cost_norm_forward(size_t N, size_t C, bool centered, bool branch) {
     double n = (double)N * (double)C;
-    return cost_of((centred ? 9 : 5) * n, COST_X * (branch ? 4 : 2) * n + (centred ? 8 : 4) * (double)N);
+    return cost_of((centered ? 9 : 5) * n, COST_X * (branch ? 4 : 2) * n + (centered ? 8 : 4) * (double)N);
 }
-static inline Cost cost_norm_backward(size_t N, size_t C, bool centred) {
+static inline Cost cost_norm_backward(size_t N, size_t C, bool centered) {
     double n = (double)N * (double)C;
-    return cost_of((centred ? 19 : 13) * n, COST_X * 4 * n + (centred ? 8 : 4) * (double)N);
+    return cost_of((centered ? 19 : 13) * n, COST_X * 4 * n + (centered ? 8 : 4) * (double)N);
 }
 
 // heads: the number of query and key heads that are rotated or normalized.

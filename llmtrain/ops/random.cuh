@@ -8,7 +8,6 @@
 #include "base.h"
 #include "types.h"
 
-
 // The random bits of element j of a thread's W, where element 0 has index `first`. If W is not 1, `first` must be a
 // multiple of 4: then one call of random4 serves four elements, since the compiler sees that their calls are the
 // same.

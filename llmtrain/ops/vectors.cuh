@@ -1,4 +1,5 @@
-// vectors.cuh: operations on whole vectors in CUDA, with the names and signatures of vectors.h.
+// vectors.cuh: operations on whole vectors of parameters and gradients in CUDA: kernels, and launchers of the same names
+// and signatures as in vectors.h.
 //
 //   1. sums          of floats, in double; the checksum
 //   2. fixed point   sums that no order can change
@@ -15,6 +16,9 @@
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
+//
+// Defines: sum_of_squares, sum_scaled, vector_checksum.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h.
 //
 // Two kernels: blocks sum pieces of the vector, then one block sums the pieces. Which elements a thread adds, and in
 // which order, depends on the length and not on the GPU; nothing is left to the order in which blocks finish. Additions
@@ -118,6 +122,9 @@ static inline void vector_checksum(uint64_t* out, const floatX* x, size_t first,
 // ------------------------------------------------------------------------------------------------
 // 2. Fixed point
 //
+// Defines: exact_add, exact_merge, exact_read.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
+//
 // A thread owns W elements of every vector, W = PAIR or 1: two integers of 64 bits are 16 bytes. Integers add up to the
 // same bits in any order, and every operation here rounds each element as the CPU does: both backends give the same
 // bits.
@@ -202,6 +209,9 @@ static inline void exact_read(float* out, const int64_t* sums, double quantum, s
 
 // ------------------------------------------------------------------------------------------------
 // 3. Casts, add
+//
+// Defines: cast_to_float, cast_from_float, vector_add, vector_add_stored, residual_forward.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // A thread owns W elements. Casts move 4 + sizeof(floatX) bytes per element, add moves 8 + sizeof(x).
 

@@ -1,8 +1,8 @@
 // update.cuh: one step of any optimizer over slices of the parameters in CUDA, with the names and signatures of
 // update.h.
 //
-//   1. elements   updates element by element
-//   2. update     by any optimizer
+//   1. elementwise optimizers
+//   2. any optimizer
 //
 // Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/random.cuh,
 // llmtrain/ops/vectors.cuh, llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh,
@@ -24,7 +24,11 @@
 #include "quantized.cuh"
 
 // ------------------------------------------------------------------------------------------------
-// 1. Elements
+// 1. Elementwise optimizers
+//
+// Defines: optimizer_update_elements.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/random.cuh,
+// llmtrain/ops/optimizers/multi_tensor.cuh, llmtrain/ops/optimizers/optimizers.h.
 //
 // One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. In 16-bit builds AdamW
 // with master weights moves 30 bytes per parameter: weight, m, v, gradient in, weight, m, v, stored parameter out.
@@ -76,8 +80,12 @@ static inline void optimizer_update_elements(const OptimizerSlice* slice, const 
 }
 
 // ------------------------------------------------------------------------------------------------
-// 2. Update
-
+// 2. Any optimizer
+//
+// Defines: optimizer_update, optimizer_update_list.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/random.cuh, llmtrain/ops/vectors.cuh,
+// llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh, llmtrain/ops/optimizers/quantized.cuh,
+// section 1.
 
 static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
                                                    matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
