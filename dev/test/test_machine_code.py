@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 here = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(here, ".."))
+sys.path.insert(0, os.path.join(here, "../gpu"))
 import bounds  # noqa: E402
 import machine_code as code  # noqa: E402
 
@@ -109,7 +109,7 @@ check("measured times", bounds.measured_read(["classifier 4.5", "matmul_forward(
       {"classifier": 4.5, "matmul_forward(8,9)": 0.5})
 for flags, message in ((["--gpu", "V100"], "there is no data of a GPU 'V100'"),
                        (["--measured", os.path.abspath(__file__)], "line 1 of the measured times is")):
-    run = subprocess.run([sys.executable, os.path.join(here, "../bounds.py"), "--launches", "none", "--code", "none"] +
+    run = subprocess.run([sys.executable, os.path.join(here, "../gpu/bounds.py"), "--launches", "none", "--code", "none"] +
                          flags, capture_output=True, text=True)
     check("refused", (run.returncode, message in run.stderr), (1, True))
 
