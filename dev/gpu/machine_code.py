@@ -456,6 +456,7 @@ ALLOWED = [
     ("narrow", "*/classifier_kernel<*", "the gradient at the target, by one thread of a row"),
     ("narrow", "*/embedding_join_pieces<*", "the token of the next part, the same for the whole block"),
     ("narrow", "*/embedding_sum_pieces<*", "the sorted key, the same for the whole block"),
+    ("split", "*/embedding_sum_pieces<*", "two neighboring sorted keys at any index, the same for the whole block"),
     ("narrow", "*/qk_norm_*_kernel<*", "rstd, one number for a head, and at the end sums of the block's warps"),
 ]
 # Templates whose first argument means something else.
