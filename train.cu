@@ -15,9 +15,10 @@
 #include "llmtrain.h"                // Model: model_step, model_finish_step, model_update
 #include "llmtrain/run/describe.h"   // what is printed before the first step
 #include "llmtrain/run/flops.h"      // model_flops_per_token
+#include "llmtrain/run/join.h"       // run_join, run_exit
 #include "llmtrain/run/plan.h"       // plan_show
-#include "llmtrain/run/presets.h"    // config_choose
-#include "llmtrain/run/step.h"       // StepLog, Due; with it run.h: Run, joining ranks, resuming, saving, rewinding
+#include "llmtrain/run/rewind.h"     // run_rewind
+#include "llmtrain/run/step.h"       // StepLog, Due; with it run.h (Run), save.h (checkpoints), checks.h (run_compare)
 #include "llmtrain/run/validate.h"   // model_validate
 #include "llmtrain/text/generate.h"  // Sampler
 
@@ -267,7 +268,7 @@ static bool next_batch(void* source, const int32_t** tokens, const int32_t** tar
     RunState* state = &run->record.state;
     size_t B = model->options.B, T = model->options.T;
     heartbeat_send(HEARTBEAT_STEP, state->step + 1);
-    if (fault_point("load")) fault_flip(model);
+    fault_point("load");
     if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
     *tokens = run->tokens;
     *targets = run->targets;

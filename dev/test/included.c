@@ -7,8 +7,10 @@
 #endif
 
 #include "llmtrain/checkpoint/source.h"
+#include "llmtrain/run/join.h"
 #include "llmtrain/run/presets.h"
-#include "llmtrain/run/run.h"
+#include "llmtrain/run/rewind.h"
+#include "llmtrain/run/step.h"
 #include "llmtrain/text/generate.h"
 
 #if PART == 2

@@ -171,12 +171,13 @@ typedef struct {
     uint64_t hash;         // without fields that differ from run to run: times, memory and what follows them
     size_t last;           // the step in the last whole line; 0: none
     double losses[STEPS];  // NAN: none
+    size_t updates[STEPS], update_count;  // steps that were not skipped
 } RunLog;
 
 static RunLog log_read(void) {
-    size_t bytes;
+    size_t bytes, skipped_before = 0;
     double loss;
-    RunLog log = {0, 0, {0}};
+    RunLog log = {0, 0, {0}, {0}, 0};
     char* text = text_read(text_of("%s/metrics.jsonl", run_path()), &bytes);
     Hash hash = hash_begin(0);
     for (size_t i = 0; i < STEPS; i++) log.losses[i] = NAN;
@@ -185,6 +186,10 @@ static RunLog log_read(void) {
         hash_add(&hash, line, (size_t)((times && times < end ? times : end) - line));
         bool has_loss = sscanf(line, "{\"step\": %zu,\"loss\": %lf", &log.last, &loss) == 2;
         if (has_loss && log.last >= 1 && log.last <= STEPS) log.losses[log.last - 1] = loss;
+        const char* member = strstr(line, "\"skipped\": ");
+        size_t skipped = member ? (size_t)strtoull(member + strlen("\"skipped\": "), NULL, 10) : 0;
+        if (skipped == skipped_before && log.update_count < STEPS) log.updates[log.update_count++] = log.last;
+        skipped_before = skipped;
     }
     if (bytes > 0 && text[bytes - 1] != '\n') hash_add(&hash, "no end", 6);
     free(text);
@@ -496,14 +501,14 @@ static void test_references(void) {
 
 // Points at which a run can be killed. The kind says how many steps after a save has begun its point may be reached if
 // the save is asynchronous.
-typedef enum { OF_STEP, OF_VALIDATION, OF_BEGINNING, OF_WRITING, OF_END } PointKind;
+typedef enum { OF_STEP, OF_UPDATE, OF_VALIDATION, OF_BEGINNING, OF_WRITING, OF_END } PointKind;
 
 static const struct { const char* name; PointKind kind; bool leader_only; } POINTS[] = {
     {"load", OF_STEP, false}, {"forward", OF_STEP, false}, {"backward", OF_STEP, false}, {"reduce", OF_STEP, false},
-    {"update", OF_STEP, false}, {"gather", OF_STEP, false}, {"validate", OF_VALIDATION, false},
+    {"update", OF_STEP, false}, {"gather", OF_UPDATE, false}, {"validate", OF_VALIDATION, false},
     {"save", OF_BEGINNING, false}, {"snapshot", OF_BEGINNING, false}, {"write", OF_WRITING, false},
     {"flush", OF_WRITING, false}, {"checksums", OF_END, false}, {"manifest", OF_END, true}, {"rename", OF_END, true},
-    {"clean", OF_END, false}, {"offload_read", OF_STEP, false}, {"offload_write", OF_STEP, false},
+    {"clean", OF_END, false}, {"offload_read", OF_UPDATE, false}, {"offload_write", OF_UPDATE, false},
 };
 enum { POINT_COUNT = COUNT_OF(POINTS), GATHER = 5, SNAPSHOT = 8, CLEAN = 14, ATTEMPTS = 8, IN_A_ROW = 3 };
 static const int SIGNALS[3] = {SIGKILL, SIGSTOP, SIGSEGV};
@@ -602,7 +607,9 @@ static size_t step_of(const Way* way, PointKind kind, size_t attempt, Dice* dice
     size_t interval = way->near && !way->async && dice_below(dice, 2) ? way->near : way->every;
     size_t saves = STEPS / interval;
     size_t save = min_size(STEPS, interval * (dice_below(dice, saves + 1) + 1));
-    if (kind == OF_STEP) return 1 + dice_below(dice, STEPS);
+    const RunLog* log = &reference->logs[way->world];
+    if (kind == OF_UPDATE && log->update_count > 0) return log->updates[dice_below(dice, log->update_count)];
+    if (kind == OF_STEP || kind == OF_UPDATE) return 1 + dice_below(dice, STEPS);
     if (kind == OF_VALIDATION) return 10 * (1 + dice_below(dice, STEPS / 10));
     if (attempt == ATTEMPTS - 1) return STEPS;
     if (kind == OF_BEGINNING || !way->async) return save;

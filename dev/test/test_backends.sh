@@ -152,7 +152,7 @@ two_ranks() {
         [ "$(rewinds rewinds)" -gt 0 ] && [ "$(rewinds rewinds)" = "$(rewinds cpu-rewinds)" ]
         verdict $? "$what: and as often, $(rewinds rewinds) times"
         for place in compare load; do
-            fails "at $place do flip" 'differs from the other rank in' --check-every 1
+            fails "at $place do corrupt" 'differs from the other rank in' --check-every 1
             verdict $? "$what: a wrong bit of rank 1 ($place) is found"
         done
     fi

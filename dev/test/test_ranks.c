@@ -888,7 +888,9 @@ static void test_corruption(void) {
                      .task = {.launch = BY_HAND, .world = 3,
                               .arguments = {SHAPES[ODD].arguments, "--steps 6 --check-every 2 --timeout 3",
                                             kept("--zero %zu", zero)},
-                              .variables = fault_variable(victim, 4, computes ? "compare do flip" : "load do flip")},
+                              .variables = computes ? kept("LLMTRAIN_TEST_FAULT=rank %zu step 4 at compare do corrupt; "
+                                                  "rank %zu step 4 at compared do corrupt", victim, victim)
+                                           : fault_variable(victim, 4, "load do corrupt")},
                      .code = 1, .fragments = {computes ? "hidden states that it computes" : "bucket"},
                      .prints = "step     3/6", .fate = ENDS, .victim = victim, .limit_ms = LIMIT_MS};
         failures[i] = f;

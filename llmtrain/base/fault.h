@@ -7,6 +7,7 @@
 //
 //   kill, stop, segv   a signal, which ends or stops the process
 //   hang               this thread hangs, while the others continue
+//   corrupt            a bit of a parameter changes (run/checks.h)
 //   flip               the caller corrupts a bit, or reverses a decision
 //   delay MS           MS milliseconds, in this step and every later one
 //   wait               the caller waits, in this step and every later one
@@ -32,12 +33,20 @@ typedef struct {
     bool read;              // the variable was read
     size_t count;           // faults in the variable
     unsigned long long now; // the step in progress
+    void (*corrupt)(void* target);  // what `corrupt` calls,
+    void* target;                   // with this; NULL: nothing
 } Faults;
 
 // The faults of this process. Its other threads reach points too, so the members that they read are written atomically.
 static inline Faults* fault_state(void) {
     static Faults faults;
     return &faults;
+}
+
+// Says once what `corrupt` does.
+static inline void fault_register(void (*corrupt)(void* target), void* target) {
+    fault_state()->corrupt = corrupt;
+    fault_state()->target = target;
 }
 
 // To be called at the beginning of each step.
@@ -76,6 +85,7 @@ static inline bool fault_point(const char* point) {
             raise(SIGSEGV);
         }
         while (strcmp(f->action, "hang") == 0) pause();
+        if (strcmp(f->action, "corrupt") == 0 && all->corrupt) all->corrupt(all->target);
         callers |= waits || strcmp(f->action, "flip") == 0;
     }
     return callers;

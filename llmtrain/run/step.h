@@ -9,7 +9,8 @@
 #ifndef LLMTRAIN_STEP_H
 #define LLMTRAIN_STEP_H
 
-#include "run.h"
+#include "checks.h"
+#include "save.h"
 
 // Whether a multiple of the interval is reached; never if it is 0.
 static inline bool every(uint64_t step, uint64_t interval) { return interval > 0 && step % interval == 0; }
@@ -20,6 +21,12 @@ typedef struct {
     bool validate, log, sample;
     unsigned save;          // where: run_save_due; 0: nowhere
 } Due;
+
+// Training begins here, or continues here after a rewind.
+static inline void run_begin_clock(Run* run) {
+    run->first_step = run->record.state.step;
+    run->began_ms = now_ms();
+}
 
 static inline StepLog step_begin(Run* run) {
     StepLog s;

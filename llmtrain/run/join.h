@@ -1,0 +1,79 @@
+// join.h: how a process becomes a rank of a run, and how it leaves with an exit code: run_join, run_finish, run_exit.
+//
+// A rank that fails tells the others why before it leaves, so that none waits for it.
+
+#ifndef LLMTRAIN_JOIN_H
+#define LLMTRAIN_JOIN_H
+
+#include "save.h"
+
+// With --plan, plans for as many ranks as a launcher has started, and prints on one.
+static inline bool run_join_plan(Launch* launch, uint64_t* ranks, Error* error) {
+    if (!launch_find(launch, error)) return false;
+    if (launch->world > 1) *ranks = launch->world;
+    return launch->rank == 0 || freopen("/dev/null", "w", stdout) != NULL || fail_file(error, "open", "/dev/null");
+}
+
+// Becomes one rank of the run: as the launcher's environment says, or by forking `ranks` ranks here if that is not 0.
+// shares_cores: ranks of one machine divide its cores, unless OpenMP's own variables say otherwise.
+static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores,
+                            Error* error) {
+    if (!(ranks ? launch_fork(launch, ranks, error) : launch_find(launch, error)))
+        return fail_as(error,
+                       ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // a launcher has started ranks already
+    if (launch->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
+    size_t here =
+        launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor of this machine sees
+    if (!heartbeat_open(getenv(HEARTBEAT_VARIABLE), launch->rank, here, error)) return false;
+    if (!comm_open(&run->comm, launch, 1e3 * timeout, error)) return false;
+    if (shares_cores && run->comm.local_world > 1 && threads_undecided())
+        threads_set(max_size(threads_count() / run->comm.local_world, 1));
+    if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
+    return true;
+}
+
+// Called when the flags are wrong: connects to the other ranks, if there are any, so that run_exit can notify them.
+static inline void run_refuse(Run* run, Launch* launch, double timeout) {
+    Error ignored;
+    if (!launch_find(launch, &ignored) || launch->world == 1) return;
+    if (!comm_open(&run->comm, launch, 1e3 * timeout, &ignored)) run->comm.world = 0;
+}
+
+// After the last step, or at a signal.
+static inline bool run_finish(Run* run, uint64_t steps, Error* error) {
+    const char* out = run->options->out;
+    uint64_t step = run->record.state.step;
+    if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
+    // A run that resumed from a tier's checkpoint of its last step, or a later one, has none in --out yet.
+    bool saved = out == NULL || step == 0 || run->saved == step;
+    if (step >= steps && !saved && !run_save_last(run, error)) return false;
+    pruner_await(&run->pruner);
+    if (step >= steps) {
+        run_finish_tiers(run);
+        return true;
+    }
+    fail_with(error, "stopped by a signal after step %llu; %s", (unsigned long long)step,
+              out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
+    error->kind = out ? ERROR_STOPPED : ERROR_OUTSIDE;
+    return fail_on_all_ranks(error);
+}
+
+#define REAP_MS 2e3  // the time that forked ranks have to end after rank 0 has failed
+
+// Reports how the run ended, notifies the other ranks, and frees everything. Returns the exit code of the program.
+static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error, double timeout,
+                           bool interrupted) {
+    bool stopped = !ok && error->kind == ERROR_STOPPED;
+    Error of_others;
+    if (!ok) launch_report(launch, "train", error->text);
+    if (!ok && run->comm.world > 1 && !error->on_all_ranks) comm_abort(&run->comm, error->text);
+    if (ok) heartbeat_send(HEARTBEAT_DONE, run->record.state.step);
+    if (run->cadence.began_ms > 0)
+        run_event(run, ok ? "done" : stopped ? "stopped" : "failed", run->record.state.step, "%s",
+                  ok ? "all steps" : error->text);
+    run_free(run);
+    int code = ok ? 0 : error->kind == ERROR_USAGE ? 2 : stopped && !interrupted ? EXIT_SAVED : 1;
+    return launch_reap(launch, "train", code, ok ? 1e3 * timeout : REAP_MS, &of_others);
+}
+
+#endif  // LLMTRAIN_JOIN_H
