@@ -272,8 +272,7 @@ static bool next_batch(void* source, const int32_t** tokens, const int32_t** tar
     if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
     *tokens = run->tokens;
     *targets = run->targets;
-    model->dropout.first_token =
-        (state->samples + run->comm.rank * B) * T;  // makes its masks the same for any number of ranks
+    model->dropout.first_token = (state->samples + run->comm.rank * B) * T;  // the same masks for any number of ranks
     state->samples += B * run->comm.world;
     return true;
 }
