@@ -308,6 +308,7 @@ static bool report(Run* run, const Options* o, StepLog* s, Error* error) {
     s->steps = o->schedule.steps;
     s->tokens = state->samples * o->seq;
     s->skipped = state->step - state->updates;
+    s->sent = collective_bytes_sent(&model->flat.collectives) - s->sent;
     s->entropy_floor = run->val.entropy_floor;
     s->tokens_per_second = 1e3 * tokens * (double)run->comm.world / s->ms;
     s->mfu = NAN;

@@ -17,6 +17,31 @@
 // The gradients of the references are compared with finite differences of their forwards, wherever there are few
 // enough inputs.
 //
+// A worked example, of an operation out = in^2 with the loops reference_square and reference_square_backward in
+// reference.h:
+//
+//     OPERATION(square_forward, x(c, 0), x(c, 1), s->N)            calls it: floatX arrays 0 and 1 of case c, N of s
+//     OPERATION(square_backward, x(c, 0), x(c, 1), x(c, 2), s->N)
+//     static void test_square(size_t N) {
+//         if (!wanted("square_forward square_backward")) return;   the program's --only
+//         Shape s = {.N = N};
+//         Case c = case_begin(operation_square_forward, &s, "N=%zu", N);
+//         Result* out = output(&c, "out", OUTPUT, STORED, N, 1);   array 0: overwritten, floatX, N elements, no sums
+//         double* in[1] = {input(&c, "in", N, 2.0)};               array 1: random floatX, std 2; in[0]: as doubles
+//         reference_square(out, in, &s);                           fills in what array 0 should hold
+//         case_prove(&c);                                          runs it in several ways, compares, prints
+//         Case b = case_begin(operation_square_backward, &s, "%s", c.shape);
+//         Result* din = output(&b, "din", OUTPUT, STORED, N, 1);
+//         double* dout = input(&b, "dout", N, 1.0);
+//         input_again(&b, &c.arrays[1]);                           array 2: the forward's input
+//         reference_gradient(&b, &din, 1, reference_square, reference_square_backward, dout, N, in);
+//         case_prove(&b);
+//         release();                                               frees the memory of both cases
+//     }
+//
+// case_prove also makes one element of each input NaN, then infinite, which some output must show. If not every element
+// is used, newest(&c)->live = i chooses the one of the array made last; c.witness = 0 says that array 0 must show it.
+//
 // Before it is included, define: the kernels; ON_CUDA, 0 or 1; CPU(operation), the name of the CPU's operation;
 // RUN(operation, arguments...), which calls it on the backend that c->on_cpu selects; SCRATCH(bytes), the scratch bytes
 // that CUDA's operation asks for. The includer also defines the functions declared here without a body.

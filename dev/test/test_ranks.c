@@ -417,7 +417,7 @@ static void test_storage(void) {
 // ------------------------------------------------------------------------------------------------
 // Recomputation
 
-// Each level with each number of ranks and stage in turn; test_train has every level with every dtype.
+// Each level with each number of ranks and stage in turn; test_model has every level with every dtype.
 static void test_recompute(void) {
 #ifdef __SANITIZE_ADDRESS__  // uses more memory than the model
     static const char* const levels[] = {"norms", "gelu", "attention", "block", "auto --memory 1"};

@@ -71,7 +71,6 @@ static inline void step_end(Run* run, StepLog* s, const Due* due) {
     bool first = step == run->first_step + 1, pauses = due_pauses(due);
     if (pauses || first) device_wait(run->model.stream);
     s->ms = now_ms() - s->began_ms - s->trace_ms;
-    s->sent = collective_bytes_sent(&run->model.flat.collectives) - s->sent;
     if (!first) cadence_count_step(&run->cadence, s->ms, s->saving);
     run_schedule_save(run);
     if (s->updated) run_report_offload(run, s->ms);
