@@ -24,7 +24,8 @@
 //
 // Loops. `#pragma omp parallel for` before a loop divides its iterations among threads, `simd` lets the compiler
 // compute several of them at once in a vector register; without OpenMP both are ignored. VECTOR_SUM(c, C, term) is the
-// sum over c from 0 to C - 1. Every output element is computed by one thread, in an order that depends on the sizes
+// sum over c from 0 to C - 1; float_of and floatX_of convert from and to the storage dtype; multiply_add(a, b, c) is
+// a * b + c, rounded once. Every output element is computed by one thread, in an order that depends on the sizes
 // alone: the bits are the same for any number of threads and on any processor (llmtrain/ops/arithmetic.h; 16-bit
 // matmuls differ between instruction sets).
 //
@@ -153,6 +154,7 @@ static inline void layernorm_forward(floatX* out, floatX* residual, float* mean,
     }
 }
 
+// The same without mean and bias.
 static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, const floatX* in, const floatX* branch,
                                    const floatX* weight, float epsilon, size_t N, size_t C, Stream stream) {
     (void)stream;

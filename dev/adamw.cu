@@ -8,8 +8,8 @@
 //
 //     rung          idea                                                       expected
 //     separate      a kernel for each line of the formula, and a cast          46 bytes instead of 30: 65% of the peak
-//     fused         one kernel, an element a thread                            30 bytes; 80 to 90%
-//     each          four elements a thread: 16 bytes of each float array       above 90% of a matrix; 2 us for each of
+//     fused         one kernel, one element per thread                         30 bytes; 80 to 90%
+//     each          four elements per thread: 16 bytes of each float array     above 90% of a matrix; 2 us for each of
 //                                                                              74 vectors
 //     shipped       all tensors in one launch, which carries their table       above 90%
 //
@@ -42,14 +42,8 @@ static LadderPointer<float> masters, m, v, grads;
 
 // Parameters [begin, begin + n).
 static OptimizerSlice slice_of(size_t begin, size_t n, bool no_decay) {
-    OptimizerSlice slice = {};
-    slice.params = params + begin;
-    if (masters) slice.master_weights = masters + begin;
-    slice.grads = grads + begin;
-    slice.states[0] = m + begin, slice.states[1] = v + begin;
-    slice.first = begin, slice.n = n;
-    slice.no_decay = no_decay;
-    return slice;
+    return {.params = params + begin, .master_weights = masters ? masters + begin : NULL, .grads = grads + begin,
+            .states = {m + begin, v + begin}, .first = begin, .n = n, .no_decay = no_decay};
 }
 
 // n parameters as that many tensors, each of which begins at a multiple of 64; as one tensor if that is too many.
@@ -71,10 +65,8 @@ int main(int argc, char** argv) {
     ladder_open(argc, argv, {{"parameters", KIND_COUNT, &n, "n", 1, 1e10, "length of the vectors", 0},
                              {"tensors", KIND_COUNT, &tensors, "N", 1, 1e6, "tensors that they are of", 0}});
     ladder_begin("optimizer_update_list: AdamW on n parameters");
-    OptimizerStep o = {};
-    o.kind = OPTIMIZER_ADAMW;
-    o.lr = 1e-3f, o.beta1 = 0.9f, o.beta2 = 0.95f, o.epsilon = 1e-8f, o.weight_decay = 0.1f, o.grad_scale = 0.5f;
-    o.seed = 1, o.step = 10;
+    OptimizerStep o = {.kind = OPTIMIZER_ADAMW, .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f,
+                       .weight_decay = 0.1f, .grad_scale = 0.5f, .seed = 1, .step = 10};
     const LadderBound bound = {4, 1, 0};
     if (FLOATX_IS_FLOAT) params = ladder_added<floatX>("params", n, 1.0, bound);
     else params = ladder_output<floatX>("params", n, bound), masters = ladder_added<float>("masters", n, 1.0, bound);

@@ -8,18 +8,21 @@
 // for each pair (i, j <= i): 5 B H T^2 D flops, from which the rates are computed; arithmetic is the bound.
 //
 //     rung      idea                                                       expected
-//     naive     p and ds in memory, a thread per number, a sum per output  a load per multiply-add: 1% of float's peak
+//     naive     p and ds in memory, one thread per number, one sum per     a load per multiply-add: 1% of float's peak
+//               output
 //     plain     tiles in shared memory, p and ds computed twice: for dq,   7 products for 5, at most half of float's
 //               and for dk and dv                                          peak on each: up to 35%
 //     every     the same on tensor cores, p and ds in registers            7 for 5, and 0.4 to 0.6 loads from shared
-//               (16-bit storage and head sizes 8, 16, ... 128)             memory a product: 30 to 45% of mma's peak
+//               (16-bit storage and head sizes 8, 16, ... 128)             memory per product: 30 to 45% of mma's peak
 //     shipped   as many heads at a time as the L2 cache has room for       what blocks stream comes from memory once
 //
 // Where tensor cores do not support the head size or the dtype, shipped is plain. All rungs are deterministic: each
 // output is one sum in a fixed order. None of this is measured yet.
 //
-// delta alone, 2 D elements and a float per row, bound by memory; 8 lanes take a row:
+// delta alone, 2 D elements and a float per row, bound by memory; after the first, 8 lanes take a row:
 //
+//     naive     one thread per row                                         each warp load touches 32 cache lines: a
+//                                                                          tenth of the peak
 //     tokens    a warp has four heads of a token: it stores 4 bytes in     a quarter of the sectors for two loads of
 //               each of four sectors                                       16 sectors each: 90%
 //     shipped   four positions of a head: 16 bytes in one sector           above 90%
@@ -158,6 +161,7 @@ int main(int argc, char** argv) {
         }
     };
     ladder_work(LADDER_BYTES, (double)rows * (double)(2 * D * sizeof(floatX) + sizeof(float)), shipped_delta);
+    ladder_rung("naive", [&] { ladder_launch(delta_naive, rows, deltas, dout, out, B, T, H, D); });
     ladder_rung("tokens", [&] {
         auto kernel = D % PACK == 0 ? delta_tokens<PACK> : delta_tokens<1>;
         ladder_launch(kernel, rows * DELTA_LANES, deltas, dout, out, rows, T, H, D);

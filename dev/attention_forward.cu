@@ -7,22 +7,22 @@
 // floats per head.
 //
 //     rung      idea                                                     expected
-//     naive     three kernels, scores in memory, a thread per number     a load per multiply-add: 1% of float's peak
+//     naive     three kernels, scores in memory, one thread per number   a load per multiply-add: 1% of float's peak
 //     plain     tiles in shared memory, running maximum and sum, 4 x 4   8 loads from shared memory for 16 multiply-
-//               numbers a thread: no scores in memory                    adds: at most half of float's peak
+//               numbers per thread: no scores in memory                  adds: at most half of float's peak
 //     rows16    tensor cores; each warp 16 queries                       a matrix from shared memory is used once:
 //               (16-bit storage and head sizes 8, 16, ... 128)           loads take as long as products
 //     every     each warp 32 queries, blocks of all heads side by side   used twice: half or more of mma's peak; but
-//                                                                        keys and values come from memory once a tile
+//                                                                        keys and values come from memory once per tile
 //     shipped   as many heads at a time as the L2 cache has room for     keys and values come from memory once
 //
 // Where tensor cores do not support the head size or the dtype, shipped is plain. None of this is measured yet.
 //
 // How a warp stores the rows of its result, 64 elements each, bound by memory:
 //
-//     pairs     4 bytes a lane, from where tensor cores leave them         half of a sector a row: 8 sectors and an
+//     pairs     4 bytes per lane, from where tensor cores leave them       half of a sector per row: 8 sectors and an
 //                                                                          instruction for 128 bytes
-//     shipped   through shared memory, then 16 bytes a lane                whole sectors, a quarter of the stores
+//     shipped   through shared memory, then 16 bytes per lane              whole sectors, a quarter of the stores
 //
 //     build/attention_forward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
@@ -72,22 +72,33 @@ static __global__ void values_naive(floatX* out, const float* scores, const floa
 #if !FLOATX_IS_FLOAT
 constexpr int STORE_WIDTH = 64, STORE_ROWS = 32;  // of a warp
 
-template <bool PAIRS>
-static __global__ void rows_store_rung(floatX* out, const float* in, size_t rows) {
+// Where the tensor cores leave elements i and i + 1, i even, of a lane's part of the warp's rows from `first` on.
+static __device__ size_t store_place(size_t first, int i, size_t* row) {
+    size_t lane = threadIdx.x % WARP;
+    *row = first + i / 32 * 16 + lane / 4 + i % 4 / 2 * 8;
+    return *row * STORE_WIDTH + i % 32 / 4 * 8 + 2 * (lane % 4);
+}
+
+static __global__ void store_pairs(floatX* out, const float* in, size_t rows) {
+    size_t first = (blockIdx.x * TENSOR_WARPS + threadIdx.x / WARP) * STORE_ROWS, row;
+    for (int i = 0; i < STORE_ROWS * STORE_WIDTH / WARP; i += 2) {
+        size_t at = store_place(first, i, &row);
+        if (row < rows) *(uint32_t*)(out + at) = pair_of(in[at], in[at + 1]);
+    }
+}
+
+static __global__ void store_rows(floatX* out, const float* in, size_t rows) {
     __shared__ __align__(16) char tiles[TENSOR_WARPS][STORE_ROWS * (STORE_WIDTH + TILE_PADDING) * sizeof(floatX)];
     float sum[STORE_ROWS / 16][STORE_WIDTH / 8][4];
-    size_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    size_t first = (blockIdx.x * TENSOR_WARPS + warp) * STORE_ROWS;
+    size_t warp = threadIdx.x / WARP, first = (blockIdx.x * TENSOR_WARPS + warp) * STORE_ROWS, row;
     #pragma unroll
     for (int i = 0; i < STORE_ROWS * STORE_WIDTH / WARP; i += 2) {
-        size_t row = first + i / 32 * 16 + lane / 4 + i % 4 / 2 * 8, column = i % 32 / 4 * 8 + 2 * (lane % 4);
-        float2 pair = row < rows ? *(const float2*)(in + row * STORE_WIDTH + column) : make_float2(0.0f, 0.0f);
+        size_t at = store_place(first, i, &row);
+        float2 pair = row < rows ? *(const float2*)(in + at) : make_float2(0.0f, 0.0f);
         sum[i / 32][i % 32 / 4][i % 4] = pair.x, sum[i / 32][i % 32 / 4][i % 4 + 1] = pair.y;
-        if (PAIRS && row < rows) *(uint32_t*)(out + row * STORE_WIDTH + column) = pair_of(pair.x, pair.y);
     }
-    if (!PAIRS)
-        rows_store<STORE_WIDTH>(out + first * STORE_WIDTH, STORE_WIDTH, (int)rows - (int)first, STORE_WIDTH, sum, 1.0f,
-                                tiles[warp]);
+    rows_store<STORE_WIDTH>(out + first * STORE_WIDTH, STORE_WIDTH, (int)rows - (int)first, STORE_WIDTH, sum, 1.0f,
+                            tiles[warp]);
 }
 
 static void ladder_stores(size_t rows) {
@@ -98,12 +109,11 @@ static void ladder_stores(size_t rows) {
     auto out = ladder_output<floatX>("out", n, {1, 0, 0});
     auto shipped = [&] {
         for (size_t i = 0; ladder.on_cpu && i < n; i++) out.twin[i] = floatX_of(in.twin[i]);
-        if (!ladder.on_cpu)
-            rows_store_rung<false><<<blocks, TENSOR_THREADS, 0, ladder.stream->compute>>>(out, in, rows);
+        if (!ladder.on_cpu) store_rows<<<blocks, TENSOR_THREADS, 0, ladder.stream->compute>>>(out, in, rows);
     };
     ladder_work(LADDER_BYTES, (double)n * (sizeof(float) + sizeof(floatX)), shipped);
     ladder_rung("pairs", [&] {
-        rows_store_rung<true><<<blocks, TENSOR_THREADS, 0, ladder.stream->compute>>>(out, in, rows);
+        store_pairs<<<blocks, TENSOR_THREADS, 0, ladder.stream->compute>>>(out, in, rows);
     });
     ladder_rung("shipped", shipped);
 }

@@ -15,7 +15,7 @@
 //     online      maximum and sum in one walk ("Online normalizer calculation   2 walks, not 3: at most x 1.5
 //                 for softmax"); the second walk begins where the first ends;
 //                 exp2 of one multiply-add
-//     shipped     the same with 16 bytes a load                                 fewer instructions: x 1.5 in 16 bits
+//     shipped     the same with 16 bytes per load                               fewer instructions: x 1.5 in 16 bits
 //
 //     build/classifier --rows 1024 --vocab 50257
 

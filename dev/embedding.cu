@@ -11,16 +11,16 @@
 // one reads dout twice, for the tokens and for the positions.
 //
 //     forward    idea                                                expected
-//     naive      an element a thread, its row by a division          half of the peak
-//     rows       a block a row                                       no divisions, but still 2 bytes a load
-//     shipped    16 bytes a load                                     near the peak
+//     naive      one element per thread, its row by a division       half of the peak
+//     rows       one block per row                                   no divisions, but still 2 bytes per load
+//     shipped    16 bytes per load                                   near the peak
 //
 //     backward   idea                                                expected
-//     naive      a thread a channel walks through all rows, as on    C threads: a hundredth of the peak
-//                the CPU
-//     atomics    a thread an element, sums by atomicAdd              fast for tokens that differ, slow for equal ones;
+//     naive      one thread per channel walks through all rows, as   C threads: a hundredth of the peak
+//                on the CPU
+//     atomics    one thread per element, sums by atomicAdd           fast for tokens that differ, slow for equal ones;
 //                                                                    the bits differ from run to run
-//     owner      rows sorted by token; a block adds all rows of a    as fast as the next for tokens that differ; for
+//     owner      rows sorted by token; one block adds all rows of a  as fast as the next for tokens that differ; for
 //                token                                               equal ones a single block does it all
 //     shipped    the sorted rows are cut into equal pieces; partial  about the same speed whatever the tokens are
 //                sums where a token's rows lie in several; positions

@@ -6,13 +6,13 @@
 // a flag.
 //
 //     rung          idea                                                     expected
-//     naive         an element a thread, all of it in double: widen,         85 to 90% of the peak; 2 units for doubles
+//     naive         one element per thread, all of it in double: widen,      85 to 90% of the peak; 2 units for doubles
 //                   compare, multiply, round                                 on a multiprocessor are busy for up to
 //                                                                            70% of the time that memory takes
-//     integers      two elements a thread; the float's bits are shifted,     the same as shipped: some 20 instructions
+//     integers      two elements per thread; the float's bits are shifted,   the same as shipped: some 20 instructions
 //                   right where the scale is a power of two                  hide behind memory, as doubles do
-//     shipped       two elements a thread: 16 bytes of sums at a time; the   above 90%
-//                   comparison in float; right for any scale
+//     shipped       two elements per thread: 16 bytes of sums at a time;     above 90%
+//                   the comparison in float; right for any scale
 //
 // So integer arithmetic gains nothing while memory is the bound. And if the trainer's loss scale is not a power of two,
 // neither is this scale: then the product is rounded to a double before it is rounded to an integer, on both backends.

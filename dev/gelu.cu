@@ -6,11 +6,11 @@
 // All are bound by memory: gelu moves 2 elements per output forward and 3 backward, swiglu 3 and 5.
 //
 //     rung          idea                                                      expected
-//     naive         the formula as it is written, an element a thread; for    2 bytes a thread in flight: half of the
-//                   swiglu its row by a division                              peak in 16 bits
+//     naive         the formula as it is written, one element per thread;     2 bytes per thread in flight: half of the
+//                   for swiglu its row by a division                          peak in 16 bits
 //     sigmoid       one exponential and one approximate division per          no faster where memory bounds; leaves the
-//                   element instead of tanh; for swiglu a row a block         instructions that the next rung needs
-//     shipped       16 bytes a load and the approximate division              above 90% of the peak
+//                   element instead of tanh; for swiglu one block per row     instructions that the next rung needs
+//     shipped       16 bytes per load and the approximate division            above 90% of the peak
 //
 //     build/gelu --rows 16384 --ffn 3072
 

@@ -12,7 +12,7 @@
 //                   one more block sums their sums
 //     shuffles      sums inside of warps by shuffles: two barriers instead   the same for long vectors: the tree is a
 //                   of one per level                                         small part of them
-//     shipped       16 bytes a load, four loads at once                       a few per cent more: fewer instructions
+//     shipped       16 bytes per load, four loads at once                     a few per cent more: fewer instructions
 //
 //     build/global_norm --elements 124475904
 
@@ -21,20 +21,33 @@
 
 enum { TREE_MOST_THREADS = 1024 };
 
-// out (gridDim.x): each block's part of the sum of x (n), or of its squares. blockDim.x is a power of two.
-template <typename T, bool SQUARES>
-static __global__ void norm_tree(double* out, const T* x, size_t n) {
+// The sum over the block, for its thread 0; blockDim.x is a power of two. Half of the threads add what the other half
+// has, then half of those, and so on.
+static __device__ double tree_sum(double sum) {
     __shared__ double sums[TREE_MOST_THREADS];
-    double sum = 0.0;
-    for (size_t i = flat_index(1); i < n; i += (size_t)gridDim.x * blockDim.x)
-        sum += SQUARES ? (double)x[i] * (double)x[i] : (double)x[i];
     sums[threadIdx.x] = sum;
     __syncthreads();
     for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
         if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
         __syncthreads();
     }
-    if (threadIdx.x == 0) out[blockIdx.x] = sums[0];
+    return sums[0];
+}
+
+// out (gridDim.x): each block's part of the sum of squares of x (n).
+static __global__ void squares_tree(double* out, const float* x, size_t n) {
+    double sum = 0.0;
+    for (size_t i = flat_index(1); i < n; i += (size_t)gridDim.x * blockDim.x) sum += (double)x[i] * (double)x[i];
+    sum = tree_sum(sum);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+
+// out (1) = the sum of x (n), by one block.
+static __global__ void sums_tree(double* out, const double* x, size_t n) {
+    double sum = 0.0;
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
+    sum = tree_sum(sum);
+    if (threadIdx.x == 0) *out = sum;
 }
 
 // Blocks that the GPU runs at once, 2048 threads per multiprocessor.
@@ -52,11 +65,11 @@ int main(int argc, char** argv) {
     cudaStream_t compute = ladder.stream->compute;
     auto shipped = LADDER_OPERATION(sum_of_squares, out, x, n);
     ladder_work(LADDER_BYTES, (double)n * sizeof(float), shipped);
-    ladder_rung("one block", [&] { norm_tree<float, true><<<1, TREE_MOST_THREADS, 0, compute>>>(out, x, n); });
+    ladder_rung("one block", [&] { squares_tree<<<1, TREE_MOST_THREADS, 0, compute>>>(out, x, n); });
     ladder_rung("tree", [&] {
         unsigned blocks = (unsigned)min_size(flat_blocks(n, 1), tree_most_blocks());
-        norm_tree<float, true><<<blocks, FLAT_THREADS, 0, compute>>>(pieces, x, n);
-        norm_tree<double, false><<<1, FLAT_THREADS, 0, compute>>>(out, pieces, blocks);
+        squares_tree<<<blocks, FLAT_THREADS, 0, compute>>>(pieces, x, n);
+        sums_tree<<<1, FLAT_THREADS, 0, compute>>>(out, pieces, blocks);
     });
     ladder_rung("shuffles", [&] {
         unsigned blocks = (unsigned)min_size(flat_blocks(n, 1), SUM_BLOCKS);

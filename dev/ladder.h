@@ -20,7 +20,7 @@
 // ladder_added     random numbers before each rung, for what is added to or worked on in place
 // ladder_scratch   memory for the rungs that is not checked; for scratch that operations take from the stream, use
 //                  ladder_give_scratch
-// ladder_work      the least work that any rung must do, and LADDER_OPERATION(operation, arguments...), which is also
+// ladder_work      the minimum of work for any rung, and LADDER_OPERATION(operation, arguments...), which is also
 //                  the rung "shipped"
 // ladder_rung      a name and a function, which calls kernels: ladder_launch, or <<< >>>
 // ladder_end       the exit status

@@ -8,21 +8,20 @@
 // twice.
 //
 //     forward   idea                                              expected
-//     naive     a thread a row                                    a load of a warp touches 32 lines, most of which are
-//                                                                 gone before their other bytes are asked for: below a
-//                                                                 fifth of the peak
-//     warp      a warp a row, neighboring channels to            whole lines; but the row comes three times, two of
-//               neighboring lanes                                them from the cache, an element a lane: half of the
+//     naive     one thread per row                                each warp load touches 32 cache lines, most evicted
+//                                                                 before the rest is used: below a fifth of the peak
+//     warp      one warp per row, neighboring channels to         whole lines; but the row comes three times, two of
+//               neighboring lanes                                them from the cache, one element per lane: half of the
 //                                                                 peak
 //     unfused   the residual add by itself, then the shipped      moves 5 elements: four fifths of the next
 //               kernel
-//     shipped   the row stays in registers; 16 bytes a load,      near the peak
+//     shipped   the row stays in registers; 16 bytes per load,    near the peak
 //               and all loads of a row under way together
 //
 //     backward  idea                                              expected
-//     naive     dx: a thread a row; sums: a thread a channel      as above, and too few threads for the sums
-//     warp      dx: a warp a row; sums: a block 32 channels,      C / 32 blocks do not fill a GPU: below half of the
-//               its 32 warps share the rows                       next
+//     naive     dx: one thread per row; sums: one per channel     as above, and too few threads for the sums
+//     warp      dx: one warp per row; sums: one block per 32      C / 32 blocks do not fill a GPU: below half of the
+//               channels, whose 32 warps share the rows           next
 //     split     the rows of the sums are cut too: partial sums,   dout and x are read twice, 6 elements: two thirds of
 //               which a second kernel adds                        the next
 //     shipped   one reading: the block that makes dx of a row     three quarters of the peak or more: while a block
@@ -49,30 +48,66 @@ typedef struct {
 } Norm;
 
 // ------------------------------------------------------------------------------------------------
-// Naive kernels: LANES threads, 1 or WARP, share a row
-
-// The average over C channels of the lanes' sums.
-template <int LANES>
-static __device__ float row_average(float sum, size_t C) {
-    return (LANES == WARP ? warp_sum(sum) : sum) / (float)C;
-}
+// Naive: a thread owns a row
 
 // Three passes: the sum, the squares, the output.
-template <int LANES>
-static __global__ void forward_rows(Norm p) {
-    size_t row = flat_index(1) / LANES, lane = threadIdx.x % LANES;
+static __global__ void forward_naive(Norm p) {
+    size_t row = flat_index(1);
+    if (row >= p.N) return;
+    const floatX *in = p.in + row * p.C, *branch = p.branch + row * p.C;
+    floatX *x = p.residual + row * p.C, *out = p.out + row * p.C;
+    float mean = 0.0f, variance = 0.0f;
+    for (size_t c = 0; c < p.C; c++) {
+        x[c] = floatX_of(float_of(in[c]) + float_of(branch[c]));
+        if (p.centered) mean += float_of(x[c]) / (float)p.C;
+    }
+    for (size_t c = 0; c < p.C; c++) variance += (float_of(x[c]) - mean) * (float_of(x[c]) - mean) / (float)p.C;
+    float rstd = 1.0f / sqrtf(variance + EPSILON);
+    for (size_t c = 0; c < p.C; c++) {
+        float bias = p.centered ? float_of(p.bias[c]) : 0.0f;
+        out[c] = floatX_of((float_of(x[c]) - mean) * rstd * float_of(p.weight[c]) + bias);
+    }
+    if (p.centered) p.mean[row] = mean;
+    p.rstd[row] = rstd;
+}
+
+static __global__ void backward_naive(Norm p) {
+    size_t row = flat_index(1);
+    if (row >= p.N) return;
+    const floatX *dout = p.dout + row * p.C, *x = p.x + row * p.C;
+    floatX* dx = p.dx + row * p.C;
+    float mean = p.centered ? p.mean[row] : 0.0f, rstd = p.rstd[row], average_g = 0.0f, average_gn = 0.0f;
+    for (size_t c = 0; c < p.C; c++) {
+        float n = (float_of(x[c]) - mean) * rstd, g = float_of(dout[c]) * float_of(p.weight[c]);
+        if (p.centered) average_g += g / (float)p.C;
+        average_gn += g * n / (float)p.C;
+    }
+    for (size_t c = 0; c < p.C; c++) {
+        float n = (float_of(x[c]) - mean) * rstd, g = float_of(dout[c]) * float_of(p.weight[c]);
+        dx[c] = floatX_of(float_of(dx[c]) + rstd * (g - average_g - n * average_gn));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Warps: a warp owns a row, a lane every 32nd channel of it
+
+// The average over C channels of the lanes' sums.
+static __device__ float row_average(float sum, size_t C) { return warp_sum(sum) / (float)C; }
+
+static __global__ void forward_warps(Norm p) {
+    size_t row = flat_index(1) / WARP, lane = threadIdx.x % WARP;
     if (row >= p.N) return;
     const floatX *in = p.in + row * p.C, *branch = p.branch + row * p.C;
     floatX *x = p.residual + row * p.C, *out = p.out + row * p.C;
     float sum = 0.0f, squares = 0.0f;
-    for (size_t c = lane; c < p.C; c += LANES) {
+    for (size_t c = lane; c < p.C; c += WARP) {
         x[c] = floatX_of(float_of(in[c]) + float_of(branch[c]));
         sum += float_of(x[c]);
     }
-    float m = p.centered ? row_average<LANES>(sum, p.C) : 0.0f;
-    for (size_t c = lane; c < p.C; c += LANES) squares += (float_of(x[c]) - m) * (float_of(x[c]) - m);
-    float s = 1.0f / sqrtf(row_average<LANES>(squares, p.C) + EPSILON);
-    for (size_t c = lane; c < p.C; c += LANES) {
+    float m = p.centered ? row_average(sum, p.C) : 0.0f;
+    for (size_t c = lane; c < p.C; c += WARP) squares += (float_of(x[c]) - m) * (float_of(x[c]) - m);
+    float s = 1.0f / sqrtf(row_average(squares, p.C) + EPSILON);
+    for (size_t c = lane; c < p.C; c += WARP) {
         float bias = p.centered ? float_of(p.bias[c]) : 0.0f;
         out[c] = floatX_of((float_of(x[c]) - m) * s * float_of(p.weight[c]) + bias);
     }
@@ -87,24 +122,26 @@ static __global__ void add_residual(floatX* residual, const floatX* in, const fl
     if (i < n) lanes_store(residual + i, residual_lanes<W>(in, branch, i));
 }
 
-template <int LANES>
-static __global__ void backward_rows(Norm p) {
-    size_t row = flat_index(1) / LANES, lane = threadIdx.x % LANES;
+static __global__ void backward_warps(Norm p) {
+    size_t row = flat_index(1) / WARP, lane = threadIdx.x % WARP;
     if (row >= p.N) return;
     const floatX *dout = p.dout + row * p.C, *x = p.x + row * p.C;
     floatX* dx = p.dx + row * p.C;
     float m = p.centered ? p.mean[row] : 0.0f, s = p.rstd[row], sum_g = 0.0f, sum_gn = 0.0f;
-    for (size_t c = lane; c < p.C; c += LANES) {
+    for (size_t c = lane; c < p.C; c += WARP) {
         float g = float_of(dout[c]) * float_of(p.weight[c]);
         sum_g += g;
         sum_gn += g * (float_of(x[c]) - m) * s;
     }
-    float average_g = p.centered ? row_average<LANES>(sum_g, p.C) : 0.0f, average_gn = row_average<LANES>(sum_gn, p.C);
-    for (size_t c = lane; c < p.C; c += LANES) {
+    float average_g = p.centered ? row_average(sum_g, p.C) : 0.0f, average_gn = row_average(sum_gn, p.C);
+    for (size_t c = lane; c < p.C; c += WARP) {
         float n = (float_of(x[c]) - m) * s, g = float_of(dout[c]) * float_of(p.weight[c]);
         dx[c] = floatX_of(float_of(dx[c]) + s * (g - average_g - n * average_gn));
     }
 }
+
+// ------------------------------------------------------------------------------------------------
+// Sums over the rows, for the gradients of weight and bias
 
 // Adds the contribution of channel c of a row to the gradients of weight and bias.
 static __device__ void sums_add(float* weight, float* bias, const Norm& p, size_t row, size_t c) {
@@ -166,8 +203,8 @@ static void ladder_forward(bool centered, size_t N, size_t C) {
     }
     Norm p = {N, C, centered, weight, bias, mean, rstd, out, residual, in, branch, NULL, NULL, NULL, NULL, NULL};
     ladder_work(LADDER_BYTES, 4.0 * (double)n * sizeof(floatX), shipped);
-    ladder_rung("naive", [&] { ladder_launch(forward_rows<1>, N, p); });
-    ladder_rung("warp", [&] { ladder_launch(forward_rows<WARP>, N * WARP, p); });
+    ladder_rung("naive", [&] { ladder_launch(forward_naive, N, p); });
+    ladder_rung("warp", [&] { ladder_launch(forward_warps, N * WARP, p); });
     ladder_rung("unfused", [&] {
         ladder_launch(W == PACK ? add_residual<PACK> : add_residual<1>, n / W, residual, in, branch, n);
         if (centered)
@@ -208,14 +245,14 @@ static void ladder_backward(bool centered, size_t N, size_t C) {
     Norm p = {N, C, centered, weight, NULL, mean, rstd, NULL, NULL, NULL, NULL, dx, dweight, dbias, dout, x};
     ladder_work(LADDER_BYTES, 4.0 * (double)n * sizeof(floatX), shipped);
     ladder_rung("naive", [&] {
-        ladder_launch(backward_rows<1>, N, p);
+        ladder_launch(backward_naive, N, p);
         ladder_launch(sums_naive, C, p);
     });
     auto in_two = [&](unsigned chunks) {
         float* partial = (float*)device_scratch(ladder.stream, 2 * chunks * C * sizeof(float));
         unsigned strips = (unsigned)divide_up(C, WARP);
         dim3 block(WARP, WARP);
-        ladder_launch(backward_rows<WARP>, N * WARP, p);
+        ladder_launch(backward_warps, N * WARP, p);
         sums_partial<<<dim3(strips, chunks), block, 0, ladder.stream->compute>>>(partial, p);
         add_partial<float><<<dim3(strips, centered ? 2 : 1), block, 0, ladder.stream->compute>>>(
             dweight, dbias, partial, chunks, C);

@@ -8,29 +8,28 @@
 // elements. So arithmetic is the bound if each loaded element is used often enough; the rungs differ in how often:
 //
 //     rung        idea                                                       expected
-//     naive       a thread for each result, operands from memory             2 loads for a multiplication: under 1% of
+//     naive       one thread per result, operands from memory                2 loads for a multiplication: under 1% of
 //                                                                            the tensor cores, 5% of the float units
-//     tiles       32 x 32 results a block, operands in shared memory,        32 times less from memory; still 2 loads
+//     tiles       32 x 32 results per block, operands in shared memory,      32 times less from memory; still 2 loads
 //                 each used 32 times                                         from shared memory: 10% of the float units
-//     registers   64 x 64 results a block, 4 x 4 a thread: 8 loads from      12 wavefronts for 16 multiplications of a
+//     registers   64 x 64 results per block, 4 x 4 per thread: 8 loads from  12 wavefronts for 16 multiplications of a
 //                 shared memory for 16 multiplications                       warp: a third of the float units
 //     plain       the same in two loads of 16 bytes (matmul.cuh)             4 wavefronts: 80% of the float units
-//     tensor      tensor cores, 128 x 128 results a block, 64 x 32 a warp,   most of what mma.sync can do: 80% of an
-//                 operands copied two steps ahead of their use               Ampere's peak, half of a Hopper's
+//     tensor      tensor cores, 128 x 128 results per block, 64 x 32 per     most of what mma.sync can do: 80% of an
+//                 warp, operands copied two steps ahead of their use         Ampere's peak, half of a Hopper's
 //     shipped     cuBLASLt: on Hopper wgmma and bulk copies                  80% of the peak
 //
 // The gradient of a bias, the sums of dout's columns, where both gradients are overwritten:
 //
 //     epilogue    cuBLASLt sums what it reads of dout for dweight: BGRADB,   dout is read once instead of twice: 3% of
-//     a
-//                 of the result's type, here float                           step, if the matmul keeps its speed
+//                 of the result's type, here float                           a step, if the matmul keeps its speed
 //     shipped     a matmul and two kernels (section 3 of matmul.cuh)
 //
 // The library's epilogue cannot add to a bias gradient, and is not used until this rung has been timed on a GPU.
 //
-// For floats there is no rung with tensor cores: they would round the operands to 10 bits of fraction. The other
-// operations have the rungs `plain` and `shipped`, and those with GELU `separate`, two kernels, and `shipped`: one
-// library matmul where matmul.cuh finds it faster.
+// For floats there is no rung with tensor cores: they would round the operands to 10 bits of fraction. The backwards
+// that add have the rungs `naive`, `plain` and `shipped`, and the operations with GELU `separate`, two kernels, and
+// `shipped`: one library matmul where matmul.cuh finds it faster.
 //
 //     build/matmul --rows 16384 --outputs 3072 --inputs 768
 
@@ -47,6 +46,29 @@ static __global__ void matmul_naive(floatX* out, const floatX* in, const floatX*
     float sum = float_of(bias[column]);
     for (size_t k = 0; k < K; k++) sum += float_of(in[row * K + k]) * float_of(weight[column * K + k]);
     out[row * N + column] = floatX_of(sum);
+}
+
+static __global__ void matmul_backward_input_naive(floatX* din, const floatX* dout, const floatX* weight,
+                                                   size_t M, size_t N, size_t K) {
+    size_t row = (size_t)blockIdx.y * blockDim.y + threadIdx.y, column = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= M || column >= K) return;
+    float sum = 0.0f;
+    for (size_t n = 0; n < N; n++) sum += float_of(dout[row * N + n]) * float_of(weight[n * K + column]);
+    din[row * K + column] = floatX_of(sum);
+}
+
+// The threads of column 0 also add up a bias's gradient.
+static __global__ void matmul_backward_weight_naive(float* dweight, float* dbias, const floatX* dout, const floatX* in,
+                                                    size_t M, size_t N, size_t K) {
+    size_t row = (size_t)blockIdx.y * blockDim.y + threadIdx.y, column = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= N || column >= K) return;
+    float sum = 0.0f, bias = 0.0f;
+    for (size_t m = 0; m < M; m++) {
+        sum += float_of(dout[m * N + row]) * float_of(in[m * K + column]);
+        bias += float_of(dout[m * N + row]);
+    }
+    dweight[row * K + column] += sum;
+    if (column == 0) dbias[row] += bias;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -281,6 +303,10 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     din = ladder_output<floatX>("din", M * K, sum_of_outputs);
     auto backward_input = LADDER_OPERATION(matmul_backward_input, din, dout, weight, M, N, K);
     ladder_work(LADDER_MATMUL_FLOPS, flops, backward_input);
+    ladder_rung("naive", [&] {
+        dim3 grid((unsigned)divide_up(K, 16), (unsigned)divide_up(M, 16));
+        matmul_backward_input_naive<<<grid, dim3(16, 16), 0, stream->compute>>>(din, dout, weight, M, N, K);
+    });
     ladder_rung("plain", [&] { plain_matmul_backward_input<floatX>(din, dout, weight, M, N, K, stream); });
     ladder_rung("shipped", backward_input);
 
@@ -289,6 +315,10 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     auto dbias = ladder_added<float>("dbias", N, 1.0, sum_of_rows);
     auto backward_weight = LADDER_OPERATION(matmul_backward_weight, dweight, dbias, dout, in, true, M, N, K);
     ladder_work(LADDER_MATMUL_FLOPS, flops, backward_weight);
+    ladder_rung("naive", [&] {
+        dim3 grid((unsigned)divide_up(K, 16), (unsigned)divide_up(N, 16));
+        matmul_backward_weight_naive<<<grid, dim3(16, 16), 0, stream->compute>>>(dweight, dbias, dout, in, M, N, K);
+    });
     ladder_rung("plain", [&] {
         plain_matmul_backward_weight<floatX>(dweight, dout, in, true, M, N, K, stream);
         column_sums(dbias, dout, true, M, N, stream);

@@ -38,11 +38,8 @@ int main(int argc, char** argv) {
                              {"cols", KIND_COUNT, &cols, "C", 1, 65536, "its columns", 0}});
     ladder_begin("optimizer_update: Muon on a matrix");
     size_t n = rows * cols, d = min_size(rows, cols), l = max_size(rows, cols);
-    OptimizerStep o = {};
-    o.kind = OPTIMIZER_MUON;
-    o.lr = 0.01f, o.weight_decay = 0.1f, o.grad_scale = 0.5f, o.step = 10;
-    OptimizerSlice slice = {};
-    slice.n = n, slice.shape.rows = rows, slice.shape.cols = cols, slice.shape.hidden = true;
+    OptimizerStep o = {.kind = OPTIMIZER_MUON, .lr = 0.01f, .weight_decay = 0.1f, .grad_scale = 0.5f, .step = 10};
+    OptimizerSlice slice = {.n = n, .shape = {.rows = rows, .cols = cols, .hidden = true}};
     // The iterations amplify a rounding by up to 3.4445^5, about 500; TF32 roundings are 2^13 times larger, but there
     // are many, of random sign.
     const double size = 1.0 + 0.01 * (FLOATX_IS_FLOAT ? 500.0 : 8.0 * 0x1p13);

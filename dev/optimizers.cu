@@ -5,19 +5,19 @@
 //
 //     rung          idea                                                       expected
 //     search        a block of threads owns 256 elements, one each; a state's  half of the bytes' time: 16 dependent
-//                   code comes from a binary search in shared memory           look-ups an element
+//                   code comes from a binary search in shared memory           look-ups per element
 //     shipped       a warp owns 256 elements, 8 to a lane; the position in a   above 80%
-//                   decade is computed, one look-up a state
+//                   decade is computed, one look-up per state
 //
 // adamw-bf16   AdamW with states in bfloat16, rounded stochastically: 22 bytes per parameter in 16 bits.
 //
-//     element       an element a thread, which calls random4 for itself        bound by integer arithmetic: 40%
-//     shipped       four elements a thread share a call                        above 85%
+//     element       one element per thread, which calls random4 for itself     bound by integer arithmetic: 40%
+//     shipped       four elements per thread share a call                      above 85%
 //
 // adafactor    second moments of rows and columns. Five passes: the bytes counted here are for reading gradients and
 //              weights once and writing weights once, so that a perfect fusion would be at 100%.
 //
-//     threads       a thread owns a row, or a column, of each sum              rows are read a line per element: 10%
+//     threads       a thread owns a row, or a column, of each sum              rows are read one line per element: 10%
 //     shipped       a block owns a row; columns are cut into 32 pieces         40%: the gradient is read four times
 //
 //     build/optimizers --rows 50257 --columns 768
@@ -60,6 +60,21 @@ static __global__ void search_kernel(OptimizerSlice slice, ElementStep e, Dynami
     if (threadIdx.x > 0) return;
     m_scales[block] = m_scale;
     v_scales[block] = v_scale;
+}
+
+// A thread owns an element and draws its own random bits: the lower half for m, the upper for v.
+static __global__ void element_kernel(OptimizerSlice slice, ElementStep e) {
+    size_t i = flat_index(1);
+    if (i >= slice.n) return;
+    uint16_t *m_halves = (uint16_t*)slice.states[0], *v_halves = (uint16_t*)slice.states[1];
+    float w = slice.master_weights ? slice.master_weights[i] : float_of(slice.params[i]);
+    float m = float_from_bf16(m_halves[i]), v = float_from_bf16(v_halves[i]);
+    optimizer_element(OPTIMIZER_ADAMW, &w, &m, &v, slice.grads[i], &e);
+    uint32_t random = random_bits(e.step.seed, RANDOM_STATES, e.step.step, slice.first + i);
+    m_halves[i] = bf16_of_stochastic(m, random);
+    v_halves[i] = bf16_of_stochastic(v, random >> 16);
+    if (slice.master_weights) slice.master_weights[i] = w;
+    slice.params[i] = floatX_of(w);
 }
 
 // Each thread owns a row of the sums of squares, or a column.
@@ -116,10 +131,8 @@ static void begin(OptimizerKind kind, const char* title) {
     const LadderBound bound = {(double)(R + C), 4, 0};
     size_t n = R * C;
     ladder_begin(title);
-    memset(&step, 0, sizeof step);
-    step.kind = kind;
-    step.lr = 1e-3f, step.beta1 = 0.9f, step.beta2 = 0.95f, step.epsilon = 1e-8f, step.weight_decay = 0.1f;
-    step.grad_scale = 0.5f, step.seed = 1, step.step = 10;
+    step = {.kind = kind, .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f,
+            .grad_scale = 0.5f, .seed = 1, .step = 10};
     masters = {};
     if (FLOATX_IS_FLOAT) params = ladder_added<floatX>("params", n, 1.0, bound);
     else params = ladder_output<floatX>("params", n, bound), masters = ladder_added<float>("masters", n, 1.0, bound);
@@ -127,15 +140,7 @@ static void begin(OptimizerKind kind, const char* title) {
 }
 
 static OptimizerSlice slice_of(void) {
-    OptimizerSlice slice;
-    memset(&slice, 0, sizeof slice);
-    slice.params = params;
-    slice.master_weights = masters;
-    slice.grads = grads;
-    slice.n = R * C;
-    slice.shape.rows = R;
-    slice.shape.cols = C;
-    return slice;
+    return {.params = params, .master_weights = masters, .grads = grads, .n = R * C, .shape = {.rows = R, .cols = C}};
 }
 
 static void update(const OptimizerSlice* slice) {
@@ -186,13 +191,7 @@ static void ladder_bf16(void) {
     };
     auto shipped = [=] { OptimizerSlice all = slice(); update(&all); };
     ladder_work(LADDER_BYTES, bytes_of_weights() + 12.0 * (double)n, shipped);  // 4 of them clear the states
-    ladder_rung("element", [=] {
-        OptimizerSlice all = slice();
-        MultiTensorList list;
-        size_t next = 0;
-        multi_tensor_next(&list, &next, &all, 1, &step, multi_tensor_fours(&all), FLAT_THREADS);
-        ladder_launch(adamw_bf16_kernel<1>, n, list, element_step(&step));
-    });
+    ladder_rung("element", [=] { ladder_launch(element_kernel, n, slice(), element_step(&step)); });
     ladder_rung("shipped", shipped);
 }
 

@@ -7,11 +7,11 @@
 // inputs. Backward: reads twice as much as it writes.
 //
 //     rung       idea                                                  expected
-//     thread     a head a thread; for the weights' gradients an        loads D elements apart: a tenth of the peak, and
-//                element a thread                                      D threads for the sums: far below
-//     warp       a head a warp, which keeps it in registers, and the   half of the peak or more: 2 bytes a load
-//                sums for the weights too
-//     shipped    16 bytes a load                                       near the peak
+//     thread     one head per thread; for the weights' gradients one   loads D elements apart: a tenth of the peak, and
+//                element per thread                                    D threads for the sums: far below
+//     warp       one head per warp, which keeps it in registers, and   half of the peak or more: 2 bytes per load
+//                the sums for the weights too
+//     shipped    16 bytes per load                                     near the peak
 //
 //     build/qk_norm --rows 8192 --heads 32 --kv-heads 8 --head-size 128
 

@@ -6,10 +6,10 @@
 // position, as many bytes as a head reads and writes in 16 bits: the rungs differ in how often they load it.
 //
 //     rung       idea                                                  expected
-//     computed   a pair a thread, its angle by pow, cos and sin in     bound by arithmetic: a hundredth of the peak
-//                double
-//     table      the same, from the table                              2 bytes a load: half of the peak or less
-//     packs      16 bytes a load                                       half of what it moves is the table, from the
+//     computed   one pair per thread, its angle by pow, cos and sin    bound by arithmetic: a hundredth of the peak
+//                in double
+//     table      the same, from the table                              2 bytes per load: half of the peak or less
+//     packs      16 bytes per load                                     half of what it moves is the table, from the
 //                                                                      caches: two thirds of the peak
 //     shipped    the angles stay in registers from head to head, and   near the peak
 //                no divisions find out what a thread is to do
@@ -40,8 +40,19 @@ static __device__ size_t pair_place(Rope p, size_t i, size_t W, size_t* position
     return (row * (p.H + 2 * p.K) + head) * p.D + *inside;
 }
 
+static __global__ void rope_computed(Rope p, size_t n) {
+    size_t i = flat_index(1), position, inside;
+    if (i >= n) return;
+    floatX* x = p.qkv + pair_place(p, i, 1, &position, &inside);
+    double angle = (double)position * pow(THETA, -2.0 * (double)inside / (double)p.D);
+    float cosine = (float)cos(angle), sine = p.direction * (float)sin(angle);
+    float first = float_of(x[0]), second = float_of(x[p.D / 2]);
+    x[0] = floatX_of(first * cosine - second * sine);
+    x[p.D / 2] = floatX_of(first * sine + second * cosine);
+}
+
 template <int W>
-static __device__ void turn(floatX* x, size_t half, Lanes<2 * W> angle, float direction) {
+static __device__ void rotate_pairs(floatX* x, size_t half, Lanes<2 * W> angle, float direction) {
     Lanes<W> a = lanes_load<W>(x), b = lanes_load<W>(x + half);
     #pragma unroll
     for (int j = 0; j < W; j++) {
@@ -53,21 +64,12 @@ static __device__ void turn(floatX* x, size_t half, Lanes<2 * W> angle, float di
     lanes_store(x + half, b);
 }
 
-static __global__ void rope_computed(Rope p, size_t n) {
-    size_t i = flat_index(1), position, inside;
-    if (i >= n) return;
-    floatX* x = p.qkv + pair_place(p, i, 1, &position, &inside);
-    double angle = (double)position * pow(THETA, -2.0 * (double)inside / (double)p.D);
-    Lanes<2> cosine_sine = {{(float)cos(angle), (float)sin(angle)}};
-    turn<1>(x, p.D / 2, cosine_sine, p.direction);
-}
-
 template <int W>
 static __global__ void rope_table_pairs(Rope p, size_t n) {
     size_t i = flat_index(1), position, inside;
     if (i >= n) return;
     floatX* x = p.qkv + pair_place(p, i, W, &position, &inside);
-    turn<W>(x, p.D / 2, group_load<2 * W>(p.table + position * p.D + 2 * inside), p.direction);
+    rotate_pairs<W>(x, p.D / 2, group_load<2 * W>(p.table + position * p.D + 2 * inside), p.direction);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -86,12 +88,12 @@ int main(int argc, char** argv) {
     if (D % 2 != 0) ladder_give_up("--head-size must be even");
     const size_t N = B * T, pairs = N * (H + K) * (D / 2);
     for (int backward = 0; backward < 2; backward++) {
-        ladder_begin(backward ? "rope_backward: qkv (N, (H + 2K) D) turned back in place"
-                              : "rope_forward: qkv (N, (H + 2K) D) turned in place");
+        ladder_begin(backward ? "rope_backward: qkv (N, (H + 2K) D) rotated back in place"
+                              : "rope_forward: qkv (N, (H + 2K) D) rotated in place");
         auto table = ladder_input<float>("table", T * D, 1.0);
         // A sum of two numbers below 5, times a cosine or sine.
         auto qkv = ladder_added<floatX>("qkv", N * (H + 2 * K) * D, 1.0, {2, 10, 0});
-        RopeOptions rope = {THETA, ROPE_SCALING_NONE, 0, 0, 0, 0};
+        RopeOptions rope = {.theta = THETA};
         rope_table(table.twin, &rope, T, D);
         ladder_update(table);
         auto positions = ladder_input<int32_t>("positions", N, 1.0);

@@ -189,7 +189,7 @@ static void test(void) {
     RUN(rope_forward, x, table, positions, T, H, K, HEAD);
     same("x", x, 0.02);
     RUN(rope_backward, x, table, positions, T, H, K, HEAD);
-    same("turned back", x, 0.02);
+    same("rotated back", x, 0.02);
     for (size_t i = 0; i < T * ROW; i++) expect("as it was", real(x.host[i]), real(numbers(T * ROW, 1)[i]), 0.02);
 }
 #endif

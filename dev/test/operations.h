@@ -626,7 +626,7 @@ static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t f
     Shape s = {.N = B * T, .H = H, .K = K, .D = D, .theta = (double)theta};
     size_t n = s.N * (H + 2 * K) * D, context = first_position + T;
     float* table = (float*)hold(context * D * sizeof(float));
-    const RopeOptions rope = {(double)theta, ROPE_SCALING_NONE, 0, 0, 0, 0};
+    const RopeOptions rope = {.theta = (double)theta};
     rope_table(table, &rope, context, D);
     double error = 0.0, *in[1] = {NULL};
     for (size_t i = 0; i < context * D / 2; i++) {
@@ -953,17 +953,19 @@ static void test_vectors(size_t N) {
 // ------------------------------------------------------------------------------------------------
 // Optimizers
 
+static OptimizerStep test_step(OptimizerKind kind, uint64_t step) {
+    OptimizerStep s = {.kind = kind, .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.99f, .epsilon = 1e-8f, .weight_decay = 0.1f,
+                       .grad_scale = 0.37f, .seed = 9, .step = step};
+    return s;
+}
+
 // Elements [begin, begin + n) of the case.
 static OptimizerSlice optimizer_slice(const Case* c, size_t begin, size_t n) {
-    OptimizerSlice slice;
-    memset(&slice, 0, sizeof slice);
-    slice.params = x(c, 0) + begin;
-    if (f(c, 1)) slice.master_weights = f(c, 1) + begin;
+    OptimizerSlice slice = {.params = x(c, 0) + begin, .master_weights = f(c, 1) ? f(c, 1) + begin : NULL,
+                            .grads = f(c, 4) + begin, .first = c->s.first_position + begin, .n = n,
+                            .shape = {.rows = n}};
     for (int s = 0; s < 2; s++)
         if (f(c, 2 + s)) slice.states[s] = f(c, 2 + s) + begin;
-    slice.grads = f(c, 4) + begin;
-    slice.first = c->s.first_position + begin;
-    slice.n = slice.shape.rows = n;
     return slice;
 }
 
@@ -1012,9 +1014,7 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
     bool has_m = optimizer_states(kind) > 0, has_v = optimizer_states(kind) > 1;
     Case c = case_begin(operation_optimizer_update, &s, "%s N=%zu first=%zu step=%zu%s", OPTIMIZERS[kind].name,
                         N, first, (size_t)step, master_weights ? " masters" : "");
-    c.step.kind = kind;
-    c.step.lr = 0.01f, c.step.beta1 = 0.9f, c.step.beta2 = 0.99f, c.step.epsilon = 1e-8f, c.step.weight_decay = 0.1f;
-    c.step.grad_scale = 0.37f, c.step.seed = 9, c.step.step = step;
+    c.step = test_step(kind, step);
     Result* new_params = output(&c, "params", master_weights ? OUTPUT : IN_PLACE, STORED, N, 1);
     Result* new_masters = output(&c, "masters", IN_PLACE, FLOAT, master_weights ? N : 0, 1);
     Result* new_m = output(&c, "m", IN_PLACE, FLOAT, has_m ? N : 0, 1);
@@ -1048,15 +1048,8 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
         for (size_t i = 0; i < N; i++) exact[i] = (float)array_get(params, params->start, i);
         if (has_m) memcpy(m_and_v[0], m->start, bytes);
         if (has_v) memcpy(m_and_v[1], v->start, bytes);
-        OptimizerSlice slice;
-        memset(&slice, 0, sizeof slice);
-        slice.params = rounded;
-        slice.master_weights = exact;
-        slice.states[0] = m_and_v[0];
-        slice.states[1] = m_and_v[1];
-        slice.grads = (float*)grads->start;
-        slice.first = first;
-        slice.n = N;
+        OptimizerSlice slice = {.params = rounded, .master_weights = exact, .grads = (float*)grads->start,
+                                .states = {m_and_v[0], m_and_v[1]}, .first = first, .n = N};
         CPU(optimizer_update)(&slice, &c.step, NULL);
     }
     for (size_t i = 0; i < N; i++) {
@@ -1081,15 +1074,8 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
 
 // The case's whole tensor: parameters, master weights, gradients, scratch. States are arrays after these, not set here.
 static OptimizerSlice tensor_slice(const Case* c) {
-    OptimizerSlice slice;
-    memset(&slice, 0, sizeof slice);
-    slice.params = x(c, 0);
-    slice.master_weights = f(c, 1);
-    slice.grads = f(c, 2);
-    slice.scratch = f(c, 3);
-    slice.first = c->s.first_position;
-    slice.n = c->s.N;
-    slice.shape = c->tensor;
+    OptimizerSlice slice = {.params = x(c, 0), .master_weights = f(c, 1), .grads = f(c, 2),
+                            .first = c->s.first_position, .n = c->s.N, .shape = c->tensor, .scratch = f(c, 3)};
     return slice;
 }
 
@@ -1103,9 +1089,7 @@ static const Operation operation_tensor_update = {"optimizer_update", call_tenso
 // The step, and the arrays of tensor_slice and the states, for N elements in `blocks` quantization blocks.
 static void tensor_update_arrays(Case* c, OptimizerKind kind, bool master_weights, size_t blocks, uint64_t step) {
     size_t N = c->s.N, at;
-    c->step.kind = kind;
-    c->step.lr = 0.01f, c->step.beta1 = 0.9f, c->step.beta2 = 0.99f, c->step.epsilon = 1e-8f;
-    c->step.weight_decay = 0.1f, c->step.grad_scale = 0.37f, c->step.seed = 9, c->step.step = step;
+    c->step = test_step(kind, step);
     c->witness = 0;
     array(c, "params", master_weights ? OUTPUT : IN_PLACE, STORED, N, 1);
     array(c, "masters", IN_PLACE, FLOAT, master_weights ? N : 0, 1);

@@ -183,9 +183,9 @@ static void reference_matmul_backward(Result* const* din, const double* dout, do
 }
 
 // ------------------------------------------------------------------------------------------------
-// RoPE: in[0] qkv (N, (H + 2K) D); out the same with every query and key head turned
+// RoPE: in[0] qkv (N, (H + 2K) D); out the same with every query and key head rotated
 
-static void reference_turn(Result* out, const double* in, double direction, const Shape* s) {
+static void reference_rotate(Result* out, const double* in, double direction, const Shape* s) {
     for (size_t row = 0; row < s->N; row++) {
         double position = (double)s->positions[row];
         for (size_t head = 0; head < s->H + 2 * s->K; head++) {
@@ -205,12 +205,12 @@ static void reference_turn(Result* out, const double* in, double direction, cons
 }
 
 static void reference_rope(Result* out, double* const* in, const Shape* s) {
-    reference_turn(out, in[0], 1.0, s);
+    reference_rotate(out, in[0], 1.0, s);
 }
 
 static void reference_rope_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     (void)in;
-    reference_turn(din[0], dout, -1.0, s);
+    reference_rotate(din[0], dout, -1.0, s);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -197,9 +197,8 @@ static void test_matrix_optimizer(OptimizerKind kind, TensorShape shape, uint64_
     Case c = case_begin(operation_matrix_optimizer, &s, "%s %zux%zu step=%zu", OPTIMIZERS[kind].name, shape.rows,
                         shape.cols, (size_t)step);
     c.tensor = shape;
-    c.step.kind = kind;
-    c.step.lr = 0.01f, c.step.beta1 = 0.9f, c.step.beta2 = 0.99f, c.step.epsilon = 1e-8f, c.step.weight_decay = 0.1f;
-    c.step.grad_scale = 0.37f, c.step.seed = 9, c.step.step = max_size(1, step - 1), c.step.rank = MATRIX_RANK;
+    c.step = test_step(kind, max_size(1, step - 1));
+    c.step.rank = MATRIX_RANK;
     c.scratch_bytes = scratch_bytes(shape.rows, shape.cols);
     Result* outputs[6] = {output(&c, "params", OUTPUT, STORED, n, 1), output(&c, "masters", IN_PLACE, FLOAT, n, 1)};
     int count = 2;

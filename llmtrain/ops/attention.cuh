@@ -516,7 +516,7 @@ static __device__ __forceinline__ void rows_by_rows(float (&sum)[M][N][4], uint3
     #pragma unroll
     for (int d = 0; d < WIDTH; d += 16) {
         uint32_t left[M][4], right[4];
-        if (d > 0) __syncwarp();  // no loads from further down, which would take the registers of whole blocks
+        if (d > 0) __syncwarp();  // keeps the compiler from moving later loads up here, which would take registers
         #pragma unroll
         for (int m = 0; m < M; m++) matrices_load(left[m], a + tile_bytes<WIDTH>(16 * m, d));
         #pragma unroll

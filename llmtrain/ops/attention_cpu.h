@@ -339,10 +339,12 @@ static inline void attention_backward_head(floatX* dqkv, float* few, const float
     GemmWorkspace* memory = gemm_workspace();
     float* sums = memory ? memory->sums : few;
     size_t fit = memory ? GEMM_SUMS / 2 / round_up(D, TILE_GROUP) / TILE * TILE : (size_t)TILE;
-    AttentionPart part = {b, kv * (H / K), (kv + 1) * (H / K), 0, T, 0, T, true, round_up(T, TILE) <= fit};
+    AttentionPart part = {.b = b, .h = kv * (H / K), .h_end = (kv + 1) * (H / K), .query_end = T, .key_end = T,
+                          .queries = true, .keys = round_up(T, TILE) <= fit};
     attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);
     for (size_t key = 0; key < T && !part.keys; key += fit) {
-        AttentionPart keys = {b, part.h, part.h_end, key, T, key, min_size(key + fit, T), false, true};
+        AttentionPart keys = {.b = b, .h = part.h, .h_end = part.h_end, .query = key, .query_end = T, .key = key,
+                              .key_end = min_size(key + fit, T), .keys = true};
         attention_backward_part(dqkv, sums, dout, out, lse, qkv, keys, T, H, K, D);
     }
 }
@@ -365,11 +367,13 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
         if (whole) {
             attention_backward_head(dqkv, sums, dout, out, lse, qkv, task / K, task % K, T, H, K, D);
         } else if (task < query_tasks) {
-            AttentionPart part = {head / H, head % H, head % H + 1, first, first + TILE, 0, T, true, false};
+            AttentionPart part = {.b = head / H, .h = head % H, .h_end = head % H + 1, .query = first,
+                                  .query_end = first + TILE, .key_end = T, .queries = true};
             attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);
         } else {
             size_t kv = (head - B * H) % K * group;
-            AttentionPart part = {(head - B * H) / K, kv, kv + group, first, T, first, first + TILE, false, true};
+            AttentionPart part = {.b = (head - B * H) / K, .h = kv, .h_end = kv + group, .query = first, .query_end = T,
+                                  .key = first, .key_end = first + TILE, .keys = true};
             attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);
         }
     }

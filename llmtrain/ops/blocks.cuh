@@ -14,7 +14,7 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Grids
 //
-// Kernels on rows give each block a row, and further rows if there are more of them than a grid may have blocks.
+// Kernels on rows give each block a row, or several if there are more rows than a grid may have blocks.
 // Kernels on flat arrays give each thread W neighboring elements; their grid is one-dimensional and as large as
 // needed, since 2^31 blocks of 256 threads are more elements than any memory holds.
 

@@ -267,8 +267,8 @@ GEMM_AVX512 static inline __m512i gemm_pair_rows_avx512(const char* even, const 
 }
 
 // Sixteen rows as they are in memory: 16 units of one lane each if k is contiguous, else 16 lanes of one unit. Elements
-// outside of the operand are zero. ahead: 0, or to prefetch what is packed next: so many lanes further on if k is
-// contiguous, else the next piece.
+// outside of the operand are zero. ahead: 0, or to prefetch what is packed next: the elements `ahead` lanes later if k
+// is contiguous, else the next piece.
 GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* o, Dtype type, bool pairs,
                                               size_t lane, size_t lanes, size_t k, size_t count, size_t ahead) {
     size_t bytes = dtype_bytes(type), per_unit = pairs ? 2 : 1;

@@ -1,6 +1,6 @@
 // rope.h: the angles of rotary position embeddings, which both backends read from a table computed on the host.
 //
-//   RopeOptions rope = {10000, ROPE_SCALING_NONE, 0, 0, 0, 0};
+//   RopeOptions rope = {.theta = 10000};
 //   rope_table(table, &rope, T, D);
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding"; the scalings stretch the angles of a trained model

@@ -1,5 +1,5 @@
-// vectors.cuh: operations on whole vectors of parameters and gradients in CUDA: kernels, and launchers of the same names
-// and signatures as in vectors.h.
+// vectors.cuh: operations on whole vectors of parameters and gradients in CUDA: kernels, and launchers of the same
+// names and signatures as in vectors.h.
 //
 //   1. sums          of floats, in double; the checksum
 //   2. fixed point   sums that no order can change

@@ -272,18 +272,12 @@ static inline void matrix_leading_vectors(const MatrixUpdate* u, float* basis, c
 static inline void matrix_adam_direction(const MatrixUpdate* u, float* out, float* m, float* v, const float* gradient,
                                          float* spare, size_t n) {
     OptimizerStep adamw = *u->step;
-    OptimizerSlice slice;
-    memset(&slice, 0, sizeof slice);
+    OptimizerSlice slice = {.params = (floatX*)spare, .master_weights = out, .grads = gradient, .states = {m, v},
+                            .n = n};
     adamw.kind = OPTIMIZER_ADAMW;
     adamw.lr = -1.0f;
     adamw.weight_decay = 0.0f;
     adamw.grad_scale = 1.0f;
-    slice.params = (floatX*)spare;
-    slice.master_weights = out;
-    slice.grads = gradient;
-    slice.states[0] = m;
-    slice.states[1] = v;
-    slice.n = n;
     u->run->combine(out, COMBINE_SUM, 0.0f, gradient, 0.0f, gradient, n, u->stream);
     u->run->elements(&slice, &adamw, u->stream);
 }

@@ -233,7 +233,8 @@ typedef struct {
 
 // The values of train.cu's flags if none is given.
 static inline OptimizerOptions optimizer_defaults(OptimizerKind kind) {
-    OptimizerOptions o = {kind, 0.9, 0.95, 1e-8, 0.1, 128, true, 0};
+    OptimizerOptions o = {.kind = kind, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .rank = 128,
+                          .master_weights = true};
     return o;
 }
 
@@ -248,8 +249,9 @@ typedef struct {
 
 // Step number `step`, from 1; gradients are multiplied by grad_scale first.
 static inline OptimizerStep optimizer_step(const OptimizerOptions* o, uint64_t step, double lr, double grad_scale) {
-    OptimizerStep s = {o->kind, (float)lr, (float)o->beta1, (float)o->beta2, (float)o->epsilon,
-                       (float)o->weight_decay, (float)grad_scale, o->seed, step, o->rank};
+    OptimizerStep s = {.kind = o->kind, .lr = (float)lr, .beta1 = (float)o->beta1, .beta2 = (float)o->beta2,
+                       .epsilon = (float)o->epsilon, .weight_decay = (float)o->weight_decay,
+                       .grad_scale = (float)grad_scale, .seed = o->seed, .step = step, .rank = o->rank};
     return s;
 }
 
