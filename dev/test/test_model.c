@@ -26,9 +26,6 @@
 // ------------------------------------------------------------------------------------------------
 // 1. The model
 
-// ------------------------------------------------------------------------------------------------
-// 2. Pieces
-
 // With dropout, the loss must rise along the gradient as the gradient says: the forward and the backward drop the same
 // elements. The difference quotient in floatX is accurate to the square root of its roundoff.
 static void test_dropout(Family family) {
@@ -1064,11 +1061,6 @@ static void test_generation(void) {
 
 // ------------------------------------------------------------------------------------------------
 // 5. Sizes
-//
-// What small models do not cover: presets, and loops over pieces that run more than once.
-
-// ------------------------------------------------------------------------------------------------
-// 3. Sizes
 //
 // What small models do not cover: presets, and loops over pieces that run more than once.
 
