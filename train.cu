@@ -397,23 +397,19 @@ static bool join(Run* run, Options* o, Launch* launch, Flags* flags, Error* erro
 }
 
 int main(int argc, char** argv) {
-    Run run;
     Options options;
-    Flags flags;
+    Run run = {.options = &options.run};
+    Flags flags = {.count = 0};
     Launch launch;
     Error error;
     files_open_standard();
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
-    memset(&run, 0, sizeof run);
     launch_alone(&launch);
-    flags.count = 0;
     options_flags(&flags, &options);
-    run.options = &options.run;
     if (flags_want_help(argc, argv)) return print_help(&flags);
     bool ok = options_parse(&options, &run, &flags, argc, argv, &error);
     if (!ok) run_refuse(&run, &launch, options.timeout);
-    ok = ok && join(&run, &options, &launch, &flags, &error) &&
-         run_set_up(&run, &options, &flags, &error) &&
+    ok = ok && join(&run, &options, &launch, &flags, &error) && run_set_up(&run, &options, &flags, &error) &&
          (options.plan.show || run_train(&run, &options, &error));
     sampler_close(&options.sampler);
     return run_exit(&run, &launch, ok, &error, options.timeout, interrupted == SIGINT);
