@@ -29,6 +29,9 @@
 // ------------------------------------------------------------------------------------------------
 // Flags
 
+// The values of the flags. Set-up gives each part its own: RunOptions to run/, PlanOptions to --plan, ModelOptions to
+// the model (model_options below), with OptimizerOptions and RankOptions in it. Run.record is what a checkpoint says
+// about the run, and Run.record.state the part of it that a step changes.
 typedef struct {
     const char *data, *val, *model, *train, *matmul_algorithms;
     bool tf32;
