@@ -29,6 +29,8 @@
 // ------------------------------------------------------------------------------------------------
 // Flags
 
+// The values of the flags. Set-up gives the model its own, ModelOptions, with OptimizerOptions and RankOptions in them.
+// Run.record is what a checkpoint says about the run, and Run.record.state the part of it that a step changes.
 typedef struct {
     const char *data, *val, *model, *train, *matmul_algorithms;
     bool tf32;
@@ -51,7 +53,7 @@ typedef struct {
 // LOCAL ones may even differ between ranks.
 static void options_flags(Flags* flags, Options* o) {
     enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
-    OptimizerOptions* a = &o->optimizer;
+    OptimizerOptions *a = &o->optimizer, d = optimizer_defaults(OPTIMIZER_ADAMW);
     memset(o, 0, sizeof *o);
     o->config.tied = true;
     o->config.rope_theta = 10000;
@@ -82,17 +84,19 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_HEADING("Optimizer"),
         FLAG_TEXT("train", &o->train, NULL, "NAMES", FLAG_FIXED,
                   "train only these tensors, e.g. 'block.*' or '*norm*,head_weight'; the others are frozen"),
-        FLAG_CHOICE("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
+        FLAG_CHOICE("optimizer", &a->kind, d.kind, optimizer_names(), 0, "update rule"),
         FLAG_REAL("lr", &o->schedule.lr, 6e-4, 0, 100, 0, "peak learning rate"),
-        FLAG_REAL("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: the coefficient"),
-        FLAG_REAL("beta2", &a->beta2, 0.95, 0, 0.99999, 0, "adamw: decay of the second moment; lion: of the momentum"),
-        FLAG_REAL("epsilon", &a->epsilon, 1e-8, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
-        FLAG_REAL("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
-        FLAG_COUNT("optimizer-rank", &a->rank, 128, 1, 65536, 0,
+        FLAG_REAL("beta1", &a->beta1, d.beta1, 0, 0.99999, 0, "decay of the first moment; momentum: the coefficient"),
+        FLAG_REAL("beta2", &a->beta2, d.beta2, 0, 0.99999, 0,
+                  "adamw: decay of the second moment; lion: of the momentum"),
+        FLAG_REAL("epsilon", &a->epsilon, d.epsilon, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
+        FLAG_REAL("weight-decay", &a->weight_decay, d.weight_decay, 0, 10, 0,
+                  "decoupled weight decay, applied to matrices only"),
+        FLAG_COUNT("optimizer-rank", &a->rank, d.rank, 1, 65536, 0,
                    "galore, ldadam: rank of the subspace that holds a matrix's optimizer state"),
         FLAG_REAL("clip", &o->run.guard.clip, 1, 0, 1e9, 0,
                   "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
-        FLAG_SWITCH("masters", &a->master_weights, true, 0,
+        FLAG_SWITCH("masters", &a->master_weights, d.master_weights, 0,
                     "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
         FLAG_SWITCH("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
         FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
@@ -397,23 +401,19 @@ static bool join(Run* run, Options* o, Launch* launch, Flags* flags, Error* erro
 }
 
 int main(int argc, char** argv) {
-    Run run;
     Options options;
-    Flags flags;
+    Run run = {.options = &options.run};
+    Flags flags = {.count = 0};
     Launch launch;
     Error error;
     files_open_standard();
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
-    memset(&run, 0, sizeof run);
     launch_alone(&launch);
-    flags.count = 0;
     options_flags(&flags, &options);
-    run.options = &options.run;
     if (flags_want_help(argc, argv)) return print_help(&flags);
     bool ok = options_parse(&options, &run, &flags, argc, argv, &error);
     if (!ok) run_refuse(&run, &launch, options.timeout);
-    ok = ok && join(&run, &options, &launch, &flags, &error) &&
-         run_set_up(&run, &options, &flags, &error) &&
+    ok = ok && join(&run, &options, &launch, &flags, &error) && run_set_up(&run, &options, &flags, &error) &&
          (options.plan.show || run_train(&run, &options, &error));
     sampler_close(&options.sampler);
     return run_exit(&run, &launch, ok, &error, options.timeout, interrupted == SIGINT);

@@ -37,7 +37,7 @@
 
 typedef struct {
     size_t N, C;
-    bool centered;                                // layernorm
+    bool centered;                               // layernorm
     const floatX *weight, *bias;                 // (C)
     float *mean, *rstd;                          // (N)
     floatX *out, *residual;                      // (N, C)

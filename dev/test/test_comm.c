@@ -770,7 +770,8 @@ static void actor_do(Actor* a, const char* name, const char* value) {
         expect(comm_failed(&a->comm, &error) && strstr(error.text, REASON) && calls_counted(&a->calls) == 1,
                "it has aborted");
     else if (IS("local"))
-        expect(a->comm.local_rank == a->rank && a->comm.local_world == a->world, "local ranks are counted");
+        expect(a->comm.local_rank == a->rank && a->comm.local_world == a->world &&
+               a->comm.transport.local_world == a->world, "local ranks are counted");
     else if (IS("collectives")) test_all(&a->comm);
     else if (IS("overlap")) test_overlap(&a->comm);
     else if (a->good && IS("barrier")) a->good = comm_barrier(&a->comm, &a->error);

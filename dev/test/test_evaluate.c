@@ -303,7 +303,8 @@ static void test_log(void) {
     Model other_model;
     random_model(&other_model, B, T);
     float half = 0.5f;
-    need(flat_set_params(&other_model.flat, other_model.weights.token_embedding, 0, &half, 1, &error), "%s", error.text);
+    need(flat_set_params(&other_model.flat, other_model.weights.token_embedding, 0, &half, 1, &error), "%s",
+         error.text);
     bool ok = evaluate(&again, &other_model, &source, path, &error);
     expect_refusal(ok, &error, "another evaluation", "other weights");
     source.hash++;

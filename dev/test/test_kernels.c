@@ -539,7 +539,7 @@ static void test_stochastic(float in) {
     check(correlation <= 4.0, "%-28s x = %-26.9g %s  neighbors' roundings correlate by %.1f deviations <= 4",
           "floatX_of_stochastic", (double)in, FLOATX_NAME, correlation);
     check(neighbors && error <= bound, "%-28s x = %-26.9g %s  bias %.1e <= %.1e, draws are %s", "floatX_of_stochastic",
-          (double)in, FLOATX_NAME, error, bound, neighbors ? "neighbors" : "NOT NEIGHBOURS");
+          (double)in, FLOATX_NAME, error, bound, neighbors ? "neighbors" : "NOT NEIGHBORS");
 }
 
 static void test_conversions(void) {

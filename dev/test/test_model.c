@@ -26,9 +26,6 @@
 // ------------------------------------------------------------------------------------------------
 // 1. The model
 
-// ------------------------------------------------------------------------------------------------
-// 2. Pieces
-
 // With dropout, the loss must rise along the gradient as the gradient says: the forward and the backward drop the same
 // elements. The difference quotient in floatX is accurate to the square root of its roundoff.
 static void test_dropout(Family family) {
@@ -1067,10 +1064,21 @@ static void test_generation(void) {
 //
 // What small models do not cover: presets, and loops over pieces that run more than once.
 
-// ------------------------------------------------------------------------------------------------
-// 3. Sizes
-//
-// What small models do not cover: presets, and loops over pieces that run more than once.
+// Limits hold for sizes that no flag has checked, too: those of a file.
+static void test_limits(void) {
+    for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
+        const Field* f = &CONFIG_FIELDS[i];
+        Config c = small_config(FAMILY_LLAMA);
+        Error error;
+        if (f->kind != KIND_COUNT) continue;
+        uint64_t most = (uint64_t)f->high, more = most + 1;
+        memcpy((char*)&c + f->offset, &more, sizeof more);
+        bool refused = !config_complete(&c, &error) && strstr(error.text, text_of("%s %llu, over", f->name,
+                                                                                  (unsigned long long)more));
+        memcpy((char*)&c + f->offset, &most, sizeof most);
+        check(refused && config_within_limits(&c, &error), "a model with %s up to %.0f", f->name, f->high);
+    }
+}
 
 // The presets' parameters as their authors count them, and training's operations per token. Exact numbers are counts of
 // the weights on Hugging Face; llm.c states its own sizes to two digits.
@@ -1227,6 +1235,7 @@ static void test_model(void) {
 }
 
 static void test_sizes(void) {
+    test_limits();
     test_presets();
     for (int family = 0; family < 2; family++) test_initial_weights((Family)family);
     test_head_in_parts();

@@ -246,7 +246,8 @@ static void corruption_body(const void* context) {
     rank_open(r, c->world, c->stage, c->reduce);
     for (size_t i = 0; i < r->parameters.flat_size; i++)
         r->flat.params[i] = floatX_of(random_normal(1, RANDOM_TEST, 0, i));
-    rank_check(r, ranks_compare(&r->stats, &r->flat, &error), "%zu ranks: the same parameters are found to be the same", c->world);
+    rank_check(r, ranks_compare(&r->stats, &r->flat, &error), "%zu ranks: the same parameters are found to be the same",
+               c->world);
     for (size_t b = 0; b < r->flat.count; b++)
         for (size_t victim = 0; victim < c->world; victim++) {
             size_t last = r->parameters.tensors[b].offset + tensor_elements(&r->parameters.tensors[b]) - 1;
@@ -255,7 +256,8 @@ static void corruption_body(const void* context) {
                        "%zu ranks: a wrong bit of rank %zu in bucket %zu of %zu, first and last parameter", c->world,
                        victim, b, r->flat.count);
         }
-    rank_check(r, ranks_compare(&r->stats, &r->flat, &error), "%zu ranks: without it they are the same again", c->world);
+    rank_check(r, ranks_compare(&r->stats, &r->flat, &error), "%zu ranks: without it they are the same again",
+               c->world);
     rank_close(r);
 }
 

@@ -60,7 +60,8 @@ static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blo
     o->L = L;
     o->first = first;
     o->held = OFFLOAD_NONE;
-    for (size_t l = L; l-- > (o->moved ? L - 1 : 0);) block_layout(&blocks[l], last, blocks[l].recomputed, shape, arena);
+    for (size_t l = L; l-- > (o->moved ? L - 1 : 0);)
+        block_layout(&blocks[l], last, blocks[l].recomputed, shape, arena);
     if (o->moved == 0) return;
     memset(&piece, 0, sizeof piece);
     block_layout(&any, last, blocks[0].recomputed, shape, &piece);

@@ -5,7 +5,7 @@
 // collective_all_gather; collective_wait, collective_barrier; collective_check, collective_bytes_sent,
 // collective_waited_ms.
 //
-//   collective_open(&collectives, &comm.transport, 2, stream, &error)          two slots: two collectives in flight at a time
+//   collective_open(&collectives, &comm.transport, 2, stream, &error)           two slots: two collectives in flight
 //   collective_reduce_scatter(&collectives, 0, grads, cuts, DTYPE_F32, stream)
 //   ... compute ...
 //   collective_wait(&collectives, 0, stream)
@@ -106,8 +106,8 @@ static inline uint64_t collective_bytes_sent(const Collectives* c) {
     return c->ranks ? c->ranks->statistics(c->ranks->comm).bytes_sent : 0;
 }
 
-// Milliseconds that the stream has waited for collectives since the last call. Here it never waits: the transport measures
-// how long the host waits.
+// Milliseconds that the stream has waited for collectives since the last call. Here it never waits: the transport
+// measures how long the host waits.
 static inline double collective_waited_ms(Collectives* c) {
     (void)c;
     return 0;

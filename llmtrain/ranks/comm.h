@@ -557,9 +557,6 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     comm->world = launch->world;
     comm->local_rank = launch->local_rank;
     comm->local_world = launch->local_world;
-    const Transport transport = {comm, launch->rank, launch->world, launch->local_world, comm_start, comm_wait,
-                                 comm_failed, comm_statistics};
-    comm->transport = transport;
     comm->timeout_ms = timeout_ms;
     comm->mpi = launch->mpi && several;
     memcpy(comm->run, launch->run, sizeof comm->run);
@@ -578,7 +575,12 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
             queue->running || fail_with(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)",
                                         comm->rank, strerror(errno));
     }
-    if (good && comm_find_local(comm, error)) return true;
+    if (good && comm_find_local(comm, error)) {
+        const Transport transport = {comm, comm->rank, comm->world, comm->local_world, comm_start, comm_wait,
+                                     comm_failed, comm_statistics};
+        comm->transport = transport;
+        return true;
+    }
     if (comm->queue == NULL || !comm->queue->running) comm->failed = true;
     comm_close(comm);
     return false;

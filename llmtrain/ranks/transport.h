@@ -68,7 +68,8 @@ typedef struct {
     CommStatistics (*statistics)(Comm* comm);                                   // comm_statistics
 } Transport;
 
-// data (n): every rank has filled in its part, all of the same length, and receives all others. False if a rank is lost.
+// data (n): every rank has filled in its part, all of the same length, and receives all others. False if a rank is
+// lost.
 static inline bool transport_all_gather(const Transport* t, void* data, size_t n, Dtype type, Error* error) {
     return t->wait(t->comm, t->start(t->comm, COMM_ALL_GATHER, type, data, data, n, 0, NULL, NULL), error);
 }

@@ -63,14 +63,23 @@ static inline bool flat_has_masters(const FlatOptions* holds) {
     return holds->training && holds->optimizer->master_weights && !FLOATX_IS_FLOAT;
 }
 
+// A bucket of the flat vector on rank 1 of 3, whose slice is `own`:
+//
+//     first                                       end                    frozen_end
+//     |    rank 0    |     own     |    rank 2    |    does not train    |
+//     [0]            [1]           [2]            [3]  of shard_begins
+//
+//     stage      sums: gradients         state: master weights and optimizer state
+//       0        [first, end)            [first, end)
+//       1        [first, end)            own
+//       2        own                     own
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
     size_t frozen_end;        // what does not train is [end, frozen_end)
-    size_t* shard_begins;             // (world + 1) where the ranks' slices begin, counted from `first`
-    Slice own;            // this rank's
-    Slice sums;           // whose gradients are added up here: all of it in stages 0 and 1, own in stage 2; once
-                              // reduced over the ranks in stage 1 only own is valid
-    Slice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
+    size_t* shard_begins;     // (world + 1) where the ranks' slices begin, counted from `first`
+    Slice own;                // this rank's
+    Slice sums;               // whose gradients are added up here; in stage 1 only own is valid once they are reduced
+    Slice state;              // whose master weights and optimizer state are here
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
     size_t staging;           // the index of its staging buffer
     bool reducing, gathering; // a collective is in flight
@@ -96,7 +105,7 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
-    size_t* shard_begins;             // (count, world + 1) of the buckets
+    size_t* shard_begins;     // (count, world + 1) of the buckets
     size_t sums_size;         // elements of summed gradients that are here,
     size_t master_size;       // of master weights,
     size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer

@@ -231,7 +231,7 @@ typedef struct {
     uint64_t seed;            // of stochastic rounding
 } OptimizerOptions;
 
-// The values of train.cu's flags if none is given.
+// The defaults of train.cu's flags, too.
 static inline OptimizerOptions optimizer_defaults(OptimizerKind kind) {
     OptimizerOptions o = {.kind = kind, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .rank = 128,
                           .master_weights = true};
