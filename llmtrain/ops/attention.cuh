@@ -618,10 +618,19 @@ static inline dim3 attention_grid(size_t heads, size_t tiles, size_t head_bytes,
 }
 static __device__ __forceinline__ unsigned attention_head(void) { return blockIdx.z * gridDim.x + blockIdx.x; }
 
+// Blocks that a multiprocessor's shared memory has room for if WIDTH <= 64 or M == 1; registers are limited to match.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)  // 100 KB
+enum { FORWARD_BLOCKS = 2, QUERIES_BLOCKS = 2 };
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900  // 164 KB
+enum { FORWARD_BLOCKS = 3, QUERIES_BLOCKS = 2 };
+#else
+enum { FORWARD_BLOCKS = 3, QUERIES_BLOCKS = 3 };
+#endif
+
 // A block owns 64 M queries of one head. Keys and values are copied in turn: keys of the next tile while the values of
 // this one are multiplied, values while the keys are.
 template <int WIDTH, int M>
-static __global__ void __launch_bounds__(TENSOR_THREADS, WIDTH <= 64 || M == 1 ? 3 : 2)
+static __global__ void __launch_bounds__(TENSOR_THREADS, WIDTH <= 64 || M == 1 ? FORWARD_BLOCKS : 2)
 attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, unsigned heads, unsigned T, unsigned H, unsigned K,
                          unsigned D, float scale) {
     extern __shared__ uint4 attention_shared[];
@@ -714,13 +723,6 @@ attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, unsigned he
     rows_store<WIDTH>(out + ((b * T + own) * H + h) * D, H * D, (int)T - (int)own, D, sum, 1.0f,
                       (char*)attention_shared + tile_bytes<WIDTH>(16 * M * warp, 0));
 }
-
-// Blocks that a multiprocessor's shared memory has room for if WIDTH <= 64 or M == 1; registers are limited to match.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
-enum { QUERIES_BLOCKS = 2 };
-#else
-enum { QUERIES_BLOCKS = 3 };
-#endif
 
 // dq of 64 M queries of one head; blocks as in the forward. While one pair of tiles is multiplied the next is copied.
 template <int WIDTH, int M>
