@@ -76,6 +76,7 @@ typedef struct {
     KvCache cache;
     Dropout dropout;
     size_t logits_rows;       // rows of logits that exist at a time
+    size_t workspace;         // bytes that options.matmul_algorithms need
     void* scratch;            // (model_scratch_bytes) for the operations
     int32_t* batches[2];      // each (3, B, T) on the device, used in turn: tokens, targets, positions
     Arena memory;
@@ -98,7 +99,7 @@ static inline size_t model_backward_ends(const Model* model) {
 }
 
 static inline size_t model_scratch_bytes(const Model* model) {
-    return scratch_bytes(model->options.B * model->options.T, model->config.channels);
+    return max_size(scratch_bytes(model->options.B * model->options.T, model->config.channels), model->workspace);
 }
 
 // Forward, head and backward work on this slot from now on.
@@ -171,7 +172,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     model->slots = slots_create(options.slots, config->layers, recomputed, options.mask_documents ? N : 1);
     model->activations = model->slots;
     bool ok = model->slots || fail_with(error, "out of memory for the table of activations");
-    ok = ok && weights_create(&model->weights, &model->parameters, config, options.train, error) &&
+    ok = ok && matmul_choices_workspace(options.matmul_algorithms, &model->workspace, error) &&
+         weights_create(&model->weights, &model->parameters, config, options.train, error) &&
          flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error) &&
          offload_blocks_plan(&model->offloaded, config->layers, options.training ? options.offload : 0, error);
     while (ok && model->flat.buckets[model->first_trained].first == model->flat.buckets[model->first_trained].end)

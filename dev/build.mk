@@ -20,7 +20,7 @@ $(B)/golden-%: dev/test/golden.c $(HEADERS) | $(B)
 $(B)/bench-%: dev/bench/bench.c $(HEADERS) | $(B)
 	$(OF_DTYPE)
 $(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench/bench.c $(CUDA_HEADERS) | $(B)
-	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* -x cu $< -o $@ $(NVCCLIBS)
+	$(NVCC) $(NVCCFLAGS) $(NVCCARCH) -DPRECISION_$* -x cu $< -o $@ $(NVCCLIBS)
 $(B)/gemm-amx: dev/bench/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)
 $(B)/test_supervise: launch/supervise.c | $(B)/supervise
@@ -116,7 +116,7 @@ $(B)/ladders.cu: dev/build.mk | $(B)
 # virtual architecture of sm_80; nvcc-syntax checks the syntax of the rest, for sm_80 and sm_90a. Host code does not run
 # here, so it is not optimized. make test checks the syntax, and the machine code of BF16; make test-more does the rest.
 
-NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
+NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -Werror all-warnings -c -o /dev/null
 NVCC_NAME = $(word 2,$(subst -, ,$*))
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x cu $(wildcard \
     $(addsuffix /$(NVCC_NAME).cu,. dev/emulator dev/test tools $(B)) $(addsuffix /$(NVCC_NAME).c,dev/bench dev/test))
@@ -138,6 +138,8 @@ $(B)/nvcc-code-%.ok:
 # Block sizes are the same in both 16-bit builds; those of FP32 come from __launch_bounds__.
 $(B)/launches-%: $(EMULATED_NEEDS)
 	$(CXX) -O0 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/dev/gpu/launches.cu -o $@
+# One 16-bit type shows what the GPUs with 100 KB of shared memory get.
+$(B)/resources-FP16.txt: export ARCHS := sm_80 sm_89 sm_90a sm_100 sm_120
 RESOURCES_NEED := dev/gpu/resources.sh dev/gpu/machine_code.py dev/test/test_cuda.cu $(B)/launches-BF16 $(CUDA_HEADERS)
 $(B)/resources-%.txt: $(RESOURCES_NEED) | $(B)
 	@NVCC=$(NVCC) OUT=$(B)/machine-code-$*.jsonl LAUNCHES=$(if $(filter FP32,$*),,$(B)/launches-BF16) \

@@ -69,7 +69,7 @@ typedef struct LadderArray {
     const char* name;
     LadderRole role;
     LadderBound bound;
-    size_t n, bytes;
+    size_t n, bytes, pool;        // pool: ladder_write
     void *device, *twin, *start;  // start: what ADDED begins with
     bool (*compare)(const struct LadderArray* a, const char* rung);
 } LadderArray;
@@ -126,6 +126,11 @@ static inline void* ladder_memory(size_t bytes) {
     return memory;
 }
 
+// Zeros. With --check off hardly any of it is used, and no page of what calloc returns exists before it is.
+static inline void* ladder_host_memory(size_t bytes) {
+    return ladder.check ? memory_allocate(bytes) : calloc(max_size(bytes, 1), 1);
+}
+
 template <typename T>
 static inline double ladder_number(T x) {
     if constexpr (std::is_same_v<T, floatX>) return (double)float_of(x);
@@ -138,13 +143,26 @@ static inline T ladder_element(double x) {
     else return (T)x;
 }
 
+// With --check off, large arrays of floats repeat this many random numbers, a prime, so that rows differ: the host would
+// take minutes to draw as many as the largest matmuls have.
+static inline size_t ladder_pool(void) { return (size_t)ladder_size(1048573, 997); }
+
+// The array = `from`, of which it repeats the first `pool` bytes if that is not 0.
+static inline void ladder_write(const LadderArray& a, const void* from) {
+    size_t bytes = a.pool ? a.pool : a.bytes;
+    device_upload(a.device, from, bytes, ladder.stream);
+    for (size_t done = bytes; done < a.bytes; done += bytes)
+        device_copy((char*)a.device + done, a.device, min_size(bytes, a.bytes - done), ladder.stream);
+}
+
 // Copies the twin's current values to the array for all later rungs; call it before ladder_work.
 template <typename T>
 static inline void ladder_update(LadderPointer<T> pointer) {
     for (LadderArray& a : ladder.arrays) {
         if (a.device != pointer.device) continue;
         if (a.start) memcpy(a.start, a.twin, a.bytes);
-        device_upload(a.device, a.twin, a.bytes, ladder.stream);
+        a.pool = 0;
+        ladder_write(a, a.twin);
     }
 }
 
@@ -154,22 +172,26 @@ static bool ladder_compare(const LadderArray* a, const char* rung);  // section 
 template <typename T>
 static inline LadderPointer<T> ladder_array(const char* name, LadderRole role, size_t n, double scale,
                                             LadderBound bound) {
-    LadderArray a = {name, role, bound, n, n * sizeof(T), NULL, NULL, NULL, ladder_compare<T>};
+    size_t drawn = role == LADDER_OUTPUT ? 0 : n;
+    if (!ladder.check && !std::is_integral_v<T>) drawn = min_size(drawn, ladder_pool());
+    LadderArray a = {name, role, bound, n, n * sizeof(T), drawn < n ? drawn * sizeof(T) : 0, NULL, NULL, NULL,
+                     ladder_compare<T>};
     a.device = ladder_memory(a.bytes);
-    a.twin = memory_allocate(a.bytes);
-    a.start = role == LADDER_ADDED ? memory_allocate(a.bytes) : NULL;
+    a.twin = ladder_host_memory(a.bytes);
+    a.start = role == LADDER_ADDED ? ladder_host_memory(a.bytes) : NULL;
     if (a.twin == NULL || (role == LADDER_ADDED && a.start == NULL))
         ladder_give_up("out of memory for the arrays; give smaller shapes");
     ladder.arrays.push_back(a);
     const size_t number = ladder.arrays.size();
     LadderPointer<T> pointer = {(T*)a.device, (T*)a.twin};
     #pragma omp parallel for
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < drawn; i++) {
         double x = std::is_integral_v<T> ? (double)random_uniform(1, RANDOM_TEST, number, i)
                                          : (double)random_normal(1, RANDOM_TEST, number, i);
         pointer.twin[i] = ladder_element<T>(scale * x);
     }
-    if (role != LADDER_OUTPUT) ladder_update(pointer);
+    if (a.start) memcpy(a.start, a.twin, drawn * sizeof(T));
+    if (role != LADDER_OUTPUT) ladder_write(a, a.twin);
     return pointer;
 }
 
@@ -497,7 +519,7 @@ static inline void ladder_rung(const char* name, const LadderRun& run) {
     for (const LadderArray& a : ladder.arrays) {
         // NaN in every floating-point type.
         if (a.role == LADDER_OUTPUT) CUDA_CHECK(cudaMemsetAsync(a.device, 0xFF, a.bytes, ladder.stream->compute));
-        if (a.role == LADDER_ADDED) device_upload(a.device, a.start, a.bytes, ladder.stream);
+        if (a.role == LADDER_ADDED) ladder_write(a, a.start);
     }
     LadderCounts counts = ladder_counts({});
     ladder_run(run);

@@ -240,12 +240,13 @@ void matmul_tensor(floatX* out, const floatX* in, const floatX* weight, const fl
 static MatmulPlan bias_gradient_plan(size_t M, size_t N, size_t K) {
     struct Matmul* matmul = matmul_state(ladder.stream);
     MatmulShape shape = {(uint32_t)MATMUL_BACKWARD_WEIGHT, false, false, (uint16_t)FLOATX_DTYPE, M, N, K};
-    MatmulPlan plan = matmul_plan_describe(shape);
+    MatmulPlan plan = matmul_plan_describe(shape, MATMUL_ALIGNMENT);
     cublasLtMatmulHeuristicResult_t result;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BGRADB;
     MATMUL_SET(plan.operation, EPILOGUE, epilogue, &shape);
     matmul_plan_point(&plan, (const void*)(uintptr_t)MATMUL_ALIGNMENT, NULL);
-    if (matmul_plan_propose(&result, 1, matmul, &plan) > 0 && result.state == CUBLAS_STATUS_SUCCESS)
+    bool possible = matmul_plan_propose(&result, 1, matmul, &plan, &MATMUL_REQUEST) > 0;
+    if (possible && result.state == CUBLAS_STATUS_SUCCESS)
         matmul_plan_take(&plan, &result.algo, result.workspaceSize);
     return plan;
 }

@@ -10,8 +10,10 @@
 //   4. trial     the algorithms of a shape: checked against the first, timed in turn
 //   5. program   the table, the file
 //
-// A trial runs the library's first 8 proposals in turn, one run of each after the other, until each has had 5 runs and
-// 20 ms; the one with the smallest median is stored. A proposal whose results differ from the first's by
+// A trial asks the library for 8 proposals under the conditions of a model without a file, and for 8 more under wider
+// ones: the memory of --workspace, arrays aligned to 128 bytes as a model's are, and split sums whose parts are added
+// in the type of the result where that is float. It runs them in turn, one run of each after the other, until each has
+// had 5 runs and 20 ms; the one with the smallest median is stored. A proposal whose results differ from the first's by
 // more than the order of sums explains is reported, and never stored. Exit code: 0 done; 1 something failed; 2 a flag
 // is wrong.
 
@@ -33,7 +35,7 @@ int main(void) {
 typedef struct {
     const char *model, *train, *out;
     Config config;  // only the fields set by flags
-    uint64_t batch, seq, rank;
+    uint64_t batch, seq, rank, workspace_mb;
     OptimizerKind optimizer;
     RecomputeLevel recompute;
     bool master_weights, tf32;
@@ -59,6 +61,9 @@ static Flags options_flags(Options* o) {
     const Flag own[] = {
         FLAG_HEADING("The result"),
         FLAG_TEXT("out", &o->out, NULL, "FILE", 0, "file to write, for --matmul-algorithms of ./train"),
+        FLAG_COUNT("workspace", &o->workspace_mb, 128, 32, MATMUL_WORKSPACE_MAX >> 20, 0,
+                   "MiB of memory that an algorithm may need, for sums in parts; ./train --plan counts what the file "
+                   "needs"),
     };
     Flags flags = flags_of(table, sizeof table / sizeof(Flag));
     fields_flags(&flags, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
@@ -155,7 +160,8 @@ typedef struct {
 
 typedef struct {
     Stream stream;
-    void* scratch;      // (matmul_workspace)
+    void* scratch;      // (wide.workspace)
+    MatmulRequest wide; // the wider conditions
     floatX* pool;       // (POOL), on the device
     float* float_pool;  // (POOL)
     float* worst;       // (COMPARERS)
@@ -246,7 +252,7 @@ static bool results_agree(const MatmulShape* s, const Operands* p, const void* a
     return most <= 1.0f;
 }
 
-enum { PROPOSALS = 8, RUNS_MIN = 5, RUNS_MAX = 4096 };
+enum { PROPOSALS = 8, PROPOSALS_ALL = 2 * PROPOSALS, RUNS_MIN = 5, RUNS_MAX = 4096 };
 static const double RUNS_MS = 20;
 
 typedef struct {
@@ -257,7 +263,7 @@ typedef struct {
 } Proposal;
 
 typedef struct {
-    Proposal* proposals;  // (PROPOSALS)
+    Proposal* proposals;  // (PROPOSALS_ALL)
     size_t count, best;
 } Trial;
 
@@ -266,23 +272,27 @@ static cublasStatus_t proposal_run(const Proposal* proposal, const Operands* p, 
                            bench->stream);
 }
 
-// Gets proposals from the library, and checks which of them run and are right: the first, which the model uses, is
-// right by definition.
-static void trial_check(Trial* trial, const MatmulShape* s, const Operands* p, const Bench* bench) {
+// Appends what the library proposes under these conditions and has not proposed before, with a plan of its own, and
+// checks which of them run and are right: the very first, which a model without a file uses, is right by definition.
+static void trial_propose(Trial* trial, const MatmulShape* s, const MatmulRequest* request, const Operands* p,
+                          const Bench* bench) {
     cublasLtMatmulHeuristicResult_t results[PROPOSALS];
     struct Matmul* matmul = matmul_state(bench->stream);
-    MatmulPlan plan = matmul_plan_describe(*s);
-    size_t found = (size_t)matmul_plan_propose(results, PROPOSALS, matmul, &plan);
-    trial->count = trial->best = 0;
+    MatmulPlan plan = matmul_plan_describe(*s, request->alignment);
+    size_t found = (size_t)matmul_plan_propose(results, PROPOSALS, matmul, &plan, request), before = trial->count;
+    matmul_plan_free(&plan);
     for (size_t i = 0; i < found; i++) {
         Proposal* proposal = &trial->proposals[trial->count];
-        if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        bool known = false;
+        for (size_t k = 0; k < before; k++)
+            known = known || memcmp(&trial->proposals[k].plan.algorithm, &results[i].algo, sizeof results[i].algo) == 0;
+        if (known || results[i].state != CUBLAS_STATUS_SUCCESS) continue;
         memset(proposal, 0, sizeof *proposal);
-        matmul_plan_take(&plan, &results[i].algo, results[i].workspaceSize);
-        proposal->plan = plan;
+        proposal->plan = matmul_plan_describe(*s, request->alignment);
+        matmul_plan_take(&proposal->plan, &results[i].algo, results[i].workspaceSize);
         cublasStatus_t status = proposal_run(proposal, p, bench);
         proposal->runs = status == CUBLAS_STATUS_SUCCESS;
-        if (trial->count == 0) {
+        if (trial->count++ == 0) {
             matmul_check(status, "cublasLtMatmul", s, __FILE__, __LINE__);
             device_copy(p->out_of_first, p->out, p->out_bytes, bench->stream);
             if (p->pre) device_copy(p->pre_of_first, p->pre, p->pre_bytes, bench->stream);
@@ -291,13 +301,19 @@ static void trial_check(Trial* trial, const MatmulShape* s, const Operands* p, c
         proposal->right = proposal->runs && results_agree(s, p, p->out_of_first, p->out, p->out_bytes, bench) &&
                           (p->pre == NULL || reads_pre ||
                            results_agree(s, p, p->pre_of_first, p->pre, p->pre_bytes, bench));
-        trial->count++;
     }
-    if (trial->count == 0) matmul_plan_free(&plan);  // otherwise trial_end frees it, once for all proposals
+}
+
+static void trial_begin(Trial* trial, const MatmulShape* s, const Operands* p, const Bench* bench) {
+    MatmulRequest wide = bench->wide;
+    if (p->out_is_float) wide.schemes |= CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    trial->count = trial->best = 0;
+    trial_propose(trial, s, &MATMUL_REQUEST, p, bench);
+    if (trial->count > 0) trial_propose(trial, s, &wide, p, bench);
 }
 
 static void trial_end(const Trial* trial) {
-    if (trial->count > 0) matmul_plan_free(&trial->proposals[0].plan);
+    for (size_t i = 0; i < trial->count; i++) matmul_plan_free(&trial->proposals[i].plan);
 }
 
 // Times in turn the proposals that run and are right; the best is the one with the smallest median.
@@ -331,13 +347,16 @@ static void trial_time(Trial* trial, const Operands* p, const Bench* bench) {
 // ------------------------------------------------------------------------------------------------
 // 5. Program
 
-static bool bench_open(Bench* bench, bool tf32, Error* error) {
+static bool bench_open(Bench* bench, bool tf32, uint64_t workspace, Error* error) {
     memset(bench, 0, sizeof *bench);
+    bench->wide = MATMUL_REQUEST;
+    bench->wide.workspace = workspace;
+    bench->wide.alignment = 128;
     if (!device_open(&bench->stream, tf32, error)) return false;
     floatX* values = (floatX*)memory_allocate(POOL * sizeof(floatX));
     float* floats = (float*)memory_allocate(POOL * sizeof(float));
     bool ok = (values && floats) || fail_with(error, "out of memory for random numbers; close other programs");
-    ok = ok && (bench->scratch = device_allocate(matmul_workspace, bench->stream, error)) != NULL;
+    ok = ok && (bench->scratch = device_allocate(bench->wide.workspace, bench->stream, error)) != NULL;
     ok = ok && (bench->pool = (floatX*)device_allocate(POOL * sizeof(floatX), bench->stream, error)) != NULL;
     ok = ok && (bench->float_pool = (float*)device_allocate(POOL * sizeof(float), bench->stream, error)) != NULL;
     ok = ok && (bench->worst = (float*)device_allocate(COMPARERS * sizeof(float), bench->stream, error)) != NULL;
@@ -349,7 +368,7 @@ static bool bench_open(Bench* bench, bool tf32, Error* error) {
         device_upload(bench->pool, values, POOL * sizeof(floatX), bench->stream);
         device_upload(bench->float_pool, floats, POOL * sizeof(float), bench->stream);
         bench->stream->scratch = bench->scratch;
-        bench->stream->scratch_bytes = matmul_workspace;
+        bench->stream->scratch_bytes = bench->wide.workspace;
         CUDA_CHECK(cudaEventCreate(&bench->began));
         CUDA_CHECK(cudaEventCreate(&bench->ended));
     }
@@ -385,19 +404,20 @@ static void trial_print(const Trial* trial, const UsedShape* used) {
 // Tries every shape; appends the best of each to c.
 static bool tune_shapes(MatmulChoices* c, const UsedShape* shapes, size_t count, const Bench* bench, Error* error) {
     double first = 0, best = 0;
-    Trial trial = {(Proposal*)memory_allocate(PROPOSALS * sizeof(Proposal)), 0, 0};
+    Trial trial = {(Proposal*)memory_allocate(PROPOSALS_ALL * sizeof(Proposal)), 0, 0};
     bool ok = trial.proposals != NULL || fail_with(error, "out of memory for times; close other programs");
     printf("%-26s %-5s %-4s %9s %7s %7s %6s %10s %10s %7s %9s %6s\n", "matmul", "dtype", "bias", "M", "N", "K", "calls",
            "first ms", "best ms", "gain", "MB of its", "tried");
     for (size_t i = 0; ok && i < count; i++) {
         Operands operands;
         if (!(ok = operands_make(&operands, &shapes[i].shape, bench, error))) break;
-        trial_check(&trial, &shapes[i].shape, &operands, bench);
+        trial_begin(&trial, &shapes[i].shape, &operands, bench);
         if (trial.count > 0) {
             trial_time(&trial, &operands, bench);
             trial_print(&trial, &shapes[i]);
             const Proposal* chosen = &trial.proposals[trial.best];
-            MatmulChoice choice = {shapes[i].shape, chosen->plan.workspace, chosen->plan.algorithm};
+            MatmulChoice choice = {shapes[i].shape, chosen->plan.workspace, chosen->plan.alignment,
+                                   chosen->plan.algorithm};
             c->choices[c->count++] = choice;
             first += (double)shapes[i].calls * trial.proposals[0].median;
             best += (double)shapes[i].calls * chosen->median;
@@ -418,7 +438,7 @@ static bool tune(const Config* config, const Options* o, Error* error) {
     Bench bench;
     MatmulChoices c;
     if (!shapes_find(&shapes, &count, config, o, error)) return false;
-    bool ok = bench_open(&bench, o->tf32, error);
+    bool ok = bench_open(&bench, o->tf32, o->workspace_mb << 20, error);
     if (ok) {
         matmul_choices_here(&c);
         printf("%s, cuBLASLt %llu, %s\n", c.gpu, (unsigned long long)c.version, FLOATX_NAME);

@@ -34,6 +34,7 @@ enum { CUBLASLT_ALGORITHMS = 4 };
 inline unsigned cublaslt_refused = 0, cublaslt_wrong = 0;
 inline double cublaslt_ms[CUBLASLT_ALGORITHMS];
 inline size_t cublaslt_version = 130000;
+inline size_t cublaslt_split_bytes = 0;  // of workspace that algorithms with several parts need besides
 
 // ------------------------------------------------------------------------------------------------
 // 1. Objects
@@ -306,7 +307,7 @@ inline bool cublaslt_runs(const CublasltAlgorithm& algorithm) {
 // their parts.
 inline uint64_t cublaslt_workspace(const CublasltProblem& p, const CublasltPreference& wish, uint32_t parts) {
     uint64_t bytes = p.d.rows * p.d.columns * sizeof(float);
-    if (parts > 1) return parts * bytes;
+    if (parts > 1) return parts * bytes + cublaslt_split_bytes;
     bool split = p.length > p.d.rows && (wish.schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     return split && bytes <= wish.workspace ? bytes : 0;
 }

@@ -87,6 +87,7 @@ struct Modes {
     unsigned threads;      // EMULATE_THREADS=n of the operating system; 0: as many as OpenMP has
     size_t shared_limit;   // EMULATE_SHARED=KiB of shared memory that a block may have
     int processors;        // EMULATE_PROCESSORS=n multiprocessors of the device
+    bool other_gpu;        // EMULATE_GPU=own|other: the program has no machine code for the device
     const char* launches;  // EMULATE_LAUNCHES=FILE: launches are listed there, not run: launches.h
 };
 
@@ -190,6 +191,7 @@ inline Modes modes_read() {
     modes.threads = mode_number("EMULATE_THREADS", 0, 0, ANY_NUMBER);
     modes.shared_limit = (size_t)mode_number("EMULATE_SHARED", SHARED_KIB, STATIC_SHARED_KIB, SHARED_KIB) << 10;
     modes.processors = (int)mode_number("EMULATE_PROCESSORS", 4, 1, 4096);
+    modes.other_gpu = mode_choice("EMULATE_GPU", {"own", "other"}) == 1;
     modes.launches = getenv("EMULATE_LAUNCHES");
     if (modes.launches) modes.poison = false;
 #ifdef EMULATE_RACE

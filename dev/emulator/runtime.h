@@ -659,6 +659,8 @@ inline const ErrorText* error_text(cudaError_t error) {
         {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
         {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
         {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+        {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
+         "no kernel image is available for execution on the device"},
         {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
     };
     const ErrorText* text = texts;
@@ -895,6 +897,8 @@ inline cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, in
     if (device != 0) return emulator::noted(cudaErrorInvalidDevice);
     if (attribute == cudaDevAttrMultiProcessorCount) *out = emulator::modes.processors;
     else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *out = (int)emulator::modes.shared_limit;
+    else if (attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor)
+        *out = emulator::shared_bytes_per_multiprocessor;
     else if (attribute == cudaDevAttrComputeCapabilityMajor) *out = 9;
     else return emulator::noted(cudaErrorInvalidValue);
     return cudaSuccess;
@@ -905,6 +909,13 @@ inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute at
     bool known = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
     bool allowed = known && value >= 0 && emulator::allow_shared_memory(kernel, (size_t)value);
     return emulator::noted(allowed ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+// Of the attributes only those that are known here.
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void*) {
+    memset((void*)out, 0, sizeof *out);
+    out->maxThreadsPerBlock = (int)emulator::BLOCK_LIMIT;
+    return emulator::noted(emulator::modes.other_gpu ? cudaErrorNoKernelImageForDevice : cudaSuccess);
 }
 
 // Registers and static shared memory are not known here: an upper bound.

@@ -334,6 +334,8 @@ static void test_device(void) {
     EXPECT(value == properties.multiProcessorCount && value > 0);
     OK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
     EXPECT(value == (int)properties.sharedMemPerBlockOptin && value > 48 << 10);
+    OK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0));
+    EXPECT(value == (int)properties.sharedMemPerMultiprocessor);
     OK(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0));
     EXPECT(value == properties.major);
 

@@ -291,8 +291,10 @@ def kernel_analyse(code):
 Multiprocessor = collections.namedtuple("Multiprocessor", "registers warps blocks shared")
 MULTIPROCESSORS = {
     "sm_80": Multiprocessor(65536, 64, 32, 164 << 10),
+    "sm_89": Multiprocessor(65536, 48, 24, 100 << 10),
     "sm_90a": Multiprocessor(65536, 64, 32, 228 << 10),
     "sm_100": Multiprocessor(65536, 64, 32, 228 << 10),
+    "sm_120": Multiprocessor(65536, 48, 24, 100 << 10),
 }
 SCHEDULERS, REGISTER_UNIT, SHARED_UNIT, SHARED_SYSTEM = 4, 256, 128, 1024
 
@@ -453,10 +455,11 @@ ALLOWED = [
     ("local", "*/BF16/adamw_bf16_kernel<1>", RANDOM),
     ("local", "*16/factored_apply_kernel<*", RANDOM),
     ("local", "*/BF16/optimizer_kernel<1>", RANDOM),
+    ("spills", "sm_120/*/attention_backward_keys_tensor<64,2>", "not launched there: attention_small_shared"),
     ("narrow", "*/classifier_kernel<*", "the gradient at the target, by one thread of a row"),
     ("narrow", "*/embedding_join_pieces<*", "the token of the next part, the same for the whole block"),
     ("narrow", "*/embedding_sum_pieces<*", "the sorted key, the same for the whole block"),
-    ("split", "*/embedding_sum_pieces<*", "two neighboring sorted keys at any index, the same for the whole block"),
+    ("split", "sm_80/BF16/embedding_sum_pieces<*", "two neighboring sorted keys, the same for the whole block"),
     ("narrow", "*/qk_norm_*_kernel<*", "rstd, one number for a head, and at the end sums of the block's warps"),
 ]
 # Templates whose first argument means something else.

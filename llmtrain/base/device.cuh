@@ -41,9 +41,16 @@ static const DevicePeak DEVICE_PEAKS[] = {
     {"H100*", 989.4, 66.9},
     {"H200 NVL", 835.5, 60},
     {"H200*", 989.4, 66.9},
+    {"GH200*", 989.4, 66.9},
     {"B200*", 2250, 75},
+    {"A10", 125, 31.2},
+    {"A40", 149.7, 37.4},
+    {"RTX A6000", 154.8, 38.7},
     {"L4", 121, 30.3},
+    {"L40", 181, 90.5},
     {"L40S", 362, 91.6},
+    {"RTX 6000 Ada Generation", 364.2, 91.1},
+    {"RTX PRO 6000 Blackwell Workstation Edition", 503.8, 126},
     {"GeForce RTX 3060", 25.5, 12.7},
     {"GeForce RTX 3060 Ti", 32.4, 16.2},
     {"GeForce RTX 3070", 40.6, 20.3},
@@ -171,6 +178,24 @@ static inline bool device_choose(size_t local_rank, Error* error) {
     return true;
 }
 
+// No work: a GPU that has no machine code for it has none for any kernel of this program.
+static __global__ void device_probe_kernel(void) {}
+
+// Whether the program has machine code for the current device.
+static inline bool device_runs_program(Error* error) {
+    struct cudaDeviceProp properties;
+    struct cudaFuncAttributes attributes;
+    int device = 0;
+    cudaError_t status = cudaFuncGetAttributes(&attributes, (const void*)device_probe_kernel);
+    if (status != cudaErrorNoKernelImageForDevice && status != cudaErrorInvalidDeviceFunction) return true;
+    cudaGetLastError();  // or the next check would find it again
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    return fail_with(error, "this program was built for another GPU than %s, of compute capability %d.%d; build it on "
+                     "this machine, or with ARCH=sm_%d%d", properties.name, properties.major, properties.minor,
+                     properties.major, properties.minor);
+}
+
 // Sets up *stream on the current device; it is NULL after a failure.
 static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     int count = 0, device = 0, processors = 0;
@@ -179,6 +204,7 @@ static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     if (status != cudaSuccess || count == 0)
         return fail_with(error, "there is no CUDA device: %s; build the CPU program with 'make train CUDA=off'",
                          status == cudaSuccess ? "none found" : cudaGetErrorString(status));
+    if (!device_runs_program(error)) return false;
     OpenDevice* open = (OpenDevice*)memory_allocate(sizeof *open);
     if (open == NULL) return fail_with(error, "out of memory for the device's state");
     struct Device* d = &open->device;

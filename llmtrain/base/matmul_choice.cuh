@@ -29,12 +29,12 @@
 // 1. File
 //
 //   {
-//     "format": "llmtrain matmul algorithms 1",
+//     "format": "llmtrain matmul algorithms 2",
 //     "gpu": "NVIDIA H200",
 //     "cublaslt": 130100,
 //     "algorithms": [
 //       {"kind": "matmul_forward", "bias": true, "dtype": "bf16", "tf32": false, "M": 65536, "N": 2304, "K": 768,
-//        "workspace": 0, "algorithm": "128 hexadecimal digits"},
+//        "workspace": 0, "alignment": 16, "algorithm": "128 hexadecimal digits"},
 //       ...
 //     ],
 //     "checksum": "16 hexadecimal digits"
@@ -43,10 +43,11 @@
 typedef struct {
     MatmulShape shape;
     uint64_t workspace;  // bytes
+    uint64_t alignment;  // of its arrays, in bytes
     cublasLtMatmulAlgo_t algorithm;
 } MatmulChoice;
 
-static_assert(sizeof(MatmulChoice) == sizeof(MatmulShape) + 72, "it is hashed as bytes, so it has no gaps");
+static_assert(sizeof(MatmulChoice) == sizeof(MatmulShape) + 80, "it is hashed as bytes, so it has no gaps");
 
 typedef struct {
     char gpu[256];
@@ -55,8 +56,9 @@ typedef struct {
     size_t count;
 } MatmulChoices;
 
-#define MATMUL_CHOICES_FORMAT "llmtrain matmul algorithms 1"
+#define MATMUL_CHOICES_FORMAT "llmtrain matmul algorithms 2"
 enum { MATMUL_CHOICES_BYTES_MAX = 1 << 24, MATMUL_WORDS = sizeof(cublasLtMatmulAlgo_t) / 8 };
+enum { MATMUL_WORKSPACE_MAX = 1 << 30 };  // bytes
 
 static inline void matmul_choices_free(MatmulChoices* c) {
     free(c->choices);
@@ -84,6 +86,7 @@ static inline void matmul_choice_write(JsonWriter* w, const MatmulChoice* choice
     json_member_u64(w, "N", s->N);
     json_member_u64(w, "K", s->K);
     json_member_u64(w, "workspace", choice->workspace);
+    json_member_u64(w, "alignment", choice->alignment);
     json_member_string(w, "algorithm", digits);
     json_write_end(w, '}');
 }
@@ -136,6 +139,7 @@ static inline bool matmul_choice_read(MatmulChoice* choice, const Json* json, ui
         !json_u64(json, json_get(json, node, "M"), &s->M) || !json_u64(json, json_get(json, node, "N"), &s->N) ||
         !json_u64(json, json_get(json, node, "K"), &s->K) ||
         !json_u64(json, json_get(json, node, "workspace"), &choice->workspace) ||
+        !json_u64(json, json_get(json, node, "alignment"), &choice->alignment) ||
         !json_string(json, json_get(json, node, "algorithm"), digits, sizeof digits))
         return false;
     s->kind = matmul_kind_find(kind);
@@ -150,7 +154,8 @@ static inline bool matmul_choice_read(MatmulChoice* choice, const Json* json, ui
         choice->algorithm.data[i] = bits;
     }
     return s->kind < MATMUL_KINDS && s->type < DTYPE_COUNT && s->M - 1 < UINT32_MAX && s->N - 1 < UINT32_MAX &&
-           s->K - 1 < UINT32_MAX;
+           s->K - 1 < UINT32_MAX && choice->workspace <= MATMUL_WORKSPACE_MAX &&
+           choice->alignment >= MATMUL_ALIGNMENT && 256 % choice->alignment == 0;
 }
 
 static inline bool matmul_choices_parse(MatmulChoices* c, const Json* json, const char* path, Error* error) {
@@ -201,16 +206,28 @@ static inline void matmul_choices_here(MatmulChoices* c) {
 // Makes a plan with this algorithm. Returns false, and does nothing, if it does not run here or the shape has a plan.
 static inline bool matmul_choice_use(struct Matmul* matmul, const MatmulChoice* choice) {
     cublasLtMatmulHeuristicResult_t result;
-    MatmulPlan plan = matmul_plan_describe(choice->shape);
+    MatmulPlan plan = matmul_plan_describe(choice->shape, choice->alignment);
     memset(&result, 0, sizeof result);
     cublasStatus_t status = cublasLtMatmulAlgoCheck(matmul->handle, plan.operation, plan.first, plan.second, plan.out,
                                                     plan.out, &choice->algorithm, &result);
     bool known = matmul_plan_find(matmul->plans, matmul->capacity, &choice->shape)->taken;
-    bool runs = status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= matmul_workspace && !known;
+    size_t allowed = max_size(matmul_workspace, choice->workspace);
+    bool runs = status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= allowed && !known;
     if (runs) matmul_plan_take(&plan, &choice->algorithm, result.workspaceSize);
     if (runs) matmul_plan_add(matmul, plan);
     else matmul_plan_free(&plan);
     return runs;
+}
+
+// The workspace in bytes that the algorithms of the file at `path` need, at most; 0: there is no file, path is NULL.
+static inline bool matmul_choices_workspace(const char* path, size_t* bytes, Error* error) {
+    MatmulChoices c;
+    *bytes = 0;
+    if (path == NULL) return true;
+    if (!matmul_choices_read(&c, path, error)) return false;
+    for (size_t i = 0; i < c.count; i++) *bytes = max_size(*bytes, c.choices[i].workspace);
+    matmul_choices_free(&c);
+    return true;
 }
 
 // Puts the algorithms of the file at `path` into the stream's table of plans; NULL: there is no file. If `tells`,

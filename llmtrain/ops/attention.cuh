@@ -618,10 +618,19 @@ static inline dim3 attention_grid(size_t heads, size_t tiles, size_t head_bytes,
 }
 static __device__ __forceinline__ unsigned attention_head(void) { return blockIdx.z * gridDim.x + blockIdx.x; }
 
+// Blocks that a multiprocessor's shared memory has room for if WIDTH <= 64 or M == 1; registers are limited to match.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)  // 100 KB
+enum { FORWARD_BLOCKS = 2, QUERIES_BLOCKS = 2 };
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900  // 164 KB
+enum { FORWARD_BLOCKS = 3, QUERIES_BLOCKS = 2 };
+#else
+enum { FORWARD_BLOCKS = 3, QUERIES_BLOCKS = 3 };
+#endif
+
 // A block owns 64 M queries of one head. Keys and values are copied in turn: keys of the next tile while the values of
 // this one are multiplied, values while the keys are.
 template <int WIDTH, int M>
-static __global__ void __launch_bounds__(TENSOR_THREADS, WIDTH <= 64 || M == 1 ? 3 : 2)
+static __global__ void __launch_bounds__(TENSOR_THREADS, WIDTH <= 64 || M == 1 ? FORWARD_BLOCKS : 2)
 attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, unsigned heads, unsigned T, unsigned H, unsigned K,
                          unsigned D, float scale) {
     extern __shared__ uint4 attention_shared[];
@@ -714,13 +723,6 @@ attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, unsigned he
     rows_store<WIDTH>(out + ((b * T + own) * H + h) * D, H * D, (int)T - (int)own, D, sum, 1.0f,
                       (char*)attention_shared + tile_bytes<WIDTH>(16 * M * warp, 0));
 }
-
-// Blocks that a multiprocessor's shared memory has room for if WIDTH <= 64 or M == 1; registers are limited to match.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-enum { QUERIES_BLOCKS = 2 };
-#else
-enum { QUERIES_BLOCKS = 3 };
-#endif
 
 // dq of 64 M queries of one head; blocks as in the forward. While one pair of tiles is multiplied the next is copied.
 template <int WIDTH, int M>
@@ -887,12 +889,21 @@ static inline void attention_forward_tensor_any(floatX* out, float* lse, const f
     else attention_forward_tensor_launch<128, M>(out, lse, qkv, B, T, H, K, D, cache, stream);
 }
 
-// Rows of a warp in units of 16: as many as registers and shared memory (below 100 KB) have room for.
-template <int WIDTH>
+// Whether a multiprocessor has shared memory for only one block of the backward with M = 2: sm_86, sm_89 and sm_120
+// have 100 KB. With M = 1 two blocks fit, one of which computes while the other waits.
+static inline bool attention_small_shared(void) {
+    int device = 0, bytes = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return bytes < 160 << 10;
+}
+
+// Rows of a warp in units of 16: as many as registers and shared memory (below 100 KB) have room for, or half of that.
+template <int WIDTH, bool HALF>
 static inline void attention_backward_tensor_launch(floatX* dqkv, const float* delta, const floatX* dout,
                                                     const float* lse, const floatX* qkv, size_t B, size_t T, size_t H,
                                                     size_t K, size_t D, size_t cache, Stream stream) {
-    const int QUERY_M = WIDTH <= 96 ? 2 : 1, KEY_M = WIDTH <= 64 ? 2 : 1;
+    const int QUERY_M = WIDTH <= 96 && !HALF ? 2 : 1, KEY_M = WIDTH <= 64 && !HALF ? 2 : 1;
     const size_t QUERIES = 16 * QUERY_M * TENSOR_WARPS, KEYS = 16 * KEY_M * TENSOR_WARPS, group = H / K;
     const size_t row_bytes = (WIDTH + TILE_PADDING) * sizeof(floatX), streamed_bytes = 4 * BACKWARD_COLUMNS * row_bytes;
     const size_t query_bytes = 2 * QUERIES * row_bytes + streamed_bytes + QUERIES * ROW_NUMBERS;
@@ -916,10 +927,12 @@ static inline void attention_backward_tensor_launch(floatX* dqkv, const float* d
 static inline void attention_backward_tensor_any(floatX* dqkv, const float* delta, const floatX* dout, const float* lse,
                                                  const floatX* qkv, size_t B, size_t T, size_t H, size_t K, size_t D,
                                                  size_t cache, Stream stream) {
-    if (D <= 64) attention_backward_tensor_launch<64>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, cache, stream);
-    else if (D <= 80) attention_backward_tensor_launch<80>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, cache, stream);
-    else if (D <= 96) attention_backward_tensor_launch<96>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, cache, stream);
-    else attention_backward_tensor_launch<128>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, cache, stream);
+    bool half = D <= 80 && attention_small_shared();
+    auto wide = D > 96 ? attention_backward_tensor_launch<128, false> : attention_backward_tensor_launch<96, false>;
+    auto of_80 = half ? attention_backward_tensor_launch<80, true> : attention_backward_tensor_launch<80, false>;
+    auto of_64 = half ? attention_backward_tensor_launch<64, true> : attention_backward_tensor_launch<64, false>;
+    auto launch = D > 80 ? wide : D > 64 ? of_80 : of_64;
+    launch(dqkv, delta, dout, lse, qkv, B, T, H, K, D, cache, stream);
 }
 
 #endif  // !FLOATX_IS_FLOAT

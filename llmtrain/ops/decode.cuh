@@ -48,7 +48,7 @@ static __device__ inline float decode_element(const void* cache, const float* sc
     return scales[2 * at] * (float)((const int8_t*)cache)[at * D + d];
 }
 
-static __global__ void __launch_bounds__(DECODE_WARPS * WARP) attention_decode_kernel(
+static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 4) attention_decode_kernel(
         floatX* out, const void* keys, const void* values, const float* scales, const floatX* qkv, float root,
         size_t first, size_t T, size_t context, size_t H, size_t K, size_t D) {
     __shared__ float shared[WARP], sums[DECODE_WARPS][ATTENTION_MAX_D];

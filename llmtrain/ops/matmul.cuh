@@ -43,9 +43,10 @@
 // gradient epilogue does not: it overwrites, while we accumulate over micro-batches. Section 3 does that.
 //
 // GELU fused into the matmul saves a pass over (M, N) in each direction. On an A100 the library's fused kernel was
-// measured to be slower than two kernels, in BF16 and float (llm.c, pull request 338). So we ask for it from Hopper
-// on, for 16-bit types; elsewhere, and where the library has no fused kernel, the two operations run one after the
-// other. dev/matmul.cu measures both.
+// measured to be slower than two kernels, in BF16 and float (llm.c, pull request 338), and so it was on an RTX 5090
+// (sgl-project/sglang, pull request 34350). So we ask for it on compute capabilities 9 and 10, for 16-bit types;
+// elsewhere, and where the library has no fused kernel, the two operations run one after the other. dev/matmul.cu
+// measures both.
 //
 // The library gets only rows of a multiple of 16 bytes that are 16-byte aligned: its tensor core kernels need that,
 // and so do the vectors of its epilogues. Section 2 handles everything else.
@@ -77,6 +78,7 @@ typedef struct {
     cublasLtMatrixLayout_t first, second, out;
     cublasLtMatmulAlgo_t algorithm;
     size_t workspace;  // bytes
+    size_t alignment;  // of its arrays, in bytes
     uint64_t calls;    // so far
 } MatmulPlan;
 
@@ -90,10 +92,21 @@ struct Matmul {
 
 enum { MATMUL_FIRST_CAPACITY = 64, MATMUL_ALIGNMENT = 16 };
 
-// What NVIDIA recommends for Hopper; no operation of ours needs more. It must be aligned to 256 bytes, as everything
-// that cudaMalloc returns is.
+// What NVIDIA recommends for Hopper; only algorithms from a file (matmul_choice.cuh) may need more. It must be aligned to
+// 256 bytes, as everything that cudaMalloc returns is.
 static const size_t matmul_workspace = (size_t)32 << 20;
 static inline size_t matmul_scratch_bytes(void) { return matmul_workspace; }
+
+// What the algorithms that the library proposes may rely on.
+typedef struct {
+    uint64_t workspace;  // at most, in bytes
+    uint32_t alignment;  // of all arrays, in bytes
+    uint32_t schemes;    // how the parts of a sum that is split over blocks (split-K) may be added up
+} MatmulRequest;
+
+// Parts are added as floats; other schemes round them to the type of the result.
+static const MatmulRequest MATMUL_REQUEST = {matmul_workspace, MATMUL_ALIGNMENT,
+                                             CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
 
 static inline void matmul_check(cublasStatus_t status, const char* call, const MatmulShape* s, const char* file,
                                 int line) {
@@ -135,7 +148,7 @@ static inline struct Matmul* matmul_state(Stream stream) {
     int device = 0, major = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    matmul->fuse_gelu = major >= 9 && !FLOATX_IS_FLOAT;
+    matmul->fuse_gelu = (major == 9 || major == 10) && !FLOATX_IS_FLOAT;
     matmul->capacity = MATMUL_FIRST_CAPACITY;
     matmul->plans = (MatmulPlan*)matmul_allocate(matmul->capacity * sizeof(MatmulPlan));
     cublasStatus_t status = cublasLtCreate(&matmul->handle);
@@ -169,16 +182,17 @@ static inline void matmul_plan_point(const MatmulPlan* plan, const void* bias, c
     if (pre) MATMUL_SET(plan->operation, EPILOGUE_AUX_POINTER, pre, &plan->shape);
 }
 
-// A plan without an algorithm.
-// The library derives the alignment of bias and pre from their addresses; a plan must serve all that are 16-byte
-// aligned, so it is made with addresses that are aligned no better.
-static inline MatmulPlan matmul_plan_describe(MatmulShape shape) {
+// A plan without an algorithm, for arrays of this alignment.
+// The library derives the alignment of bias and pre from their addresses; a plan must serve all that are aligned so,
+// and is made with addresses that are aligned no better.
+static inline MatmulPlan matmul_plan_describe(MatmulShape shape, size_t alignment) {
     const MatmulShape* s = &shape;
-    const void* barely_aligned = (const void*)(uintptr_t)MATMUL_ALIGNMENT;
+    const void* barely_aligned = (const void*)(uintptr_t)alignment;
     MatmulPlan plan;
     memset(&plan, 0, sizeof plan);
     plan.taken = true;
     plan.shape = shape;
+    plan.alignment = alignment;
 
     cudaDataType type = matmul_type((Dtype)s->type);
     cublasComputeType_t compute = s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
@@ -224,24 +238,22 @@ static inline MatmulPlan matmul_plan_describe(MatmulShape shape) {
 }
 
 // Fills in up to `wanted` algorithms that the library proposes, the fastest by its own estimate first; returns their
-// number. Where a sum is split over blocks (split-K), its parts are added as floats (other schemes round them to the
-// type of the result).
+// number. The plan is made for request->alignment.
 static inline int matmul_plan_propose(cublasLtMatmulHeuristicResult_t* results, int wanted, struct Matmul* matmul,
-                                      const MatmulPlan* plan) {
+                                      const MatmulPlan* plan, const MatmulRequest* request) {
     const MatmulShape* s = &plan->shape;
     cublasLtMatmulPreference_t preference;
-    uint64_t workspace = matmul_workspace;
-    uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = MATMUL_ALIGNMENT;
     MATMUL_CHECK(cublasLtMatmulPreferenceCreate(&preference), s);
-    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                                      sizeof workspace), s);
-    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
-                                                      sizeof scheme), s);
+    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                      &request->workspace, sizeof request->workspace), s);
+    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                      &request->schemes, sizeof request->schemes), s);
     const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (size_t i = 0; i < sizeof alignments / sizeof alignments[0]; i++)
-        MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &alignment, sizeof alignment), s);
+        MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &request->alignment,
+                                                          sizeof request->alignment), s);
 
     int found = 0;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(matmul->handle, plan->operation, plan->first, plan->second,
@@ -260,8 +272,9 @@ static inline void matmul_plan_take(MatmulPlan* plan, const cublasLtMatmulAlgo_t
 // A plan with the library's first proposal. Takes tens of microseconds, once per shape.
 static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape shape) {
     cublasLtMatmulHeuristicResult_t result;
-    MatmulPlan plan = matmul_plan_describe(shape);
-    bool possible = matmul_plan_propose(&result, 1, matmul, &plan) > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+    MatmulPlan plan = matmul_plan_describe(shape, MATMUL_ALIGNMENT);
+    bool possible = matmul_plan_propose(&result, 1, matmul, &plan, &MATMUL_REQUEST) > 0 &&
+                    result.state == CUBLAS_STATUS_SUCCESS;
     if (possible) matmul_plan_take(&plan, &result.algo, result.workspaceSize);
     return plan;
 }
@@ -312,7 +325,8 @@ static inline bool matmul_library_of(MatmulKind kind, Dtype type, bool tf32, voi
     MatmulShape shape = {(uint32_t)kind, bias != NULL, tf32, (uint16_t)type, M, N, K};
     MatmulPlan* plan = matmul_plan_find(matmul->plans, matmul->capacity, &shape);
     if (!plan->taken) plan = matmul_plan_add(matmul, matmul_plan_make(matmul, shape));
-    if (!plan->possible) return false;
+    uintptr_t addresses = (uintptr_t)out | (uintptr_t)first | (uintptr_t)second | (uintptr_t)bias | (uintptr_t)pre;
+    if (!plan->possible || addresses % plan->alignment != 0) return false;
     plan->calls++;
     matmul_check(matmul_plan_run(matmul, plan, out, first, second, bias, pre, adds, stream), "cublasLtMatmul", &shape,
                  __FILE__, __LINE__);
