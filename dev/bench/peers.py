@@ -127,10 +127,15 @@ def gpt2(options):
         if time.monotonic() > options.deadline:
             print(f"GPT-2 {size}: left out, the time is over")
             continue
-        try:
-            gpt2_train(options, size, int(B), whole)
-        except torch.cuda.OutOfMemoryError:
-            print(f"GPT-2 {size}: skipped, a batch of {B} does not fit into the GPU's memory")
+        for batch in (int(B), int(B) // 2):  # half, where PyTorch needs more memory than the trainer
+            try:
+                if batch > 0:
+                    gpt2_train(options, size, batch, whole)
+                break
+            except torch.cuda.OutOfMemoryError:
+                print(f"GPT-2 {size}: a batch of {batch} does not fit into the GPU's memory")
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
         whole = False
         torch.compiler.reset()
         torch.cuda.empty_cache()

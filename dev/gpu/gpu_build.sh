@@ -1,7 +1,8 @@
 # gpu_build.sh: sourced by gpu_check.sh: which programs its runs need, and how they are built: on the GPU's machine, or
 # here, to be carried there.
 #
-# It reads $arch, $work (the folder of the programs), $carry (not empty: to be carried) and $scratch.
+# It reads $arch, $work (the folder of the programs), $carry (not empty: to be carried), $budget (not empty: the short
+# runs) and $scratch.
 # shellcheck shell=sh disable=SC2154
 
 nvcc=${NVCC:-nvcc}
@@ -13,9 +14,9 @@ python=${PYTHON:-python3}
 programs_of() {
     case $1 in
         A) echo "test_cuda-BF16 train-cuda-BF16 test_emulator" ;;
-        B) echo "ladders bench-cuda-BF16 train-cuda-BF16" ;;
+        B) echo "ladders bench-cuda-BF16 train-cuda-BF16 tune" ;;
         C) echo "ladders train-cuda-BF16" ;;
-        D)
+        D) [ -z "$budget" ] || { echo "test_cuda-FP16 test_cuda-FP32 test_cuda-BF16"; return; }
             for type in FP16 FP32 BF16; do
                 echo "test_cuda-$type test_train-$type test_model-$type test_runs-$type train-cuda-$type train-$type"
             done
@@ -85,6 +86,7 @@ build_lines() {
             test_nccl) line="$cuda -DPRECISION_BF16 dev/emulator/test_nccl.cu $blas $nccl" ;;
             test_emulator) line="$cuda -DPRECISION_BF16 dev/emulator/test_emulator.cu $blas" ;;
             ladders) line="$cuda -DPRECISION_BF16 $work/ladders.cu $blas" ;;
+            tune) line="$cuda -DPRECISION_BF16 tools/tune.cu $blas" ;;
             weights_hash) line="$cpu dev/test/weights_hash.c -lm -ldl" ;;
             train-*) line="$cpu $type -x c train.cu -x none -lm -ldl" ;;
             *) line="$cpu data/$program.c -lm -ldl" ;;

@@ -4,9 +4,10 @@
 #
 #     sh dev/gpu/gpu_check.sh A          3 minutes: what is there; every kernel, synchronized after each launch, so that a
 #                                    fault names its kernel; PTX tests; every operation in BF16; GPT-2 124M
-#     sh dev/gpu/gpu_check.sh B          5 minutes: time by operation and by kernel in one step of 124M and 1558M; every
-#                                    matmul shape; attention and norms at the same shapes; the other ladders
-#     sh dev/gpu/gpu_check.sh C          8 minutes: GPT-2 124M and 1558M against PyTorch; attention at the peers' shapes
+#     sh dev/gpu/gpu_check.sh B          6.5 minutes: time by operation and by kernel in one step of 124M and 1558M; the
+#                                    best of cuBLASLt's algorithms, and training with them; every matmul shape; attention and norms at the same shapes; the other ladders
+#     sh dev/gpu/gpu_check.sh C          8 minutes: GPT-2 124M and 1558M against PyTorch and llm.c; attention at the
+#                                    peers' shapes
 #     sh dev/gpu/gpu_check.sh D          9.5 minutes: FP16, FP32, whole runs against the CPU's, NCCL, compute-sanitizer
 #     sh dev/gpu/gpu_check.sh            all four
 #
@@ -18,6 +19,8 @@
 #     --build DIR     where programs are (build/gpu); those that are missing, outdated or do not start are built
 #     --arch sm_90a   the GPU's architecture; by default that of this machine's GPU
 #     --minutes 5     keeps to this time instead;  --limit 20: no part takes longer, in seconds
+#     --budget 15m    short runs that together take this time at most, with 130 s for the machine to start; nothing is
+#                     built there. A trains 1558M too, C compares 124M with llm.c and PyTorch, D has FP16, FP32, memcheck
 #     --dry-run       prints the commands, and the sum of their limits next to each run's time; fails if it is over
 #     --try build     no GPU: gives every command line of the trainer to build/train-emulated-BF16, or build/train-BF16,
 #                     as far as its memory plan, and those of the ladders, with small sizes, to the emulated ones; fails
@@ -37,6 +40,7 @@ out=build
 work=build/gpu
 minutes=
 cap=
+budget=
 dry=
 try=
 carry=
@@ -47,10 +51,10 @@ while [ $# -gt 0 ]; do
         A | B | C | D) runs="$runs $1" ;;
         --dry-run) dry=yes ;;
         --help | -h) sed -n '2,/^set -u/s/^#\{1\} \{0,1\}//p' "$0"; exit 0 ;;
-        --out | --build | --minutes | --limit | --arch | --try | --carry)
+        --out | --build | --minutes | --limit | --budget | --arch | --try | --carry)
             [ $# -ge 2 ] || fail "$1 needs a value (see --help)"
             case $1 in
-                --out) out=$2 ;; --build) work=$2 ;; --minutes) minutes=$2 ;; --limit) cap=$2 ;;
+                --out) out=$2 ;; --build) work=$2 ;; --minutes) minutes=$2 ;; --limit) cap=$2 ;; --budget) budget=${2%m} ;;
                 --try) try=$2 ;; --carry) carry=$2 work=$2 ;; *) arch=$2 ;;
             esac
             shift ;;
@@ -59,14 +63,22 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ -n "$runs" ] || runs="A B C D"
-for number in ${minutes:+"--minutes $minutes"} ${cap:+"--limit $cap"}; do
-    awk -v x="${number#* }" 'BEGIN { exit !(x + 0 > 0) }' || fail "${number% *} is '${number#* }'; give a number above 0"
+for number in ${minutes:+"--minutes $minutes"} ${cap:+"--limit $cap"} ${budget:+"--budget $budget"}; do
+    awk -v x="${number#* }" 'BEGIN { exit !(x ~ /^[0-9.]+$/ && x + 0 > 0) }' || fail "${number% *} is '${number#* }'; give a number above 0"
 done
 
 run_seconds() {
     [ -z "$minutes" ] || { awk -v m="$minutes" 'BEGIN { printf "%d", 60 * m }'; return; }
-    case $1 in A) echo 180 ;; B) echo 300 ;; C) echo 480 ;; D) echo 570 ;; esac
+    if [ -n "$budget" ]; then  # the shares of four runs
+        case $1 in A) share=180 ;; B) share=240 ;; C) share=240 ;; D) share=110 ;; esac
+        awk -v m="$budget" -v share=$share 'BEGIN { printf "%d", (60 * m - 130) * share / 770 }'
+        return
+    fi
+    case $1 in A) echo 180 ;; B) echo 390 ;; C) echo 480 ;; D) echo 570 ;; esac
 }
+
+# seconds_of FULL SHORT: the limit of a part, in the full run and with --budget.
+seconds_of() { if [ -n "$budget" ]; then echo "$2"; else echo "$1"; fi; }
 
 # ------------------------------------------------------------------------------------------------
 # The trainer's input, here and with --try: random tokens of the full vocabulary, whose head is a third of the work of
@@ -265,10 +277,11 @@ builds() {
         if ! fresh "$program" || ! starts "$program"; then missing="$missing $program"; fi
     done
     [ -n "$missing" ] || { say "programs: all in $work start"; return; }
-    if [ -z "$nvcc" ]; then
-        broken=$missing
-        say "FAILED  builds: there is no nvcc, and these are not in $work or do not start:$missing; install the CUDA toolkit, \
-name its compiler with NVCC=, or carry them (see --help)"
+    if [ -z "$nvcc" ] || [ -n "$budget" ]; then
+        broken=$missing why="there is no nvcc"
+        [ -z "$budget" ] || why="there is no time for them with --budget"
+        say "FAILED  builds: $why, and these are not in $work or do not start:$missing; install the CUDA toolkit, name its \
+compiler with NVCC=, or carry them (see --help)"
         return
     fi
     stamp
@@ -332,6 +345,7 @@ run_A() {
     part 6 "PTX, whose emulation is proved by the same tests" "$work/test_emulator" test_emulator
     part 25 "test_cuda BF16" "$work/test_cuda-BF16" test_cuda-BF16
     train_model 40 124M
+    [ -z "$budget" ] || train_model 40 1558M
 }
 
 # ------------------------------------------------------------------------------------------------
@@ -368,14 +382,25 @@ NCU_TABLE='
 # shellcheck disable=SC2090
 export NCU_TABLE
 
+# tuned_model LIMIT SIZE: times cuBLASLt's algorithms for the trainer's matmuls, and trains with the best.
+tuned_model() {
+    model "$2" || { skipped "algorithms of GPT-2 $2" "not even a batch of 1 fits, $megabytes MB"; return; }
+    part "$1" "cuBLASLt's algorithms for GPT-2 $2, batch $batch" \
+        "$work/tune --model gpt2:$2 --batch $batch --seq 1024 --out $out/$2.json" tune
+    part "$1" "train GPT-2 $2, batch $batch, with the best of them" "$train $(train_flags "gpt2:$2" "$batch" "$steps") \
+--matmul-algorithms $out/$2.json${peak:+ --peak-tflops $peak}" train-cuda-BF16
+}
+
 run_B() {
     builds 70
     ask_peak
-    bench 30 124M 80
-    bench 45 1558M 15
+    bench "$(seconds_of 25 20)" 124M 80
+    bench "$(seconds_of 40 30)" 1558M 15
+    tuned_model 20 124M
+    tuned_model 25 1558M
     model 124M
     if [ -n "$dry" ] || command -v ncu > /dev/null; then
-        part 38 "kernels of GPT-2 124M, batch $batch, two steps, by ncu" "ncu --clock-control none --csv --page raw \
+        part "$(seconds_of 38 34)" "kernels of GPT-2 124M, batch $batch, two steps, by ncu" "ncu --clock-control none --cache-control none --csv --page raw \
 --print-units base --metrics gpu__time_duration.sum,dram__bytes.sum --log-file $scratch/ncu.csv $work/bench-cuda-BF16 \
 --model gpt2:124M --batch $batch --seq 1024 --steps 1 > $scratch/ncu.txt 2>&1
 awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn $scratch/ncu.table ||
@@ -383,7 +408,7 @@ awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn
     else
         skipped "kernels by ncu" "there is no ncu here; the operations above are timed by events"
     fi
-    ladder matmul 40 "matmuls of 124M and 1558M" \
+    [ -n "$budget" ] || ladder matmul 40 "matmuls of 124M and 1558M" \
         "--rows 65536 --outputs 2304 --inputs 768" "--rows 65536 --outputs 768 --inputs 768" \
         "--rows 65536 --outputs 3072 --inputs 768" "--rows 65536 --outputs 768 --inputs 3072" \
         "--rows 16384 --outputs 50304 --inputs 768" \
@@ -393,10 +418,11 @@ awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn
         "--rung epilogue --rows 65536 --outputs 2304 --inputs 768" \
         "--rung epilogue --rows 65536 --outputs 3072 --inputs 768"
     for direction in forward backward; do
-        ladder "attention_$direction" 12 "attention_$direction of 124M and 1558M" \
+        ladder "attention_$direction" "$(seconds_of 12 8)" "attention_$direction of 124M and 1558M" \
             "--batch 64 --seq 1024 --heads 12 --kv-heads 12" "--batch 32 --seq 1024 --heads 25 --kv-heads 25"
     done
-    ladder layernorm 10 "norms of 124M and 1558M" "--rows 65536 --channels 768" "--rows 32768 --channels 1600"
+    ladder layernorm "$(seconds_of 10 6)" "norms of 124M and 1558M" "--rows 65536 --channels 768" "--rows 32768 --channels 1600"
+    [ -z "$budget" ] || return
     for name in classifier embedding gelu global_norm; do
         needs 6000 "ladder $name" && part 3 "ladder $name" "$work/ladders $name --json --rounds 20" ladders
     done
@@ -407,15 +433,50 @@ awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn
 # ------------------------------------------------------------------------------------------------
 # C. Compared with PyTorch
 
+# trained LIMIT SIZE: run A's number, if its report is here; otherwise trains the model again. Either notes the batch.
+trained() {
+    measured=$(sed -n "s/^ok      train GPT-2 $2, batch \([0-9]*\) .*/\1/p" "$out/gpu_check_A.txt" 2> /dev/null | tail -n 1)
+    [ -z "$dry" ] || measured=${budget:+64}
+    if [ -n "$measured" ]; then
+        batches="$batches $2:$measured"
+        say "GPT-2 $2: run A's report has the number"
+    else
+        train_model "$1" "$2"
+    fi
+}
+
+# Of llm.c (github.com/karpathy/llm.c, train_gpt2.cu), built with -DENABLE_BF16 -DENABLE_CUDNN and carried in build/peer.
+# With CUDA 13 it compiles if llmc/cuda_utils.cuh gives cudaMemAdvise cudaMemLocation{cudaMemLocationTypeHost, 0}.
+llm_c() {
+    if [ -z "$dry" ] && [ ! -x "${PEER:-build/peer}/train_gpt2cu" ]; then
+        skipped "llm.c" "there is no ${PEER:-build/peer}/train_gpt2cu"
+        return
+    fi
+    wheels=$(roots | sed 's|$|/lib|' | tr '\n' ':')
+    part "$1" "llm.c, GPT-2 124M, batch 64" "LD_LIBRARY_PATH=$wheels$given_path ${PEER:-build/peer}/train_gpt2cu \
+-i $scratch/random_0.bin -j $scratch/random_0.bin -e d12 -b 64 -t 1024 -d 65536 -x 60 -v 1000 -m 1 -s 0 -r 0 -l 6e-4"
+}
+
 run_C() {
     builds 75
     ask_peak
-    train_model 40 124M
-    train_model 75 1558M
-    part 220 "PyTorch" "LD_LIBRARY_PATH=$given_path $python dev/bench/peers.py --seconds 205 --gpt2 '${batches# }'${peak:+ --peak $peak}"
+    trained 40 124M
+    llm_c "$(seconds_of 45 50)"
+    peers="LD_LIBRARY_PATH=$given_path $python dev/bench/peers.py${peak:+ --peak $peak}"
+    if [ -n "$budget" ]; then
+        part 85 "PyTorch, compiled" "$peers --only gpt2 --gpt2 '${batches# }'"
+        part 35 "PyTorch's attention" "$peers --only attention --seconds 25"
+        for direction in forward backward; do
+            ladder "attention_$direction" 10 "attention_$direction, a shape of the peers" \
+                "--head-size 64 --heads 32 --kv-heads 32 --batch 16 --seq 1024"
+        done
+        return
+    fi
+    trained 75 1558M
+    part 185 "PyTorch" "$peers --seconds 170 --gpt2 '${batches# }'"
     # 16,384 tokens and 2,048 channels, at three lengths and two sizes of heads.
     for direction in forward backward; do
-        ladder "attention_$direction" 20 "attention_$direction, shapes of the peers" \
+        ladder "attention_$direction" 15 "attention_$direction, shapes of the peers" \
             "--head-size 64 --heads 32 --kv-heads 32 --batch 16 --seq 1024" \
             "--head-size 64 --heads 32 --kv-heads 32 --batch 4 --seq 4096" \
             "--head-size 64 --heads 32 --kv-heads 32 --batch 1 --seq 16384" \
@@ -428,11 +489,28 @@ run_C() {
 # ------------------------------------------------------------------------------------------------
 # D. The other types, whole runs, sanitizers
 
+sanitizers() {
+    [ -z "$dry" ] && ! command -v compute-sanitizer > /dev/null || return 0
+    skipped "sanitizers" "there is no compute-sanitizer here"
+    return 1
+}
+
+# sanitize LIMIT TOOL PROGRAM [FLAG...]
+sanitize() {
+    most=$1 tool=$2
+    shift 2
+    part "$most" "$tool, $1${2:+ $2}" "compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 $work/$*" "$1"
+}
+
 run_D() {
     builds 120
     for precision in FP16 FP32; do
         part 15 "test_cuda $precision" "$work/test_cuda-$precision" "test_cuda-$precision"
     done
+    if [ -n "$budget" ]; then
+        sanitizers && sanitize 45 memcheck test_cuda-BF16 --shapes tiny --exact
+        return
+    fi
     for precision in BF16 FP16 FP32; do
         part 2 "test_train $precision" "$work/test_train-$precision" "test_train-$precision"
         part 3 "test_model $precision" "$work/test_model-$precision" "test_model-$precision"
@@ -444,16 +522,7 @@ run_D() {
     # Two vectors of 2^31 elements, of 2 and of 4 bytes.
     needs 14000 "more than 2^31 elements" && \
         part 10 "more than 2^31 elements" "$work/test_cuda-BF16 --shapes huge --only huge" test_cuda-BF16
-    if [ -z "$dry" ] && ! command -v compute-sanitizer > /dev/null; then
-        skipped "sanitizers" "there is no compute-sanitizer here"
-        return
-    fi
-    # sanitize LIMIT TOOL PROGRAM [FLAG...]
-    sanitize() {
-        most=$1 tool=$2
-        shift 2
-        part "$most" "$tool, $1${2:+ $2}" "compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 $work/$*" "$1"
-    }
+    sanitizers || return
     sanitize 60 memcheck test_cuda-BF16 --shapes tiny --exact
     sanitize 75 racecheck test_cuda-BF16 --shapes tiny --exact
     sanitize 45 synccheck test_cuda-BF16 --shapes tiny --exact
@@ -473,7 +542,7 @@ one_run() {
     scratch=$work/run_$run train=$work/train-cuda-BF16 seconds=$(run_seconds "$run")
     if [ -n "$dry" ]; then
         memory=0 nccl=yes given_path=''
-        builds() { part "$1" "builds" "# $(programs_of "$run" | tr -s ' \n' ' ')"; }
+        builds() { [ -n "$budget" ] || part "$1" "builds" "# $(programs_of "$run" | tr -s ' \n' ' ')"; }
         "run_$run"
         echo "# run $run: the limits add up to $((limits + 20)) s of $seconds s"  # with those of what follows
         [ $((limits + 20)) -le "$seconds" ]

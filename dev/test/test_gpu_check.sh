@@ -80,9 +80,14 @@ runs_of() { grep -c "^$1 " "$T/runs"; }
 # The limits of each run fit into its time.
 sh dev/gpu/gpu_check.sh --dry-run > "$T/log" && [ "$(grep -c '^# run [A-D]: the limits add up to [0-9]* s of [0-9]* s$' "$T/log")" -eq 4 ]
 verdict $? "--dry-run: the limits of four runs fit: $(sed -n 's/^# run \(.\): the limits add up to/\1/p' "$T/log" | tr '\n' ',')"
+sh dev/gpu/gpu_check.sh --dry-run --budget 15m > "$T/log" &&
+    awk '/^# run [A-D]: the limits add up to/ { runs++; sum += $8; all += $11 } END { exit !(runs == 4 && sum <= all && all <= 770) }' "$T/log"
+verdict $? "--dry-run --budget 15m: four short runs and the start of the machine fit into 15 minutes"
+! sh dev/gpu/gpu_check.sh --dry-run --budget 12m > "$T/log"
+verdict $? "--dry-run --budget 12m: they do not fit"
 ! sh dev/gpu/gpu_check.sh A --dry-run --minutes 2 > "$T/log"
 verdict $? "--dry-run fails where they do not"
-for flags in "E" "--minutes 0" "--limit x" "--out" "--carry $T/x"; do
+for flags in "E" "--minutes 0" "--limit x" "--budget 15x" "--out" "--carry $T/x"; do
     # shellcheck disable=SC2086
     ! sh dev/gpu/gpu_check.sh $flags > "$T/log" 2>&1 && has "gpu_check.sh: " "$T/log"
     verdict $? "refused: '$flags'"
@@ -109,11 +114,16 @@ verdict $? "the GPU is asked for its architecture, the trainer for its peak"
 
 # The other runs.
 check B && has "0.005 ms      2 calls     0.002 GB    400.0 GB/s  norm_kernel<8>" "$T/out/gpu_check_B.txt" &&
-    tail -n 1 "$T/out/gpu_check_B.txt" | grep -q "^end: 16 good, 0 failed, 0 skipped"
-verdict $? "run B: operations, kernels by ncu added up by name, ladders"
+    tail -n 1 "$T/out/gpu_check_B.txt" | grep -q "^end: 20 good, 0 failed, 0 skipped" && has "--matmul-algorithms $T/out/124M.json" "$T/out/gpu_check_B.txt"
+verdict $? "run B: operations, cuBLASLt's algorithms, kernels by ncu added up by name, ladders"
 check C && has "skipped PyTorch: there is no PyTorch here" "$T/out/gpu_check_C.txt" &&
-    tail -n 1 "$T/out/gpu_check_C.txt" | grep -q "^end: 7 good, 0 failed, 1 skipped"
-verdict $? "run C, without PyTorch"
+    has "GPT-2 124M: run A's report has the number" "$T/out/gpu_check_C.txt" && has "skipped llm.c" "$T/out/gpu_check_C.txt" &&
+    tail -n 1 "$T/out/gpu_check_C.txt" | grep -q "^end: 6 good, 0 failed, 2 skipped"
+verdict $? "run C, without PyTorch and llm.c"
+mkdir -p "$T/peer" && cp "$T/program" "$T/peer/train_gpt2cu" && chmod +x "$T/peer/train_gpt2cu"
+PEER="$T/peer" check C --budget 15m && has "ok      llm.c, GPT-2 124M, batch 64" "$T/out/gpu_check_C.txt" &&
+    [ "$(runs_of train_gpt2cu)" -eq 1 ]
+verdict $? "run C with llm.c, which is carried"
 ! FAKE=corpus=broken check D && tail -n 1 "$T/out/gpu_check_D.txt" | grep -q "^end: 24 good, 1 failed, 0 skipped" &&
     has "FAILED  the trainer's CUDA build against its CPU build: status 1" "$T/out/gpu_check_D.txt"
 verdict $? "run D, in which one part fails"
