@@ -97,6 +97,11 @@ done
 
 with BF16 && for family in gpt2 llama; do
     use BF16 "$family"
+    [ "$gpu" = train-emulated ] && {
+        ! run_with "EMULATE_GPU=other" "$gpu" mode 10 > "$out/other.log" &&
+            grep -q '^train: this program was built for another GPU than emulated CPU, .* or with ARCH=sm_90$' "$out/other.log"
+        verdict $? "$name: a program that was built for another GPU says so"
+    }
     [ "$gpu" = train-emulated ] && for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" \
         "ORDER=random EMULATE_SEED=2" "COPIES=early" "STREAMS=delayed" "STREAMS=delayed EMULATE_ORDER=random" \
         "STREAMS=delayed EMULATE_OTHERS=ahead"; do
