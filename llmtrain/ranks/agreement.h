@@ -154,10 +154,9 @@ static inline bool ranks_same(RankStats* s, size_t count, size_t buckets,
             char what[80];
             if (sums[r * count + i] == sums[usual * count + i]) continue;
             describe(what, sizeof what, buckets, i);
-            fail_with(error,
-                      "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
-                      "checkpoint before it, without that machine",
-                      r, world == 2 ? "the other rank" : "most ranks", what,
+            fail_with(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume "
+                      "from a checkpoint before it, without that machine", r,
+                      world == 2 ? "the other rank" : "most ranks", what,
                       2 * most > world ? "" : ", and it is unknown whose, since no more than half of the ranks agree");
             return fail_on_all_ranks(error);
         }

@@ -33,10 +33,8 @@ static inline bool collective_open(Collectives* c, const Transport* ranks, size_
     if (ranks == NULL || ranks->world == 1) return true;
 #ifdef LLMTRAIN_CUDA
     (void)slots;
-    return fail_with(error,
-                     "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev and "
-                     "run make again, or use one rank",
-                     ranks->world);
+    return fail_with(error, "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev "
+                     "and run make again, or use one rank", ranks->world);
 #else
     c->ranks = ranks;
     c->requests = (CommRequest*)memory_allocate(slots * sizeof(CommRequest));

@@ -130,10 +130,9 @@ static inline bool comm_check_header(const Comm* comm, size_t p, Error* error) {
         return fail_with(error,
                          "rank %zu sent rank %zu data that is not part of %s; the network or a program is faulty", p,
                          comm->rank, ours);
-    return fail_with(error,
-                     "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same program, "
-                     "flags and data",
-                     p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
+    return fail_with(error, "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same "
+                     "program, flags and data", p, theirs, comm->rank, ours,
+                     strcmp(theirs, ours) == 0 ? " with other slices" : "");
 }
 
 // Sends to and receives from rank p as many bytes as possible without waiting: the header, then the data.
@@ -352,9 +351,8 @@ static inline void* comm_progress(void* argument) {
 
 // Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must not change until
 // comm_wait has returned. `slices` is called here, not later.
-static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype type,
-                                     void* out, const void* in, size_t n, size_t root, CommSlices slices,
-                                     const void* context) {
+static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype type, void* out, const void* in,
+                                     size_t n, size_t root, CommSlices slices, const void* context) {
     CommQueue* queue = comm->queue;
     size_t size = dtype_bytes(type);
     pthread_mutex_lock(&comm->mutex);

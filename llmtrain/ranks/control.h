@@ -128,10 +128,8 @@ static inline bool comm_mpi_open(Comm* comm, Error* error) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     if ((size_t)rank != comm->rank || (size_t)world != comm->world)
-        return fail_with(error,
-                         "mpirun says rank %zu of %zu, MPI says rank %d of %d; use the mpirun of the MPI that this "
-                         "program was built with",
-                         comm->rank, comm->world, rank, world);
+        return fail_with(error, "mpirun says rank %zu of %zu, MPI says rank %d of %d; use the mpirun of the MPI that "
+                         "this program was built with", comm->rank, comm->world, rank, world);
     for (size_t p = 0; p < comm->world; p++)
         for (int d = 0; d < 2; d++)
             comm->links[p].heads[d].request = comm->links[p].parts[d].request = MPI_REQUEST_NULL;
@@ -286,10 +284,8 @@ static inline bool comm_check_heartbeats(Comm* comm, double silence_ms, Error* e
         link->reported = link->seen_ms > 0 && !link->left && comm->clock_ms - seen_ms > silence_ms;
     }
     if (!comm_list_ranks(ranks, comm, "has", "have")) return true;
-    return fail_with(error,
-                     "%s not answered for %.1f s while rank %zu was %s: stopped, or its machine or the network is "
-                     "down",
-                     ranks, comm->timeout_ms / 1e3, comm->rank, comm->doing);
+    return fail_with(error, "%s not answered for %.1f s while rank %zu was %s: stopped, or its machine or the network "
+                     "is down", ranks, comm->timeout_ms / 1e3, comm->rank, comm->doing);
 }
 
 // The poll events for a rank: those of the data that the transfer in progress still has to move.
@@ -426,10 +422,8 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     if (known) snprintf(who, sizeof who, "rank %u at %s", (unsigned)h->rank, from);
     if (!known) fail_with(&reason, "something at %s that is not this program, or not this version of it", from);
     else if (strcmp(h->run, comm->run) != 0)
-        fail_with(&reason,
-                  "%s belongs to run '%s', but rank %zu here belongs to run '%s'; two runs use the same address "
-                  "and port: choose another MASTER_PORT",
-                  who, h->run, comm->rank, comm->run);
+        fail_with(&reason, "%s belongs to run '%s', but rank %zu here belongs to run '%s'; two runs use the same "
+                  "address and port: choose another MASTER_PORT", who, h->run, comm->rank, comm->run);
     else if (h->world != comm->world)
         fail_with(&reason, "%s has world size %u, rank %zu has %zu; start all with the same world size", who,
                   (unsigned)h->world, comm->rank, comm->world);
@@ -479,16 +473,13 @@ static inline bool comm_await_ranks(Comm* comm, CommRendezvous* r, bool both, Er
         if (!comm_list_ranks(ranks, comm, "has", "have")) return true;
         for (size_t p = comm->rank + 1; p < comm->world; p++)
             if (comm->links[p].reported && comm_child_ended(r->launch, p))
-                return fail_with(error,
-                                 "rank %zu is gone: it ended before it connected to the others; see whether it was "
-                                 "killed",
-                                 p);
+                return fail_with(error, "rank %zu is gone: it ended before it connected to the others; see whether it "
+                                 "was killed", p);
         double now = now_ms();
         if (now >= r->deadline)
-            return fail_with(error,
-                             "%s not connected to rank %zu within %.1f s, in the rendezvous at %s; see whether every "
-                             "rank was started, and what it printed%s",
-                             ranks, comm->rank, comm->timeout_ms / 1e3, r->name, r->rejected);
+            return fail_with(error, "%s not connected to rank %zu within %.1f s, in the rendezvous at %s; see whether "
+                             "every rank was started, and what it printed%s", ranks, comm->rank, comm->timeout_ms / 1e3,
+                             r->name, r->rejected);
         double next = now + (r->pending_count > 0 ? COMM_PENDING_MS : COMM_RETRY_MS);
         if (!comm_monitor(comm, fmin(r->deadline, next), error)) return false;
         comm_accept(comm, r);
@@ -525,17 +516,14 @@ static inline bool comm_receive_table(Comm* comm, CommRendezvous* r, Error* erro
         bool good = comm_connect(comm, r, 0, COMM_CONTROL, r->launch->address, r->launch->port, &reason);
         if (good && comm_receive_answer(*zero, &answer, T + COMM_GRACE_MS)) break;
         if (good && errno == ETIMEDOUT)
-            return fail_with(error,
-                             "rank 0 at %s has not answered rank %zu for %.1f s: it is stopped, or it is not this "
-                             "program",
-                             r->name, comm->rank, T / 1e3);
+            return fail_with(error, "rank 0 at %s has not answered rank %zu for %.1f s: it is stopped, or it is not "
+                             "this program", r->name, comm->rank, T / 1e3);
         if (good) fail_with(&reason, "it closed the connection");
         socket_close(zero);
         if (now_ms() + COMM_RETRY_MS >= r->deadline)
-            return fail_with(error,
-                             "rank %zu has not reached rank 0 at %s within %.1f s: %.200s; see whether rank 0 was "
-                             "started, what it printed, and MASTER_ADDR and MASTER_PORT",
-                             comm->rank, r->name, T / 1e3, reason.text);
+            return fail_with(error, "rank %zu has not reached rank 0 at %s within %.1f s: %.200s; see whether rank 0 "
+                             "was started, what it printed, and MASTER_ADDR and MASTER_PORT", comm->rank, r->name,
+                             T / 1e3, reason.text);
         sleep_ms(COMM_RETRY_MS);
     }
     if (answer.kind == COMM_FAILED) return fail_with(error, "%s", answer.text);
@@ -543,9 +531,8 @@ static inline bool comm_receive_table(Comm* comm, CommRendezvous* r, Error* erro
         return fail_with(error, "what answers at %s is not rank 0 of this program; choose another MASTER_PORT",
                          r->name);
     if (!socket_move_all(*zero, r->table, comm->world * sizeof *r->table, POLLIN, now_ms() + T))
-        return fail_with(error,
-                         "rank 0 at %s is gone: it closed the connection during the rendezvous; see what it printed",
-                         r->name);
+        return fail_with(error, "rank 0 at %s is gone: it closed the connection during the rendezvous; see what it "
+                         "printed", r->name);
     // A loopback address in rank 0's table means rank 0's machine, which is reached at rank 0's own address.
     for (size_t p = 0; p < comm->world; p++)
         if (p == 0 || socket_is_loopback(r->table[p].address)) socket_peer_address(r->table[p].address, *zero);
@@ -563,10 +550,9 @@ static inline bool comm_connect_lower(Comm* comm, CommRendezvous* r, Error* erro
         // A rank that has ended because of a failure is not to blame: one that knows more reports it in a moment.
         for (double until = now_ms() + COMM_GRACE_MS; now_ms() < until; comm_accept(comm, r))
             if (!comm_monitor(comm, until, error)) return false;
-        return fail_with(error,
-                         "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it still runs, and "
-                         "whether the machines' firewalls let connections through",
-                         comm->rank, p, address, port, reason.text);
+        return fail_with(error, "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it still runs, "
+                         "and whether the machines' firewalls let connections through", comm->rank, p, address, port,
+                         reason.text);
     }
     return true;
 }
@@ -579,10 +565,9 @@ static inline bool comm_raise_file_limit(const Comm* comm, Error* error) {
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= files) return true;
     limit.rlim_cur = files < limit.rlim_max ? files : limit.rlim_max;
     return (limit.rlim_cur >= min && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
-           fail_with(error,
-                     "rank %zu of %zu needs %llu open files and connections, but may have only %llu; raise the limit "
-                     "(ulimit -n), or start fewer ranks",
-                     comm->rank, comm->world, (unsigned long long)min, (unsigned long long)limit.rlim_max);
+           fail_with(error, "rank %zu of %zu needs %llu open files and connections, but may have only %llu; raise the "
+                     "limit (ulimit -n), or start fewer ranks", comm->rank, comm->world, (unsigned long long)min,
+                     (unsigned long long)limit.rlim_max);
 }
 
 // Connects all ranks to each other.

@@ -71,20 +71,15 @@ static inline bool launch_read_variables(Launch* launch, bool* found, const Laun
     *found = rank != LAUNCH_UNKNOWN || world != LAUNCH_UNKNOWN;
     if (!*found) return true;
     if (rank == LAUNCH_UNKNOWN || world == LAUNCH_UNKNOWN)
-        return fail_with(error,
-                         "the variable %s is set and %s is not; %s sets both: start the ranks with it, or unset %s",
-                         rank == LAUNCH_UNKNOWN ? l->world : l->rank, rank == LAUNCH_UNKNOWN ? l->rank : l->world,
+        return fail_with(error, "the variable %s is set and %s is not; %s sets both: start the ranks with it, or unset "
+                         "%s", rank == LAUNCH_UNKNOWN ? l->world : l->rank, rank == LAUNCH_UNKNOWN ? l->rank : l->world,
                          l->name, rank == LAUNCH_UNKNOWN ? l->world : l->rank);
     if (rank >= world)
-        return fail_with(error,
-                         "the variables contradict each other: %s is %zu and %s is %zu; ranks count from 0 to %s - 1",
-                         l->rank, rank, l->world, world, l->world);
+        return fail_with(error, "the variables contradict each other: %s is %zu and %s is %zu; ranks count from 0 to "
+                         "%s - 1", l->rank, rank, l->world, world, l->world);
     if (local_rank != LAUNCH_UNKNOWN && local_rank > rank)
-        return fail_with(
-            error,
-            "the variables contradict each other: %s is %zu and %s is %zu; a local rank counts only the ranks "
-            "of one machine",
-            l->local_rank, local_rank, l->rank, rank);
+        return fail_with(error, "the variables contradict each other: %s is %zu and %s is %zu; a local rank counts "
+                         "only the ranks of one machine", l->local_rank, local_rank, l->rank, rank);
     if (local_world != LAUNCH_UNKNOWN &&
         (local_world > world || (local_rank != LAUNCH_UNKNOWN && local_rank >= local_world)))
         return fail_with(error, "the variables contradict each other: %s is %zu, of %zu ranks, and %s is %zu",
@@ -151,11 +146,9 @@ static inline bool launch_find_address(Launch* launch, Error* error) {
     bool one_machine = launch->local_world == launch->world;
     if (launch->mpi) return true;
     if (!one_machine && !(slurm && hosts))
-        return fail_with(
-            error,
-            "%s has started %zu ranks, but set no address of rank 0; set MASTER_ADDR to the host of rank 0 and "
-            "MASTER_PORT to a free port there, the same on every rank",
-            launch->launcher, launch->world);
+        return fail_with(error, "%s has started %zu ranks, but set no address of rank 0; set MASTER_ADDR to the host "
+                         "of rank 0 and MASTER_PORT to a free port there, the same on every rank", launch->launcher,
+                         launch->world);
     snprintf(launch->address, sizeof launch->address, "127.0.0.1");
     if (!one_machine) launch_first_host(launch->address, sizeof launch->address, hosts);
     // A port derived from the run's identifier, in a range from which systems choose none by themselves.
@@ -192,11 +185,9 @@ static inline bool launch_find(Launch* launch, Error* error) {
             taken = i;
         } else if (found && taken == 0 && i < 3 && other.world > 1 && getenv("TORCHELASTIC_RUN_ID") == NULL &&
                    (other.rank != launch->rank || other.world != launch->world)) {
-            return fail_with(
-                error,
-                "the variables contradict each other: %s says rank %zu of %zu, %s says rank %zu of %zu; unset "
-                "those of one",
-                launchers[0].rank, launch->rank, launch->world, launchers[i].rank, other.rank, other.world);
+            return fail_with(error, "the variables contradict each other: %s says rank %zu of %zu, %s says rank %zu of "
+                             "%zu; unset those of one", launchers[0].rank, launch->rank, launch->world,
+                             launchers[i].rank, other.rank, other.world);
         }
     }
 #ifdef LLMTRAIN_MPI
@@ -295,9 +286,8 @@ static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
         if (child == 0) launch_become_rank(launch, forked + 1, parent);
         else if (child > 0) launch->children[forked++] = child;
         else
-            good = fail_with(error,
-                             "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)",
-                             forked + 1, ranks, strerror(errno));
+            good = fail_with(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit "
+                             "-u)", forked + 1, ranks, strerror(errno));
     }
     launch->local_rank = launch->rank;
     launch->reports = ends[1];

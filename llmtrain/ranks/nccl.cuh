@@ -100,10 +100,8 @@ static inline bool collective_complete(Collectives* c, ncclResult_t status, cons
         ncclResult_t asked = ncclCommGetAsyncError(c->nccl, &status);
         if (asked != ncclSuccess) status = asked;
         if (status == ncclInProgress && now_ms() > deadline)
-            return fail_with(error,
-                             "NCCL has not finished %s within %.1f s; set NCCL_DEBUG=INFO to see what it tries, and "
-                             "NCCL_SOCKET_IFNAME if it uses the wrong network interface",
-                             what, limit_ms / 1e3);
+            return fail_with(error, "NCCL has not finished %s within %.1f s; set NCCL_DEBUG=INFO to see what it tries, "
+                             "and NCCL_SOCKET_IFNAME if it uses the wrong network interface", what, limit_ms / 1e3);
     }
     return status == ncclSuccess || collective_fail(error, status, what, c->nccl);
 }
@@ -154,9 +152,8 @@ static inline bool collective_is_stuck(Collectives* c, Error* error) {
         stuck |= now - s->since_ms > limit_ms;
     }
     if (stuck)
-        fail_with(error,
-                  "a collective between GPUs has not finished for %.1f s although the processes of all ranks are "
-                  "running: a GPU, or the link between GPUs, is stuck; see nvidia-smi and dmesg on every machine",
+        fail_with(error, "a collective between GPUs has not finished for %.1f s although the processes of all ranks "
+                  "are running: a GPU, or the link between GPUs, is stuck; see nvidia-smi and dmesg on every machine",
                   limit_ms / 1e3);
     return stuck;
 }
@@ -313,8 +310,7 @@ static inline void collective_count(Collectives* c, size_t n, Dtype type, uint64
 
 // For slices of different lengths, which ncclReduceScatter and ncclAllGather do not take: one operation per rank, all
 // of them in one launch.
-static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, const size_t* cuts,
-                                            Dtype type) {
+static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, const size_t* cuts, Dtype type) {
     ncclResult_t status = ncclGroupStart();
     for (size_t r = 0; r < c->comm->world && (status == ncclSuccess || status == ncclInProgress); r++) {
         size_t length = cuts[r + 1] - cuts[r];

@@ -82,10 +82,8 @@ static inline bool socket_listen(int* listener, size_t* port, const char* addres
     }
     socket_close(listener);
     if (reason == EADDRINUSE)
-        return fail_with(error,
-                         "cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that run, "
-                         "or choose another MASTER_PORT",
-                         address, *port);
+        return fail_with(error, "cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that "
+                         "run, or choose another MASTER_PORT", address, *port);
     return fail_with(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port,
                      strerror(reason));
 }

@@ -144,8 +144,7 @@ static inline Slice tensor_part(const Tensor* t, Slice slice) {
 
 // The part of state s of a tensor that belongs to a slice of the flat vector: *first is its first element, of those for
 // the whole tensor; returns their number.
-static inline size_t flat_state_part(size_t* first, const FlatVector* flat, size_t s, const Tensor* t,
-                                     Slice slice) {
+static inline size_t flat_state_part(size_t* first, const FlatVector* flat, size_t s, const Tensor* t, Slice slice) {
     Slice part = tensor_part(t, slice);
     const FlatOptions* holds = &flat->holds;
     *first = 0;
@@ -618,8 +617,7 @@ static inline void flat_finish_step(FlatVector* flat) {
 
 // A part of tensor i to be updated, which may be empty: n is 0 then. grads: of the bucket's state slice. It has no
 // master weights and states where these are offloaded.
-static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, Slice part,
-                                                  const float* grads) {
+static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, Slice part, const float* grads) {
     const Tensor* t = &flat->parameters->tensors[i];
     Slice state = flat->buckets[t->bucket].state;
     OptimizerSlice slice;

@@ -97,10 +97,9 @@ static inline void run_report_straggler(Run* run, const StepResult* result) {
     run->slow_rank = result->slowest;
     run->slow_count += slow;
     if (!slow || run->slow_count != o->slow_steps) return;
-    run_announce(run, "slow", run->record.state.step,
-                 "note: rank %zu is a straggler: its steps took %.0f ms without waiting, against a median of %.0f ms, "
-                 "in %llu consecutive steps", result->slowest, result->busy_max, result->busy_median,
-                 (unsigned long long)o->slow_steps);
+    run_announce(run, "slow", run->record.state.step, "note: rank %zu is a straggler: its steps took %.0f ms without "
+                 "waiting, against a median of %.0f ms, in %llu consecutive steps", result->slowest, result->busy_max,
+                 result->busy_median, (unsigned long long)o->slow_steps);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -203,9 +202,8 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
     comm_extend_timeout(&run->comm, true);
     if (!run_agree(run, ok, error) || !trace_gather(&trace, error)) return false;
     comm_extend_timeout(&run->comm, false);
-    snprintf(sentence, sizeof sentence,
-             "step %llu: %s, loss %.4g (mean %.4g), grad norm %.4g (mean %.4g)", step, SPIKE_NAMES[spike], result->loss,
-             state->losses.mean, result->grad_norm, state->norms.mean);
+    snprintf(sentence, sizeof sentence, "step %llu: %s, loss %.4g (mean %.4g), grad norm %.4g (mean %.4g)", step,
+             SPIKE_NAMES[spike], result->loss, state->losses.mean, result->grad_norm, state->norms.mean);
     TraceMeasure first_measure = spike == SPIKE_LOSS ? TRACE_LOSS : TRACE_NORM;
     if (run->comm.rank == 0) run_report_trace(run, &trace, first_measure, sentence, result);
     const SequenceTrace *loss = &trace.worst[TRACE_LOSS][0], *norm = &trace.worst[TRACE_NORM][0];

@@ -16,8 +16,7 @@ static inline bool run_join_plan(Launch* launch, uint64_t* ranks, Error* error) 
 
 // Becomes one rank of the run: as the launcher's environment says, or by forking `ranks` ranks here if that is not 0.
 // shares_cores: ranks of one machine divide its cores, unless OpenMP's own variables say otherwise.
-static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores,
-                            Error* error) {
+static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores, Error* error) {
     if (!(ranks ? launch_fork(launch, ranks, error) : launch_find(launch, error)))
         return fail_as(error,
                        ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // a launcher has started ranks already
@@ -61,8 +60,7 @@ static inline bool run_finish(Run* run, uint64_t steps, Error* error) {
 #define REAP_MS 2e3  // the time that forked ranks have to end after rank 0 has failed
 
 // Reports how the run ended, notifies the other ranks, and frees everything. Returns the exit code of the program.
-static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error, double timeout,
-                           bool interrupted) {
+static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error, double timeout, bool interrupted) {
     bool stopped = !ok && error->kind == ERROR_STOPPED;
     Error of_others;
     if (!ok) launch_report(launch, "train", error->text);

@@ -60,10 +60,9 @@ static inline void step_print(FILE* out, const StepLog* s) {
                  100 * (s->val_loss / s->entropy_floor - 1));
     if (!isnan(s->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * s->mfu);
     if (s->ranks > 1) snprintf(waits, sizeof waits, " | waits %.0f%%", 100 * s->result.wait_share);
-    fprintf(out,
-            "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min left\n",
-            (unsigned long long)s->step, (unsigned long long)s->steps, s->result.loss, val, s->result.grad_norm, s->lr,
-            s->ms, s->tokens_per_second, mfu, waits, skipped, s->minutes_left);
+    fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min "
+            "left\n", (unsigned long long)s->step, (unsigned long long)s->steps, s->result.loss, val,
+            s->result.grad_norm, s->lr, s->ms, s->tokens_per_second, mfu, waits, skipped, s->minutes_left);
     fflush(out);
 }
 
@@ -186,9 +185,8 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     size_t kept = log_keep_until(text, bytes, step, &damaged);
     bool ok = kept == bytes;
     if (damaged > 0) {
-        fprintf(stderr,
-                "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are affected\n",
-                log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
+        fprintf(stderr, "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are "
+                "affected\n", log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
         ok = file_write_atomic(log->path, text, kept, error) && log_open_again(log, "open", error);
     } else if (!ok) {
         ok = ftruncate(fileno(log->file), (off_t)kept) == 0 || fail_file(error, "truncate", log->path);

@@ -46,11 +46,9 @@ static inline bool run_choose_rewind(Run* run, const char* why, uint64_t* first,
                          (unsigned long long)state->rewinds) ||
                fail_on_all_ranks(error);
     if (again && *before <= oldest && oldest > 0)
-        return fail_with(
-                   error,
-                   "%s, also after the rewind to step %llu, and --ckpt-keep %llu has left no checkpoint before that; "
-                   "lower --lr, and --resume",
-                   why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep) ||
+        return fail_with(error, "%s, also after the rewind to step %llu, and --ckpt-keep %llu has left no checkpoint "
+                         "before that; lower --lr, and --resume", why, (unsigned long long)*before,
+                         (unsigned long long)o->ckpt_keep) ||
                fail_on_all_ranks(error);
     return true;
 }

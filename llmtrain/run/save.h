@@ -281,12 +281,9 @@ static inline bool run_save_complete_or_report(Run* run, Error* error) {
 static inline void run_schedule_save(Run* run) {
     Cadence* c = &run->cadence;
     if (!cadence_choose(c)) return;
-    printf(
-        "next checkpoint in %.1f min: a save costs %.0f ms, mean time between failures %g h; expected cost %.2f%% of "
-        "the "
-        "time, measured so far %.2f%%\n",
-        c->every_ms / 6e4, c->cost_ms, c->mtbf_ms / 3.6e6, 100 * c->cost_ms / c->every_ms,
-        100 * (c->costs_ms + c->cost_ms) / (now_ms() - c->began_ms));
+    printf("next checkpoint in %.1f min: a save costs %.0f ms, mean time between failures %g h; expected cost %.2f%% "
+           "of the time, measured so far %.2f%%\n", c->every_ms / 6e4, c->cost_ms, c->mtbf_ms / 3.6e6,
+           100 * c->cost_ms / c->every_ms, 100 * (c->costs_ms + c->cost_ms) / (now_ms() - c->began_ms));
 }
 
 // Between two steps: waits for the save in progress, if there is one.
