@@ -203,9 +203,8 @@ static void fill(void* data, Dtype type, size_t rank, size_t n) {
 static void start(Rank* r, size_t slot, Collective collective, void* data, size_t n, Dtype type) {
     size_t cuts[16];
     for (size_t p = 0; p <= r->world; p++) cuts[p] = p < r->world ? shard_slice(n, p, r->world).first : n;
-    if (collective == REDUCES_ALL) collective_all_reduce(&r->collectives, slot, data, cuts, type, r->stream);
-    if (collective == SCATTERS) collective_reduce_scatter(&r->collectives, slot, data, cuts, type, r->stream);
-    if (collective == GATHERS) collective_all_gather(&r->collectives, slot, data, cuts, type, r->stream);
+    static const CommOperation operations[] = {COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER};
+    collective_start(&r->collectives, slot, operations[collective], data, cuts, type, r->stream);
 }
 
 static void* device_memory(Rank* r, size_t bytes) {

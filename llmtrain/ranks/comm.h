@@ -75,8 +75,6 @@ struct CommQueue {
 
 // "all_reduce of 1000 fp32 (operation 17)"
 static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
-    static const char* const operations[COMM_OPERATIONS] = {"barrier", "all_reduce", "reduce_scatter", "all_gather",
-                                                            "broadcast"};
     unsigned long long number = h->number, n = h->n;
     char root[40] = "";
     if (h->operation == COMM_BROADCAST) snprintf(root, sizeof root, " from rank %u", (unsigned)h->root);
@@ -84,7 +82,7 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
     else if (number == 0) snprintf(text, size, "the first exchange");
     else if (h->operation == COMM_BARRIER) snprintf(text, size, "barrier (operation %llu)", number);
     else
-        snprintf(text, size, "%s of %llu %s%s (operation %llu)", operations[h->operation], n,
+        snprintf(text, size, "%s of %llu %s%s (operation %llu)", COMM_OPERATION_NAMES[h->operation], n,
                  DTYPES[h->type].name, root, number);
 }
 
@@ -407,11 +405,6 @@ static inline bool comm_all_gather(Comm* comm, void* data, size_t n, Dtype type,
     return comm_wait(comm, comm_start(comm, COMM_ALL_GATHER, type, data, data, n, 0, slices, context), error);
 }
 
-// all (world, count): every rank has filled in its own row, and receives all others.
-static inline bool comm_gather_doubles(Comm* comm, double* all, size_t count, Error* error) {
-    return comm_all_gather(comm, all, comm->world * count * sizeof(double), DTYPE_U8, NULL, NULL, error);
-}
-
 static inline CommStatistics comm_statistics(Comm* comm) {
     pthread_mutex_lock(&comm->mutex);
     CommStatistics statistics = comm->queue->statistics;
@@ -524,16 +517,12 @@ static inline bool comm_allocate(Comm* comm, Error* error) {
            fail_with(error, "not enough memory for the connections of %zu ranks", N);
 }
 
-// Ranks with the same number are on one machine.
-static inline uint64_t comm_machine(void) {
-    char name[256];
-    machine_identity(name);
-    return hash_bytes(name, sizeof name);
-}
-
 // The first collective: each rank reports its machine. Counts the ranks on this machine if the launcher has not.
 static inline bool comm_find_local(Comm* comm, Error* error) {
-    uint64_t here = comm_machine(), *machines = (uint64_t*)comm->queue->staging;  // (world) no sum needs it yet
+    char name[256];
+    machine_identity(name);
+    uint64_t here = hash_bytes(name, sizeof name);
+    uint64_t* machines = (uint64_t*)comm->queue->staging;  // (world) no sum needs it yet
     size_t before = 0, same = 0;
     machines[comm->rank] = here;
     if (!comm_all_gather(comm, machines, comm->world, DTYPE_I64, NULL, NULL, error)) return false;
@@ -580,13 +569,6 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     if (comm->queue == NULL || !comm->queue->running) comm->failed = true;
     comm_close(comm);
     return false;
-}
-
-// A slice from a table (world + 1) of where each rank's text begins, and where the last one ends.
-static inline Slice comm_slice_of_table(size_t rank, const void* context) {
-    const size_t* begins = (const size_t*)context;
-    Slice slice = {begins[rank], begins[rank + 1]};
-    return slice;
 }
 
 // The texts of all ranks, one after the other; rank p's is *texts + begins[p]. begins: (world + 1). The caller frees

@@ -304,20 +304,19 @@ static inline void collective_end(Collectives* c, size_t slot, ncclResult_t stat
     __atomic_add_fetch(&s->begun, 1, __ATOMIC_RELEASE);
 }
 
-static inline void collective_count(Collectives* c, size_t n, Dtype type, uint64_t times) {
-    if (c->comm) c->bytes_sent += times * n * dtype_bytes(type) * (c->comm->world - 1) / c->comm->world;
-}
-
 // For slices of different lengths, which ncclReduceScatter and ncclAllGather do not take: one operation per rank, all
 // of them in one launch.
-static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, const size_t* cuts, Dtype type) {
+static inline ncclResult_t collective_group(Collectives* c, CommOperation operation, void* data, const size_t* cuts,
+                                            Dtype type) {
+    ncclDataType_t kind = collective_type(type);
     ncclResult_t status = ncclGroupStart();
     for (size_t r = 0; r < c->comm->world && (status == ncclSuccess || status == ncclInProgress); r++) {
         size_t length = cuts[r + 1] - cuts[r];
         char* part = (char*)data + cuts[r] * dtype_bytes(type);
         if (length == 0) continue;
-        status = reduces ? ncclReduce(part, part, length, collective_type(type), ncclSum, (int)r, c->nccl, c->stream)
-                         : ncclBroadcast(part, part, length, collective_type(type), (int)r, c->nccl, c->stream);
+        status = operation == COMM_ALL_GATHER ?
+            ncclBroadcast(part, part, length, kind, (int)r, c->nccl, c->stream) :
+            ncclReduce(part, part, length, kind, ncclSum, (int)r, c->nccl, c->stream);
     }
     ncclResult_t launched = ncclGroupEnd();
     return status == ncclSuccess || status == ncclInProgress ? launched : status;
@@ -330,44 +329,22 @@ static inline bool collective_is_even(const size_t* cuts, size_t world) {
     return true;
 }
 
-// data (cuts[world]) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
-                                         Stream stream) {
+// COMM_ALL_REDUCE: data (cuts[world]) = the sum over all ranks. COMM_REDUCE_SCATTER: this rank's slice of data = that
+// sum; the rest is undefined afterwards. COMM_ALL_GATHER: every rank contributes its slice, and receives all others.
+static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data,
+                                    const size_t* cuts, Dtype type, Stream stream) {
     if (c->comm == NULL) return;
-    size_t n = cuts[c->comm->world];
-    collective_count(c, n, type, 2);
+    size_t world = c->comm->world, n = cuts[world], bytes = dtype_bytes(type);
+    c->bytes_sent += (operation == COMM_ALL_REDUCE ? 2 : 1) * n * bytes * (world - 1) / world;
     if (!collective_begin(c, slot, stream)) return;
-    ncclResult_t status = ncclAllReduce(data, data, n, collective_type(type), ncclSum, c->nccl, c->stream);
-    collective_end(c, slot, status, "all_reduce");
-}
-
-// This rank's slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
-static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
-                                             Stream stream) {
-    if (c->comm == NULL) return;
-    size_t world = c->comm->world;
-    collective_count(c, cuts[world], type, 1);
-    if (!collective_begin(c, slot, stream)) return;
-    char* own = (char*)data + cuts[c->comm->rank] * dtype_bytes(type);
-    ncclResult_t status =
-        collective_is_even(cuts, world)
-            ? ncclReduceScatter(data, own, cuts[1], collective_type(type), ncclSum, c->nccl, c->stream)
-            : collective_group(c, true, data, cuts, type);
-    collective_end(c, slot, status, "reduce_scatter");
-}
-
-// data (cuts[world]): every rank contributes its slice, and receives all others.
-static inline void collective_all_gather(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
-                                         Stream stream) {
-    if (c->comm == NULL) return;
-    size_t world = c->comm->world;
-    collective_count(c, cuts[world], type, 1);
-    if (!collective_begin(c, slot, stream)) return;
-    const char* own = (const char*)data + cuts[c->comm->rank] * dtype_bytes(type);
-    ncclResult_t status = collective_is_even(cuts, world)
-                              ? ncclAllGather(own, data, cuts[1], collective_type(type), c->nccl, c->stream)
-                              : collective_group(c, false, data, cuts, type);
-    collective_end(c, slot, status, "all_gather");
+    char* own = (char*)data + cuts[c->comm->rank] * bytes;
+    ncclDataType_t kind = collective_type(type);
+    ncclResult_t status;
+    if (operation == COMM_ALL_REDUCE) status = ncclAllReduce(data, data, n, kind, ncclSum, c->nccl, c->stream);
+    else if (!collective_is_even(cuts, world)) status = collective_group(c, operation, data, cuts, type);
+    else if (operation == COMM_ALL_GATHER) status = ncclAllGather(own, data, cuts[1], kind, c->nccl, c->stream);
+    else status = ncclReduceScatter(data, own, cuts[1], kind, ncclSum, c->nccl, c->stream);
+    collective_end(c, slot, status, COMM_OPERATION_NAMES[operation]);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -595,8 +595,8 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     void* data = staging->comm_buffer ? staging->comm_buffer : summed;
     Dtype type = reduce_type(o->reduce);
     const size_t *begins = k->shard_begins, slot = flat_slot(flat, k);
-    if (o->stage == 0) collective_all_reduce(&flat->collectives, slot, data, begins, type, flat->stream);
-    else collective_reduce_scatter(&flat->collectives, slot, data, begins, type, flat->stream);
+    collective_start(&flat->collectives, slot, o->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER, data, begins,
+                     type, flat->stream);
     k->reducing = true;
     if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
@@ -677,8 +677,8 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
         optimizer_update_list(flat->slices, count, step, flat->stream);
         count = 0;
         if (flat->options.stage == 0 || k->first == k->end) continue;
-        collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first,
-                              k->shard_begins, FLOATX_DTYPE, flat->stream);
+        collective_start(&flat->collectives, flat->count + flat_slot(flat, k), COMM_ALL_GATHER,
+                         flat->params + k->first, k->shard_begins, FLOATX_DTYPE, flat->stream);
         k->gathering = true;
         fault_point("gather");
     }

@@ -339,7 +339,7 @@ static inline bool trace_gather(StepTrace* trace, Error* error) {
     double* all = (double*)memory_allocate(world * NUMBERS * sizeof(double));
     if (all == NULL) return fail_with(error, "out of memory for the sequences of %zu ranks", world);
     memcpy(all + o->rank * NUMBERS, trace->worst, sizeof trace->worst);
-    bool ok = comm_gather_doubles(comm, all, NUMBERS, error) &&
+    bool ok = transport_all_gather(o->transport, all, world * NUMBERS * sizeof(double), DTYPE_U8, error) &&
               comm_gather_texts(comm, &texts, &begins, trace->not_finite, error);
     for (int m = 0; ok && m < TRACE_MEASURES; m++) {
         trace->count = 0;
