@@ -97,9 +97,9 @@ static inline void run_report_straggler(Run* run, const StepResult* result) {
     run->slow_rank = result->slowest;
     run->slow_count += slow;
     if (!slow || run->slow_count != o->slow_steps) return;
-    run_announce(run, "slow", run->record.state.step, "note: rank %zu is a straggler: its steps took %.0f ms without "
-                 "waiting, against a median of %.0f ms, in %llu consecutive steps", result->slowest, result->busy_max,
-                 result->busy_median, (unsigned long long)o->slow_steps);
+    run_tell(run, true, "slow", run->record.state.step, "note: rank %zu is a straggler: its steps took %.0f ms without "
+             "waiting, against a median of %.0f ms, in %llu consecutive steps", result->slowest, result->busy_max,
+             result->busy_median, (unsigned long long)o->slow_steps);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ static inline void run_report_offload(Run* run, double step_ms) {
         double waited = c.waited_ms - run->offload_waited_ms[i];
         run->offload_waited_ms[i] = c.waited_ms;
         if (bytes[i] == 0 || run->offload_steps < REPORTED) continue;
-        run_announce(run, "offload", run->record.state.step,
-                     "note: each step reads and writes %.3f GB of %s, reading at %.2f GB/s and writing at %.2f GB/s, "
-                     "and spends %.0f of its %.0f ms waiting for that", 1e-9 * (double)bytes[i], stores[i]->what,
-                     1e-6 * (double)c.read / c.read_ms, 1e-6 * (double)c.written / c.written_ms, waited, step_ms);
+        run_tell(run, true, "offload", run->record.state.step, "note: each step reads and writes %.3f GB of %s, "
+                 "reading at %.2f GB/s and writing at %.2f GB/s, and spends %.0f of its %.0f ms waiting for that",
+                 1e-9 * (double)bytes[i], stores[i]->what, 1e-6 * (double)c.read / c.read_ms,
+                 1e-6 * (double)c.written / c.written_ms, waited, step_ms);
     }
 }
 

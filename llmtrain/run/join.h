@@ -67,8 +67,8 @@ static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error
     if (!ok && run->comm.world > 1 && !error->on_all_ranks) comm_abort(&run->comm, error->text);
     if (ok) heartbeat_send(HEARTBEAT_DONE, run->record.state.step);
     if (run->cadence.began_ms > 0)
-        run_event(run, ok ? "done" : stopped ? "stopped" : "failed", run->record.state.step, "%s",
-                  ok ? "all steps" : error->text);
+        run_tell(run, false, ok ? "done" : stopped ? "stopped" : "failed", run->record.state.step, "%s",
+                 ok ? "all steps" : error->text);
     run_free(run);
     int code = ok ? 0 : error->kind == ERROR_USAGE ? 2 : stopped && !interrupted ? EXIT_SAVED : 1;
     return launch_reap(launch, "train", code, ok ? 1e3 * timeout : REAP_MS, &of_others);

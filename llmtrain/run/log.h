@@ -274,8 +274,8 @@ static inline void time_utc(char text[64]) {
 
 // Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk
 // has truncated is ended first. key: the name of an additional member with a value in JSON; or NULL.
-static inline bool event_write_with(const char* directory, const char* event, uint64_t step, const char* detail,
-                                    const char* key, const char* value, Error* error) {
+static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
+                               const char* key, const char* value, Error* error) {
     char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';
     JsonWriter w;
     snprintf(path, sizeof path, "%.*s/events.jsonl", (int)FILE_PATH_MAX, directory);
@@ -301,11 +301,6 @@ static inline bool event_write_with(const char* directory, const char* event, ui
     json_writer_free(&w);
     close(file);
     return good;
-}
-
-static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
-                               Error* error) {
-    return event_write_with(directory, event, step, detail, NULL, NULL, error);
 }
 
 #endif  // LLMTRAIN_LOG_H

@@ -81,9 +81,9 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
     state->lr_factor = diverged.lr_factor * run->options->rewind_lr;
     fault_point("forget");
     if (!run_agree(run, run_set_aside(run, true, error), error)) return false;
-    run_announce(run, "rewound", diverged.step,
-                 "went back from step %llu to %llu: %s; the learning rate is now multiplied by %g",
-                 (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
+    run_tell(run, true, "rewound", diverged.step, "went back from step %llu to %llu: %s; the learning rate is now "
+             "multiplied by %g", (unsigned long long)diverged.step, (unsigned long long)state->step, why,
+             state->lr_factor);
     run->cadence.saved_ms = now_ms();
     clock_start(&run->model.clock, &run->model.flat);
     return true;

@@ -173,32 +173,22 @@ static inline void run_write_event(Run* run, const char* event, uint64_t step, c
                                    const char* value) {
     Error error;
     if (run->log.file == NULL) return;
-    bool good = event_write_with(run->options->out, event, step, detail, key, value, &error);
+    bool good = event_write(run->options->out, event, step, detail, key, value, &error);
     if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training continues\n", error.text);
     run->events_refused = !good;
 }
 
-__attribute__((format(printf, 4, 5))) static inline void run_event(Run* run, const char* event, uint64_t step,
-                                                                   const char* format, ...) {
-    char detail[sizeof(Error)];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(detail, sizeof detail, format, arguments);
-    va_end(arguments);
-    run_write_event(run, event, step, detail, NULL, NULL);
-}
-
-// The same, also printed to the console.
-__attribute__((format(printf, 4, 5))) static inline void run_announce(Run* run, const char* event, uint64_t step,
-                                                                      const char* format, ...) {
+// The same with a sentence, which is printed too if `aloud`.
+__attribute__((format(printf, 5, 6))) static inline void run_tell(Run* run, bool aloud, const char* event,
+                                                                  uint64_t step, const char* format, ...) {
     char sentence[sizeof(Error)];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
-    printf("%s\n", sentence);
-    fflush(stdout);
-    run_event(run, event, step, "%s", sentence);
+    if (aloud) printf("%s\n", sentence);
+    if (aloud) fflush(stdout);
+    run_write_event(run, event, step, sentence, NULL, NULL);
 }
 
 // Only a run that saves before its end has something to save asynchronously.

@@ -187,7 +187,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
         if (!all || usable) return usable;
         if (run->comm.world > 1 && comm_failed(&run->comm, &fault)) return false;
         if (run->comm.rank == 0) fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
-        run_event(run, "damaged", step, "%s", error->text);
+        run_tell(run, false, "damaged", step, "%s", error->text);
     }
     if (!*found) return true;
     return fail_with(error, "no checkpoint in %s can be used, for the reasons above; start again with another --out",
@@ -257,8 +257,8 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     if (run->saving == 0) {
         run->saved = step;
         c->took_ms = now_ms() - began;
-        run_announce(run, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
-                     run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
+        run_tell(run, true, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
+                 run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
     }
     fault_point("clean");
     run_prune(run, run->saving, step);
@@ -273,7 +273,7 @@ static inline bool run_save_complete_or_report(Run* run, Error* error) {
     if (!good && run->comm.rank == 0)
         fprintf(stderr, "train: step %llu was not saved: %s. Training continues; earlier checkpoints are unchanged\n",
                 (unsigned long long)step, error->text);
-    if (!good) run_event(run, "not_saved", step, "%s", error->text);
+    if (!good) run_tell(run, false, "not_saved", step, "%s", error->text);
     return true;
 }
 
