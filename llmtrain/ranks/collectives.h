@@ -65,8 +65,7 @@ static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
     if (c->ranks) c->ranks->wait(c->ranks->comm, c->requests[slot], &ignored);
 }
 
-// On GPUs the hosts run ahead of the collectives, and wait for each other once per micro-batch. Here each collective
-// does that already.
+// On GPUs the hosts run ahead, and wait for each other once per micro-batch. Here each collective does that already.
 static inline void collective_barrier(Collectives* c) { (void)c; }
 
 // False, with the error, if a failure is known; does not wait.
@@ -79,8 +78,7 @@ static inline uint64_t collective_bytes_sent(const Collectives* c) {
     return c->ranks ? c->ranks->statistics(c->ranks->comm).bytes_sent : 0;
 }
 
-// Milliseconds that the stream has waited for collectives since the last call. Here it never waits: the transport
-// measures how long the host waits.
+// Milliseconds that the stream has waited since the last call: here never; the transport measures the host's waits.
 static inline double collective_waited_ms(Collectives* c) { return (void)c, 0; }
 
 #endif  // LLMTRAIN_COLLECTIVES_H

@@ -28,8 +28,7 @@
 // an error that names it, after the timeout at the latest; the Comm can then only be closed. That holds between
 // collectives too: comm_failed and on_failure report it without waiting. A rank may compute for as long as it likes
 // while no other waits for it; a collective fails when the timeout has passed without a byte from a rank that it needs.
-// With MPI there are no connections to watch: mpirun handles a rank that dies, and only a rank that waits for a stopped
-// one detects it.
+// With MPI there are no connections to watch: mpirun handles a rank that dies; ranks that wait find a stopped one.
 
 #ifndef LLMTRAIN_COMM_H
 #define LLMTRAIN_COMM_H
@@ -53,14 +52,14 @@ typedef struct {
 
 typedef struct {
     CommHeader header;
-    char* out;           // the result, or the vector itself for operations in place
+    char* out;       // the result, or the vector itself for operations in place
     const char* in;
     Slice* slices;   // (world) in bytes
 } CommCall;
 
 struct CommQueue {
     CommCall* calls;             // (COMM_IN_FLIGHT) a ring
-    Slice* slices;           // (COMM_IN_FLIGHT, world)
+    Slice* slices;               // (COMM_IN_FLIGHT, world)
     uint64_t started, finished;  // collectives so far
     bool running, closing;       // the progress thread; it ends when all is finished
     pthread_t thread;
@@ -594,8 +593,7 @@ static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, 
 
 // Every rank reports whether its part of something succeeded, and if not, why, in error->text. True on all ranks if all
 // parts did; otherwise false on all, with the error of the lowest rank that failed: "rank 2: cannot read ...", without
-// the rank if all failed with the same text; error->on_all_ranks then says that no rank has to be notified. The Comm
-// stays usable.
+// the rank if all failed with the same text; error->on_all_ranks: no rank has to be notified. The Comm stays usable.
 static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
     size_t N = comm->world, same = 0, first = LAUNCH_UNKNOWN, *begins;
     char* texts;

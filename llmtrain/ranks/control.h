@@ -1,5 +1,4 @@
-// control.h: how the ranks of a run find each other, and how each learns that another has failed. The lower half of
-// comm.h, which is the header to include.
+// control.h: how ranks find each other, and learn of failures. The lower half of comm.h, which is the one to include.
 //
 //   1. Comm         the links to the other ranks, and their state
 //   2. MPI          in place of sockets, with -DLLMTRAIN_MPI
@@ -110,8 +109,7 @@ struct Comm {
 // ------------------------------------------------------------------------------------------------
 // 2. MPI
 //
-// How MPI differs from sockets. One thread at a time calls MPI: the caller's in comm_open and comm_close, the progress
-// thread in between.
+// One thread at a time calls MPI: the caller's in comm_open and comm_close, the progress thread in between.
 
 #ifdef LLMTRAIN_MPI
 
@@ -237,8 +235,7 @@ static inline bool comm_receive(Comm* comm, size_t p, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 4. Failures
 
-// The time. A jump means that this process itself was stopped, perhaps with all others (Ctrl-Z, then fg): no rank is
-// blamed for that time.
+// The time. A jump means that this process was stopped, perhaps with all others (Ctrl-Z, then fg): no rank's fault.
 static inline double comm_clock(Comm* comm) {
     double now = now_ms();
     if (now - comm->clock_ms > comm->timeout_ms / 2) comm->resumed_ms = now;
@@ -246,8 +243,7 @@ static inline double comm_clock(Comm* comm) {
     return now;
 }
 
-// Rank p has closed its connections. Either its reason arrives in a moment, or it is dead and its control connection
-// ends too.
+// Rank p has closed its connections. Its reason arrives in a moment, or it is dead and its control connection ends too.
 static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
     CommLink* link = &comm->links[p];
     double deadline = now_ms() + COMM_GRACE_MS;
@@ -261,8 +257,7 @@ static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
                      link->left ? "" : ", and whether it was killed");
 }
 
-// "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have", for the ranks to be reported; false if there
-// are none.
+// "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have": the ranks to be reported; false if none are.
 static inline bool comm_list_ranks(char text[160], const Comm* comm, const char* of_one, const char* of_several) {
     size_t count = 0, shown = 0, length;
     for (size_t p = 0; p < comm->world; p++) count += comm->links[p].reported;
@@ -360,8 +355,7 @@ static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
 //
 // Every rank listens. All connect to rank 0 and send a handshake; after the last one rank 0 sends each the table of
 // addresses. Then each rank connects to all lower ranks. A connection that is not of this run is sent a rejection and
-// closed. The first connection between two ranks is the control connection: a rank that fails can notify all ranks that
-// it is connected to.
+// closed. The first connection of two ranks is the control connection: a rank that fails can notify all it has reached.
 
 #define COMM_MAGIC 0x34696172746d6c6cull  // "llmtrai", and the version of the protocol
 
@@ -404,8 +398,7 @@ static inline bool comm_connect(Comm* comm, const CommRendezvous* r, size_t p, C
            fail_with(reason, "%s", strerror(errno));
 }
 
-// Reads the handshake of a pending connection, and makes it one of the links or rejects it with a reason. False if the
-// handshake has not arrived and `may_wait`.
+// Reads the handshake of a pending connection, and makes it a link or rejects it. False: it may_wait for the handshake.
 static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int connection, bool may_wait) {
     CommHandshake handshake, *h = &handshake;
     char from[64], who[96];
@@ -557,8 +550,7 @@ static inline bool comm_connect_lower(Comm* comm, CommRendezvous* r, Error* erro
     return true;
 }
 
-// Raises the limit on open files if two connections to each rank and everything else need that. A process often starts
-// with a limit far below the one it may set.
+// Raises the limit on open files, which a process may often do, if two connections to each rank and the rest need that.
 static inline bool comm_raise_file_limit(const Comm* comm, Error* error) {
     struct rlimit limit;
     rlim_t min = 2 * comm->world + COMM_FILES_MIN, files = min + COMM_PENDING_MAX + COMM_FILES;

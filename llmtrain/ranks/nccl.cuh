@@ -1,5 +1,4 @@
 // nccl.cuh: the functions of collectives.h on GPU memory, by NCCL, for builds with -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL.
-// zero.h includes one of the two files.
 //
 //   1. Collectives  what it holds
 //   2. failures     what NCCL reports, and how its kernels are ended when a rank is gone
@@ -7,8 +6,7 @@
 //   4. collectives  on a stream of their own, after what was enqueued on `compute` before
 //   5. waiting      collective_wait, collective_barrier, and for how long `compute` has waited
 //
-// With one rank nothing is created, and every call returns at once. Rank r's slice of a vector of n elements is
-// [cuts[r], cuts[r + 1]).
+// With one rank nothing is created, and every call returns at once.
 //
 // An NCCL kernel waits for the other ranks without a time limit. The Comm monitors the ranks. When it finds a failure,
 // its thread calls collective_on_failure, and ncclCommAbort makes the kernels return; so the streams finish, and the
@@ -120,8 +118,7 @@ static inline void collective_abort(Collectives* c, Error* error) {
     else comm_abort(c->comm, error->text);
 }
 
-// False, with an error, if the Comm or NCCL has found a failure; otherwise returns at once. A failure that NCCL found
-// is passed on to the Comm.
+// False, with an error, if the Comm or NCCL has found a failure, which the Comm then knows; otherwise returns at once.
 static inline bool collective_check(Collectives* c, Error* error) {
     if (c->comm == NULL) return true;
     ncclResult_t status = ncclSuccess;
@@ -380,8 +377,7 @@ static inline void collective_barrier(Collectives* c) {
 // Payload that this rank has sent so far, in bytes.
 static inline uint64_t collective_bytes_sent(const Collectives* c) { return c->bytes_sent; }
 
-// Milliseconds that the stream has waited for collectives since the last call. Call it after the host has waited for
-// the stream.
+// Milliseconds that the stream has waited since the last call. To be called after the host has waited for the stream.
 static inline double collective_waited_ms(Collectives* c) {
     for (size_t i = 0; i < c->slot_count; i++)
         while (c->slots[i].read < c->slots[i].waits) collective_read_wait(c, &c->slots[i]);

@@ -7,8 +7,7 @@
 #include <stddef.h>
 
 // Flags that the ranks exchange once a step: what one rank says, and what holds for all. A save begun at step n goes on
-// in the background: each rank says `saved` or `failed` once its part is done, and the save is completed at the first
-// step at which all have said so.
+// in the background: each rank says `saved` or `failed` once its part is done; when all have, the save is completed.
 typedef struct {
     bool stop;               // a signal asked to stop: any rank's counts
     bool save;               // a checkpoint is due: rank 0's counts

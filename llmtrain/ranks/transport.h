@@ -1,7 +1,6 @@
 // transport.h: what the flat vector needs of the communication between ranks.
 //
-// A Transport is how a rank reaches the others: comm_open (comm.h) fills one in. A program of one process includes this
-// file alone, and no sockets.
+// A Transport is how a rank reaches the others: comm_open (comm.h) fills one in. One process alone needs no sockets.
 
 #ifndef LLMTRAIN_TRANSPORT_H
 #define LLMTRAIN_TRANSPORT_H
@@ -12,8 +11,7 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Slices
 //
-// A vector of n elements is cut into one slice per rank, in the order of the ranks; slices may be of any length, and
-// there may be gaps between them.
+// A vector of n elements is cut into one slice per rank, in their order, of any length, perhaps with gaps between them.
 
 // Returns the slice of a rank. NULL in place of a function: comm_even_slice.
 typedef Slice (*CommSlices)(size_t rank, const void* context);

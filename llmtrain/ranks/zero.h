@@ -66,11 +66,11 @@ static inline bool flat_has_masters(const FlatOptions* holds) {
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
     size_t frozen_end;        // what does not train is [end, frozen_end)
-    size_t* shard_begins;             // (world + 1) where the ranks' slices begin, counted from `first`
-    Slice own;            // this rank's
-    Slice sums;           // whose gradients are added up here: all of it in stages 0 and 1, own in stage 2; once
+    size_t* shard_begins;     // (world + 1) where the ranks' slices begin, counted from `first`
+    Slice own;                // this rank's
+    Slice sums;               // whose gradients are added up here: all of it in stages 0 and 1, own in stage 2; once
                               // reduced over the ranks in stage 1 only own is valid
-    Slice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
+    Slice state;              // whose master weights and optimizer state are here: all of it in stage 0, else own
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
     size_t staging;           // the index of its staging buffer
     bool reducing, gathering; // a collective is in flight
@@ -96,7 +96,7 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
-    size_t* shard_begins;             // (count, world + 1) of the buckets
+    size_t* shard_begins;     // (count, world + 1) of the buckets
     size_t sums_size;         // elements of summed gradients that are here,
     size_t master_size;       // of master weights,
     size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
@@ -263,8 +263,7 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     flat->slices = (OptimizerSlice*)memory_allocate(p->count * sizeof *flat->slices);
     flat->shard_begins = (size_t*)memory_allocate(count * (flat->options.world + 1) * sizeof(size_t));
     double* loads = (double*)memory_allocate(flat->options.world * sizeof(double));
-    if (flat->buckets == NULL || flat->state_parts == NULL || flat->slices == NULL || flat->shard_begins == NULL ||
-        loads == NULL) {
+    if (!flat->buckets || !flat->state_parts || !flat->slices || !flat->shard_begins || !loads) {
         free(loads);
         return fail_with(error, "out of memory for the table of buckets");
     }
@@ -335,8 +334,7 @@ static inline void flat_layout_staging(FlatVector* flat, Arena* arena) {
     longest[STAGING_EVEN] = longest[STAGING_ODD] = max_size(longest[STAGING_EVEN], longest[STAGING_ODD]);
     for (int s = 0; s < STAGINGS; s++) {
         Staging* staging = &flat->staging[s];
-        // Gradients that are copied before they are reduced are free at the end of their bucket: the blocks need one
-        // buffer.
+        // Gradients that are copied to be reduced are free at the end of their bucket: the blocks need one buffer.
         if (has_grads && s == STAGING_ODD && !in_place) staging->grads = flat->staging[STAGING_EVEN].grads;
         else if (has_grads) staging->grads = (float*)arena_take(arena, name, longest[s] * sizeof(float));
         if (in_place) staging->comm_buffer = staging->grads;
@@ -401,8 +399,7 @@ static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) {
     return (size_t)(bucket - flat->buckets);
 }
 
-// The part of elements [first, end) of the flat vector, all of one tensor, whose master weights and optimizer state are
-// here, and its index in master_weights.
+// The part of elements [first, end) of a tensor whose master weights and state are here; its index in master_weights.
 static inline Slice flat_master_part(size_t* index, const FlatVector* flat, const Tensor* t, size_t first, size_t end) {
     const Bucket* k = &flat->buckets[t->bucket];
     Slice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
@@ -707,26 +704,23 @@ static inline bool flat_await_all(FlatVector* flat, Error* error) {
     return collective_check(&flat->collectives, error) && flat_check(flat, error);
 }
 
-// Bytes that this rank sends: to reduce all gradients once; to gather all parameters; in a step of `micro_batches`.
-static inline size_t flat_bytes_reduced(const FlatVector* flat) {
-    size_t bytes = 0, size = dtype_bytes(reduce_type(flat->options.reduce)), world = flat->options.world;
-    for (size_t b = 0; b < flat->count; b++) {
-        const Bucket* k = &flat->buckets[b];
-        size_t n = k->end - k->first, own = slice_length(k->own);
-        bytes += size * (n - own + (flat->options.stage == 0 ? own * (world - 1) : 0));
-    }
-    return bytes;
-}
-
+// Bytes that this rank sends to gather all parameters.
 static inline size_t flat_bytes_gathered(const FlatVector* flat) {
     size_t elements = 0;
     for (size_t b = 0; b < flat->count; b++) elements += slice_length(flat->buckets[b].own) * (flat->options.world - 1);
     return flat->options.stage == 0 ? 0 : elements * sizeof(floatX);
 }
 
+// Bytes that it sends in a step of `micro_batches`.
 static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batches) {
-    return flat_bytes_reduced(flat) * (flat->options.stage == 2 ? micro_batches : 1) +
-        flat_bytes_gathered(flat);
+    const RankOptions* o = &flat->options;
+    size_t elements = 0, size = dtype_bytes(reduce_type(o->reduce));
+    for (size_t b = 0; b < flat->count; b++) {
+        const Bucket* k = &flat->buckets[b];
+        size_t own = slice_length(k->own);
+        elements += k->end - k->first - own + (o->stage == 0 ? own * (o->world - 1) : 0);
+    }
+    return size * elements * (o->stage == 2 ? micro_batches : 1) + flat_bytes_gathered(flat);
 }
 
 #endif  // LLMTRAIN_ZERO_H

@@ -70,37 +70,24 @@ static inline void step_print(FILE* out, const StepLog* s) {
 // 2. Metrics
 
 // The keys of a line. A value that was not measured is null.
+#define LOG_COUNT(member, key) FIELD_SAVED(StepLog, member, KIND_COUNT, key, NULL)
+#define LOG_REAL(member, key) FIELD_SAVED(StepLog, member, KIND_REAL, key, NULL)
 static const Field METRICS[] = {
-    FIELD_SAVED(StepLog, step, KIND_COUNT, "step", NULL),
-    FIELD_SAVED(StepLog, result.loss, KIND_REAL, "loss", NULL),
-    FIELD_SAVED(StepLog, val_loss, KIND_REAL, "val_loss", NULL),
-    FIELD_SAVED(StepLog, result.grad_norm, KIND_REAL, "grad_norm", NULL),
-    FIELD_SAVED(StepLog, lr, KIND_REAL, "lr", NULL),
-    FIELD_SAVED(StepLog, tokens, KIND_COUNT, "tokens", NULL),
-    FIELD_SAVED(StepLog, skipped, KIND_COUNT, "skipped", NULL),
-    FIELD_SAVED(StepLog, result.loss_min, KIND_REAL, "loss_ranks_min", NULL),
-    FIELD_SAVED(StepLog, result.loss_median, KIND_REAL, "loss_ranks_median", NULL),
-    FIELD_SAVED(StepLog, result.loss_max, KIND_REAL, "loss_ranks_max", NULL),
-    FIELD_SAVED(StepLog, ms, KIND_REAL, "ms", NULL),
-    FIELD_SAVED(StepLog, result.busy_min, KIND_REAL, "ms_ranks_min", NULL),
-    FIELD_SAVED(StepLog, result.busy_median, KIND_REAL, "ms_ranks_median", NULL),
-    FIELD_SAVED(StepLog, result.busy_max, KIND_REAL, "ms_ranks_max", NULL),
-    FIELD_SAVED(StepLog, result.slowest, KIND_COUNT, "slowest_rank", NULL),
-    FIELD_SAVED(StepLog, result.wait_share, KIND_REAL, "wait_share", NULL),
-    FIELD_SAVED(StepLog, sent, KIND_COUNT, "comm_bytes", NULL),
-    FIELD_SAVED(StepLog, tokens_per_second, KIND_REAL, "tok_per_s", NULL),
-    FIELD_SAVED(StepLog, mfu, KIND_REAL, "mfu", NULL),
-    FIELD_SAVED(StepLog, memory, KIND_COUNT, "mem_bytes", NULL),
+    LOG_COUNT(step, "step"), LOG_REAL(result.loss, "loss"), LOG_REAL(val_loss, "val_loss"),
+    LOG_REAL(result.grad_norm, "grad_norm"), LOG_REAL(lr, "lr"), LOG_COUNT(tokens, "tokens"),
+    LOG_COUNT(skipped, "skipped"), LOG_REAL(result.loss_min, "loss_ranks_min"),
+    LOG_REAL(result.loss_median, "loss_ranks_median"), LOG_REAL(result.loss_max, "loss_ranks_max"),
+    LOG_REAL(ms, "ms"), LOG_REAL(result.busy_min, "ms_ranks_min"), LOG_REAL(result.busy_median, "ms_ranks_median"),
+    LOG_REAL(result.busy_max, "ms_ranks_max"), LOG_COUNT(result.slowest, "slowest_rank"),
+    LOG_REAL(result.wait_share, "wait_share"), LOG_COUNT(sent, "comm_bytes"),
+    LOG_REAL(tokens_per_second, "tok_per_s"), LOG_REAL(mfu, "mfu"), LOG_COUNT(memory, "mem_bytes"),
 };
 
 // Additional keys of a step that was traced.
 static const Field TRACED_METRICS[] = {
-    FIELD_SAVED(StepLog, worst.loss, KIND_REAL, "worst_loss", NULL),
-    FIELD_SAVED(StepLog, worst.loss_shard, KIND_REAL, "worst_loss_shard", NULL),
-    FIELD_SAVED(StepLog, worst.loss_at, KIND_REAL, "worst_loss_at", NULL),
-    FIELD_SAVED(StepLog, worst.norm, KIND_REAL, "worst_grad_norm", NULL),
-    FIELD_SAVED(StepLog, worst.norm_shard, KIND_REAL, "worst_grad_shard", NULL),
-    FIELD_SAVED(StepLog, worst.norm_at, KIND_REAL, "worst_grad_at", NULL),
+    LOG_REAL(worst.loss, "worst_loss"), LOG_REAL(worst.loss_shard, "worst_loss_shard"),
+    LOG_REAL(worst.loss_at, "worst_loss_at"), LOG_REAL(worst.norm, "worst_grad_norm"),
+    LOG_REAL(worst.norm_shard, "worst_grad_shard"), LOG_REAL(worst.norm_at, "worst_grad_at"),
 };
 
 typedef struct {
@@ -152,8 +139,7 @@ static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, siz
     return kept;
 }
 
-// Locks the log, so that only one process trains in its directory. Some file systems cannot (Lustre, unless mounted
-// with -o flock).
+// Locks the log: only one process trains in its directory. Some file systems cannot (Lustre without -o flock).
 static inline bool log_lock(Log* log, Error* error) {
     int directory_bytes = (int)(strrchr(log->path, '/') - log->path);
     if (flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0) return true;

@@ -1,7 +1,6 @@
 // rewind.h: a run that has diverged goes back to a checkpoint and continues with other data: run_rewind.
 //
-// It goes back to the same checkpoint whether or not it was killed and resumed meanwhile. Later checkpoints are set
-// aside, so that no resume uses them.
+// It goes back to the same checkpoint even if it was killed and resumed. Later ones are set aside: no resume uses them.
 
 #ifndef LLMTRAIN_REWIND_H
 #define LLMTRAIN_REWIND_H

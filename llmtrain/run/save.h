@@ -216,7 +216,6 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
 
 // ------------------------------------------------------------------------------------------------
 // 4. Saving
-
 //
 // A save begins (run_save_begin), and steps continue during it. When all ranks have written their parts, it is
 // completed (run_save_complete); run_save_wait waits for that first.
@@ -239,8 +238,7 @@ static inline unsigned run_save_due(const Run* run, uint64_t step, bool stop, bo
     return out || busy || oldest == 0 ? out : 1u << oldest;
 }
 
-// Completes the save in progress; *good says whether the checkpoint is there, and if not, *error why. False if a rank
-// is lost.
+// Completes the save in progress; *good: the checkpoint is there; if not, *error says why. False if a rank is lost.
 static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     Cadence* c = &run->cadence;
     uint64_t step = run->saver.step;
@@ -298,8 +296,7 @@ static inline bool run_save_wait(Run* run, Error* error) {
     return ok;
 }
 
-// Begins a save in a tier, after completing the previous one. Flushes the log first, so that the log never ends before
-// the checkpoint.
+// Completes the previous save, and begins one in a tier, after flushing the log, which must not end before it.
 static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* error) {
     if (!run_save_wait(run, error)) return false;
     Error reason;
@@ -328,8 +325,7 @@ static inline bool run_save_last(Run* run, Error* error) {
     return run_save_begin(run, 0, kind, error) && run_save_complete(run, &good, error) && good;
 }
 
-// Saves in the tiers that are due, while training continues; without a snapshot, or before the run ends, waits until
-// the checkpoint is there.
+// Saves in the tiers that are due, while training continues; without a snapshot, or at the end, waits for the result.
 static inline bool run_save(Run* run, unsigned due, bool last, Error* error) {
     if (last) return run_save_last(run, error);
     for (size_t i = 0; i < run->tier_count; i++) {

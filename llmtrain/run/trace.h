@@ -251,8 +251,7 @@ static inline void trace_end(StepTrace* trace) {
 }
 
 // Redirects the gradients of the passes to staging buffers, so that the step's sums stay as they are. If there is no
-// memory for them, it fails and changes nothing: allocating anyway could kill the run, and kill it again after a
-// resume.
+// memory for them, it fails and changes nothing: allocating anyway could kill the run, and again after a resume.
 static inline bool trace_begin(StepTrace* trace, Model* model, Error* error) {
     FlatVector* flat = &model->flat;
     memset(trace, 0, sizeof *trace);
