@@ -98,7 +98,7 @@ static void case_process(const void* context) {
     need(device_choose(r->rank, &error), "device_choose: %s", error.text);
 #endif
     need(device_open(&r->stream, false, &error), "device_open: %s", error.text);
-    need(!c->opens || collective_open(&r->collectives, &r->comm.transport, 4, r->stream, &error), "collective_open: %s",
+    need(!c->opens || collective_open(&r->collectives, &r->comm.transport, 4, &error), "collective_open: %s",
          error.text);
     need(comm_barrier(&r->comm, &error), "comm_barrier: %s", error.text);  // no fault before all are connected
     c->body(r);
@@ -623,7 +623,7 @@ static void run_fault(Rank* r) {
         fall(r, IN_OPEN);
         return;
     }
-    if (!collective_open(&r->collectives, &r->comm.transport, 2, r->stream, &error)) {
+    if (!collective_open(&r->collectives, &r->comm.transport, 2, &error)) {
         note_fault(r, &error);
         rank_check(r, r->collectives.comm == NULL, "nothing is left to close");
         return;

@@ -4,7 +4,7 @@
 // Defines: Collectives; collective_open, collective_close; collective_start, collective_wait, collective_barrier;
 // collective_check, collective_bytes_sent, collective_waited_ms.
 //
-//   collective_open(&collectives, &comm.transport, 2, stream, &error)      two slots: two in flight at a time
+//   collective_open(&collectives, &comm.transport, 2, &error)            two slots: two in flight at a time
 //   collective_start(&collectives, 0, COMM_REDUCE_SCATTER, grads, cuts, DTYPE_F32, stream)
 //   ... compute ...
 //   collective_wait(&collectives, 0, stream)
@@ -26,8 +26,7 @@ typedef struct {
 } Collectives;
 
 // If ranks is NULL or has one rank, all other calls return at once. A CUDA build without NCCL supports nothing else.
-static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Stream stream, Error* error) {
-    (void)stream;
+static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Error* error) {
     memset(c, 0, sizeof *c);
     if (ranks == NULL || ranks->world == 1) return true;
 #ifdef LLMTRAIN_CUDA

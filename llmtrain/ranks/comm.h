@@ -186,10 +186,6 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
 
 #define COMM_BLOCK ((size_t)1024)
 
-static inline bool comm_sums(Dtype type) {
-    return type == DTYPE_F32 || type == DTYPE_BF16 || type == DTYPE_F16 || type == DTYPE_I64;
-}
-
 // out (n) may be one of the sources. Integer sums that overflow wrap around.
 static inline void comm_sum(char* out, const char* const* sources, size_t world, Dtype type, size_t n) {
     float sums[COMM_BLOCK], values[COMM_BLOCK];
@@ -260,8 +256,10 @@ static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* 
 
 // Checks the arguments that can be wrong on one rank alone, whatever the other ranks call.
 static inline bool comm_check_call(const Comm* comm, const CommCall* call, const char* what, Error* error) {
-    size_t size = dtype_bytes((Dtype)call->header.type), bytes = (size_t)call->header.n * size;
-    if (comm_reduces(call) && !comm_sums((Dtype)call->header.type))
+    Dtype type = (Dtype)call->header.type;
+    size_t size = dtype_bytes(type), bytes = (size_t)call->header.n * size;
+    bool sums = type == DTYPE_F32 || type == DTYPE_BF16 || type == DTYPE_F16 || type == DTYPE_I64;
+    if (comm_reduces(call) && !sums)
         return fail_with(error, "rank %zu called %s; that type cannot be summed", comm->rank, what);
     if (call->header.root >= comm->world)
         return fail_with(error, "rank %zu called %s; there is no such rank", comm->rank, what);
@@ -560,9 +558,8 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
         comm->wake = ends[0];
         comm->waker = ends[1];
         queue->running = woken && pthread_create(&queue->thread, NULL, comm_progress, comm) == 0;
-        good =
-            queue->running || fail_with(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)",
-                                        comm->rank, strerror(errno));
+        good = queue->running || fail_with(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, "
+                                           "-n)", comm->rank, strerror(errno));
     }
     if (good && comm_find_local(comm, error)) return true;
     if (comm->queue == NULL || !comm->queue->running) comm->failed = true;

@@ -151,7 +151,6 @@ static inline ssize_t comm_mpi_move(CommPart* part, size_t p, bool out) {
     return done ? bytes : -1;
 }
 
-// Tells all others that the run has failed.
 static inline void comm_mpi_notify(Comm* comm, const char* text) {
     double deadline = now_ms() + COMM_GRACE_MS;
     CommMessage* message = &comm->links[comm->rank].message;  // MPI may still read it after the grace time
@@ -366,11 +365,10 @@ typedef struct {
     char run[64];
 } CommHandshake;
 
-// Where a rank listens.
 typedef struct {
     char address[64];
     uint64_t port;
-} CommAddress;
+} CommAddress;  // where a rank listens
 
 typedef struct {
     const Launch* launch;
@@ -435,7 +433,6 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     return true;
 }
 
-// Accepts new connections, and the handshakes of pending ones.
 static inline void comm_accept(Comm* comm, CommRendezvous* r) {
     int connection = descriptor_prepare(accept(comm->listener, NULL, NULL));
     size_t count = r->pending_count;
@@ -562,7 +559,6 @@ static inline bool comm_raise_file_limit(const Comm* comm, Error* error) {
                      (unsigned long long)limit.rlim_max);
 }
 
-// Connects all ranks to each other.
 static inline bool comm_rendezvous(Comm* comm, const Launch* launch, Error* error) {
     CommRendezvous rendezvous, *r = &rendezvous;
     bool leads = comm->rank == 0;

@@ -287,9 +287,8 @@ static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
         close(ends[0]);
         return true;
     }
-    good =
-        good && (launch_start_printer(launch, ends[0]) ||
-                 fail_with(error, "rank 0 cannot start a thread: %s; raise the limits (ulimit -u)", strerror(errno)));
+    good = good && (launch_start_printer(launch, ends[0]) ||
+        fail_with(error, "rank 0 cannot start a thread: %s; raise the limits (ulimit -u)", strerror(errno)));
     if (good) return true;
     for (size_t i = 0; i < forked; i++) {
         kill(launch->children[i], SIGKILL);

@@ -232,8 +232,7 @@ static inline bool collective_init_nccl(Collectives* c, Error* error) {
 
 // Called by all ranks together, each with its own GPU as the current device; `slots` collectives may be in flight at a
 // time. If ranks is NULL or has one rank, all other calls return at once. After a failure there is nothing to close.
-static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Stream stream, Error* error) {
-    (void)stream;
+static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Error* error) {
     memset(c, 0, sizeof *c);
     Comm* comm = ranks ? ranks->comm : NULL;
     if (comm) fault_step(comm->rank, 0);

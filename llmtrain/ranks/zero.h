@@ -391,7 +391,7 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 
 // Called by all ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
-    return collective_open(&flat->collectives, flat->options.transport, 2 * flat->count, flat->stream, error);
+    return collective_open(&flat->collectives, flat->options.transport, 2 * flat->count, error);
 }
 
 // The collective slot of a bucket's reduction; the slots of the all-gathers follow.

@@ -181,7 +181,6 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     return ok;
 }
 
-// Opens directory/metrics.jsonl to append.
 static inline bool log_open(Log* log, const char* directory, Error* error) {
     struct stat status;
     memset(log, 0, sizeof *log);
@@ -204,7 +203,6 @@ static inline bool log_replace_deleted(Log* log, Error* error) {
     return directory_make(directory, error) && log_open_again(log, "create", error);
 }
 
-// Writes the pending lines.
 static inline bool log_flush(Log* log, Error* error) {
     JsonWriter* w = &log->waiting;
     if (!log_replace_deleted(log, error)) return false;

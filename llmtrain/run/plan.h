@@ -24,7 +24,6 @@ typedef struct {
     size_t program;            // bytes that the program uses before it allocates anything
 } PlanOptions;
 
-// Appends the flags of these options, and sets the defaults.
 static inline void plan_flags(Flags* flags, PlanOptions* o) {
     const Flag table[] = {
         FLAG_HEADING("Memory"),
@@ -67,7 +66,6 @@ static inline Arena plan_outside(const Model* model, const PlanOptions* o) {
     return outside;
 }
 
-// Total bytes of the process.
 static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
     return model->memory.total + plan_outside(model, o).total;
 }

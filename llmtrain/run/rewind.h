@@ -37,19 +37,16 @@ static inline bool run_choose_rewind(Run* run, const char* why, uint64_t* first,
     uint64_t oldest = run_oldest_kept(run, *first);
     // With a cadence in minutes, --ckpt-keep may have removed what came before the checkpoint of the last rewind.
     *begins = oldest == 0 && !(again && run->cadence.steps == 0 && o->ckpt_keep > 0);
-    if (o->rewind == 0)
-        return fail_with(error, "%s; lower --lr or raise --spike-skip, and --resume, or use --rewind", why) ||
-            fail_on_all_ranks(error);
-    if (state->rewinds >= o->rewind)
-        return fail_with(error, "%s, after %llu rewinds; lower --lr, and --resume", why,
-                         (unsigned long long)state->rewinds) ||
-               fail_on_all_ranks(error);
-    if (again && *before <= oldest && oldest > 0)
-        return fail_with(error, "%s, also after the rewind to step %llu, and --ckpt-keep %llu has left no checkpoint "
-                         "before that; lower --lr, and --resume", why, (unsigned long long)*before,
-                         (unsigned long long)o->ckpt_keep) ||
-               fail_on_all_ranks(error);
-    return true;
+    bool may = o->rewind > 0;
+    if (!may) fail_with(error, "%s; lower --lr or raise --spike-skip, and --resume, or use --rewind", why);
+    else if (state->rewinds >= o->rewind)
+        may = fail_with(error, "%s, after %llu rewinds; lower --lr, and --resume", why,
+                        (unsigned long long)state->rewinds);
+    else if (again && *before <= oldest && oldest > 0)
+        may = fail_with(error, "%s, also after the rewind to step %llu, and --ckpt-keep %llu has left no checkpoint "
+                        "before that; lower --lr, and --resume", why, (unsigned long long)*before,
+                        (unsigned long long)o->ckpt_keep);
+    return may || fail_on_all_ranks(error);
 }
 
 // Called when the run has diverged: goes back to a checkpoint, and continues with the samples that come next and a

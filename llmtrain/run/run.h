@@ -112,7 +112,6 @@ static inline bool tier_parse(Tier* tier, const char* text, Error* error) {
                      "/dev/shm/run:20:2", text);
 }
 
-// Refuses incompatible flags.
 static inline bool run_options_check(const RunOptions* o, const Cadence* cadence, Error* error) {
     if (o->resume && o->out == NULL)
         return fail_with(error, "--resume needs --out, the directory of the run to continue");
@@ -198,7 +197,6 @@ static inline bool run_takes_snapshots(const Run* run) {
     return run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_tiers.count);
 }
 
-// Allocates the host's batch.
 static inline bool run_allocate(Run* run, Error* error) {
     size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
     run->tokens = (int32_t*)memory_allocate(bytes);

@@ -202,12 +202,12 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     const RunOptions* o = run->options;
     bool writes = run->comm.rank == 0 && o->out;
     *found = false;
-    if (!run_agree(run, !writes || directory_make(o->out, error), error)) return false;
-    if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
+    bool ok = !writes || (directory_make(o->out, error) && log_open(&run->log, o->out, error));
+    if (!run_agree(run, ok, error)) return false;
     if (o->out && !run_open_tiers(run, error)) return false;
     if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    bool ok = (*found || run_start(run, error)) && run_set_aside(run, false, error);
+    ok = (*found || run_start(run, error)) && run_set_aside(run, false, error);
     source_close(&run->source);  // a run that resumes has used only its configuration
     if (!run_agree(run, ok, error)) return false;
     if (writes && run->saved > 0) run_prune(run, 0, run->saved);

@@ -43,8 +43,7 @@ static inline StepLog step_begin(Run* run) {
 static inline bool step_read(Run* run, StepLog* s, bool stop, Error* error) {
     Saver* saver = &run->saver;
     SaverState state = saver_state(saver);
-    StepFlags flags = {stop, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN,
-                       state == SAVER_FAILED};
+    StepFlags flags = {stop, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN, state == SAVER_FAILED};
     heartbeat_collective("the reduction of gradients");
     if (!model_finish_step(&run->model, &s->result, flags, error)) return false;
     heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);

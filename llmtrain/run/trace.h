@@ -39,8 +39,6 @@ typedef struct {
     double norm;          // L2 norm of its gradient: of its part of the step's objective, without the loss scale
 } SequenceTrace;
 
-static inline bool sequence_is_finite(const SequenceTrace* s) { return isfinite(s->loss) && isfinite(s->norm); }
-
 enum { TRACE_WORST = 4 };  // sequences kept for each measure
 
 typedef enum { TRACE_LOSS, TRACE_NORM, TRACE_MEASURES } TraceMeasure;
@@ -188,16 +186,12 @@ static inline void describe_weights(char* text, size_t size, const Finder* f) {
     }
 }
 
-// Whether a point belongs to a block.
-static inline bool watch_is_in_block(WatchPoint point) {
-    return point <= WATCH_FFN || (point >= WATCH_FFN_BACKWARD && point <= WATCH_QKV_BACKWARD);
-}
-
 static inline void finder_report(Finder* f, WatchPoint point, size_t l, const char* operation, bool backward,
                                  size_t token) {
     char block[32] = "", at[32] = "", weights[240] = "";
     describe_weights(weights, sizeof weights, f);
-    if (watch_is_in_block(point)) snprintf(block, sizeof block, " of block %zu", l);
+    bool in_block = point <= WATCH_FFN || (point >= WATCH_FFN_BACKWARD && point <= WATCH_QKV_BACKWARD);
+    if (in_block) snprintf(block, sizeof block, " of block %zu", l);
     if (token != SIZE_MAX) snprintf(at, sizeof at, "token %zu of ", token);
     snprintf(f->trace->not_finite, sizeof f->trace->not_finite, "%s%s, %s, %ssample %.0f%s", operation, block,
              backward ? "backward" : "forward", at, f->sample, weights);
@@ -320,8 +314,8 @@ static inline bool trace_sequences(StepTrace* trace, const Loader* loader, uint6
             model->dropout.first_token = (first + b) * T;
             sequence_measure_gradient(&s, model, row, row_targets, count, T);
             trace_add(trace, &s);
-            bool first_found = !sequence_is_finite(&s) && trace->not_finite[0] == 0;
-            if (first_found && !trace_find(trace, &s, row, row_targets, count, T, error)) return false;
+            bool found = !(isfinite(s.loss) && isfinite(s.norm)) && trace->not_finite[0] == 0;
+            if (found && !trace_find(trace, &s, row, row_targets, count, T, error)) return false;
         }
     }
     return true;
