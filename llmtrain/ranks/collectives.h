@@ -1,5 +1,4 @@
-// collectives.h: collectives on device memory, which here is host memory, through a Transport. nccl.cuh has the same
-// functions for GPUs; zero.h includes one of the two.
+// collectives.h: collectives on device memory, here host memory, through a Transport. nccl.cuh is the same for GPUs.
 //
 // Defines: Collectives; collective_open, collective_close; collective_start, collective_wait, collective_barrier;
 // collective_check, collective_bytes_sent, collective_waited_ms.

@@ -109,11 +109,8 @@ static inline bool collective_complete(Collectives* c, ncclResult_t status, cons
 static inline void collective_abort(Collectives* c, Error* error) {
     Error known;
     double deadline = now_ms() + COMM_GRACE_MS;
-    bool failed = comm_failed(c->comm, &known);
-    while (!failed && now_ms() < deadline) {
-        sleep_ms(1);
-        failed = comm_failed(c->comm, &known);
-    }
+    bool failed = false;
+    while (!(failed = comm_failed(c->comm, &known)) && now_ms() < deadline) sleep_ms(1);
     if (failed) *error = known;
     else comm_abort(c->comm, error->text);
 }

@@ -142,8 +142,7 @@ static inline Slice tensor_part(const Tensor* t, Slice slice) {
     return part;
 }
 
-// The part of state s of a tensor that belongs to a slice of the flat vector: *first is its first element, of those for
-// the whole tensor; returns their number.
+// The part of a tensor's state s that belongs to a slice of the flat vector: its first element, and their number.
 static inline size_t flat_state_part(size_t* first, const FlatVector* flat, size_t s, const Tensor* t, Slice slice) {
     Slice part = tensor_part(t, slice);
     const FlatOptions* holds = &flat->holds;
@@ -442,8 +441,7 @@ static inline bool flat_set_params(FlatVector* flat, TensorId id, size_t first, 
     return ok;
 }
 
-// Initial weights: they depend only on the seed and the element's index (Tensor.init_index). False if memory for a
-// piece of them cannot be allocated.
+// Initial weights, which depend only on the seed and an element's index (Tensor.init_index). False: out of memory.
 static inline bool flat_randomize(FlatVector* flat, uint64_t seed, Error* error) {
     float* values = (float*)memory_allocate(INIT_PIECE * sizeof(float));
     if (values == NULL) return fail_with(error, "out of memory for a piece of the weights");

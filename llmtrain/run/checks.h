@@ -206,10 +206,8 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
              SPIKE_NAMES[spike], result->loss, state->losses.mean, result->grad_norm, state->norms.mean);
     TraceMeasure first_measure = spike == SPIKE_LOSS ? TRACE_LOSS : TRACE_NORM;
     if (run->comm.rank == 0) run_report_trace(run, &trace, first_measure, sentence, result);
-    const SequenceTrace *loss = &trace.worst[TRACE_LOSS][0], *norm = &trace.worst[TRACE_NORM][0];
-    StepWorst worst = {.loss = loss->loss, .loss_shard = loss->shard, .loss_at = loss->start,
-                       .norm = norm->norm, .norm_shard = norm->shard, .norm_at = norm->start};
-    s->worst = worst;
+    s->worst_loss = trace.worst[TRACE_LOSS][0];
+    s->worst_norm = trace.worst[TRACE_NORM][0];
     clock_start(&model->clock, &model->flat);
     s->trace_ms = now_ms() - began;
     return true;

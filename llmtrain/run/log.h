@@ -24,13 +24,6 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Step
 
-// The sequences with the largest loss and the largest gradient in a step that was traced: the number of the shard, in
-// the order of the names of --data's shards, and the position of the first token in it.
-typedef struct {
-    double loss, loss_shard, loss_at;
-    double norm, norm_shard, norm_at;
-} StepWorst;
-
 typedef struct {
     uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
     StepResult result;                     // loss and norm, and how the ranks differ
@@ -47,8 +40,8 @@ typedef struct {
     uint64_t sent;                         // bytes that this rank sent in the step
     size_t ranks;
     double trace_ms;                       // time that the trace took, not included in `ms`
-    bool traced;                           // down to its sequences; the worst:
-    StepWorst worst;
+    bool traced;                           // down to its sequences; those with the largest loss and gradient:
+    SequenceTrace worst_loss, worst_norm;
 } StepLog;
 
 static inline void step_print(FILE* out, const StepLog* s) {
@@ -85,9 +78,9 @@ static const Field METRICS[] = {
 
 // Additional keys of a step that was traced.
 static const Field TRACED_METRICS[] = {
-    LOG_REAL(worst.loss, "worst_loss"), LOG_REAL(worst.loss_shard, "worst_loss_shard"),
-    LOG_REAL(worst.loss_at, "worst_loss_at"), LOG_REAL(worst.norm, "worst_grad_norm"),
-    LOG_REAL(worst.norm_shard, "worst_grad_shard"), LOG_REAL(worst.norm_at, "worst_grad_at"),
+    LOG_REAL(worst_loss.loss, "worst_loss"), LOG_REAL(worst_loss.shard, "worst_loss_shard"),
+    LOG_REAL(worst_loss.start, "worst_loss_at"), LOG_REAL(worst_norm.norm, "worst_grad_norm"),
+    LOG_REAL(worst_norm.shard, "worst_grad_shard"), LOG_REAL(worst_norm.start, "worst_grad_at"),
 };
 
 typedef struct {

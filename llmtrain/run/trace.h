@@ -30,15 +30,6 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Sequence
 
-// All members are doubles, which the ranks exchange; a double holds integers up to 2^53.
-typedef struct {
-    double sample;        // its number in the run
-    double shard, start;  // of the dataset: number of the shard, and in it the position of the first token
-    double rank;
-    double loss;          // mean over its targets
-    double norm;          // L2 norm of its gradient: of its part of the step's objective, without the loss scale
-} SequenceTrace;
-
 enum { TRACE_WORST = 4 };  // sequences kept for each measure
 
 typedef enum { TRACE_LOSS, TRACE_NORM, TRACE_MEASURES } TraceMeasure;
