@@ -58,7 +58,7 @@ typedef struct {
 } CommCall;
 
 struct CommQueue {
-    CommCall* calls;             // (COMM_IN_FLIGHT) a ring
+    CommCall calls[COMM_IN_FLIGHT];  // a ring
     Slice* slices;               // (COMM_IN_FLIGHT, world)
     uint64_t started, finished;  // collectives so far
     bool running, closing;       // the progress thread; it ends when all is finished
@@ -483,7 +483,6 @@ static inline void comm_close(Comm* comm) {
     free(comm->links);
     free(comm->polls);
     if (queue) {
-        free(queue->calls);
         free(queue->slices);
         free(queue->headers);
         free(queue->sources);
@@ -503,14 +502,13 @@ static inline bool comm_allocate(Comm* comm, Error* error) {
     comm->polls = (struct pollfd*)memory_allocate((2 * N + 2) * sizeof(struct pollfd));
     for (size_t p = 0; comm->links && p < N; p++) comm->links[p].data = comm->links[p].control = -1;
     if (queue) {
-        queue->calls = (CommCall*)memory_allocate(COMM_IN_FLIGHT * sizeof(CommCall));
         queue->slices = (Slice*)memory_allocate(COMM_IN_FLIGHT * N * sizeof(Slice));
         queue->headers = (CommHeader*)memory_allocate(N * sizeof(CommHeader));
         queue->sources = (const char**)memory_allocate(N * sizeof(const char*));
         queue->staging = (char*)memory_allocate(N > 1 ? N * COMM_CHUNK : 0);
     }
-    return (comm->links && comm->polls && queue && queue->calls && queue->slices && queue->headers && queue->sources &&
-            queue->staging) ||
+    bool good = queue && queue->slices && queue->headers && queue->sources && queue->staging;
+    return (good && comm->links && comm->polls) ||
            fail_with(error, "not enough memory for the connections of %zu ranks", N);
 }
 
@@ -534,18 +532,13 @@ static inline bool comm_find_local(Comm* comm, Error* error) {
 
 // Connects to the other ranks; returns when all are connected. After a failure there is nothing to close.
 static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms, Error* error) {
-    memset(comm, 0, sizeof *comm);
     bool several = launch->world > 1;
-    comm->wake = comm->waker = comm->listener = -1;
-    comm->rank = launch->rank;
-    comm->world = launch->world;
-    comm->local_rank = launch->local_rank;
-    comm->local_world = launch->local_world;
     const Transport transport = {comm, launch->rank, launch->world, launch->local_world, comm_start, comm_wait,
                                  comm_failed, comm_statistics};
-    comm->transport = transport;
-    comm->timeout_ms = timeout_ms;
-    comm->mpi = launch->mpi && several;
+    const Comm begun = {.rank = launch->rank, .world = launch->world, .local_rank = launch->local_rank,
+                        .local_world = launch->local_world, .transport = transport, .timeout_ms = timeout_ms,
+                        .mpi = launch->mpi && several, .listener = -1, .wake = -1, .waker = -1};
+    *comm = begun;
     memcpy(comm->run, launch->run, sizeof comm->run);
     pthread_mutex_init(&comm->mutex, NULL);
     pthread_cond_init(&comm->changed, NULL);

@@ -46,9 +46,7 @@ typedef struct {
 } CommMessage;
 
 static inline CommMessage comm_message(CommMessageKind kind, const char* text) {
-    CommMessage message;
-    memset(&message, 0, sizeof message);
-    message.kind = (uint32_t)kind;
+    CommMessage message = {.kind = (uint32_t)kind, .text = ""};
     snprintf(message.text, sizeof message.text, "%s", text);
     return message;
 }
@@ -560,14 +558,12 @@ static inline bool comm_raise_file_limit(const Comm* comm, Error* error) {
 }
 
 static inline bool comm_rendezvous(Comm* comm, const Launch* launch, Error* error) {
-    CommRendezvous rendezvous, *r = &rendezvous;
     bool leads = comm->rank == 0;
+    CommRendezvous rendezvous = {.launch = launch, .port = leads ? launch->port : 0,
+                                 .table = (CommAddress*)memory_allocate(comm->world * sizeof(CommAddress)),
+                                 .deadline = now_ms() + comm->timeout_ms};
+    CommRendezvous* r = &rendezvous;
     int on = 1;
-    memset(r, 0, sizeof *r);
-    r->launch = launch;
-    r->port = leads ? launch->port : 0;
-    r->table = (CommAddress*)memory_allocate(comm->world * sizeof *r->table);
-    r->deadline = now_ms() + comm->timeout_ms;
     snprintf(r->name, sizeof r->name, "%s, port %zu", launch->address, launch->port);
     snprintf(comm->doing, sizeof comm->doing, "in the rendezvous");
     if (r->table == NULL) return fail_with(error, "not enough memory for the addresses of %zu ranks", comm->world);

@@ -150,10 +150,8 @@ static inline bool launch_find_address(Launch* launch, Error* error) {
 }
 
 static inline void launch_alone(Launch* launch) {
-    memset(launch, 0, sizeof *launch);
-    launch->world = launch->local_world = 1;
-    launch->listener = launch->reports = -1;
-    launch->launcher = "none";
+    const Launch alone = {.world = 1, .local_world = 1, .launcher = "none", .reports = -1, .listener = -1};
+    *launch = alone;
 }
 
 static inline bool launch_find(Launch* launch, Error* error) {

@@ -51,10 +51,7 @@ static inline bool socket_bind(int* listener, const struct addrinfo* at) {
 // Resolves an address and a port; NULL with the reason after a failure. The caller frees the list with freeaddrinfo.
 static inline struct addrinfo* socket_resolve(const char* address, size_t port, int flags, Error* reason) {
     char service[16];
-    struct addrinfo hints, *list = NULL;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = flags | AI_NUMERICSERV;
+    struct addrinfo hints = {.ai_flags = flags | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM}, *list = NULL;
     snprintf(service, sizeof service, "%zu", port);
     int status = getaddrinfo(address, service, &hints, &list);
     if (status == 0) return list;

@@ -251,12 +251,9 @@ static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
 static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
                                const FlatOptions* holds, Error* error) {
     size_t count = p->tensors[p->count - 1].bucket + 1;
-    memset(flat, 0, sizeof *flat);
-    flat->parameters = p;
-    flat->holds = *holds;
-    flat->options = *options;
+    const FlatVector empty = {.options = *options, .holds = *holds, .parameters = p, .count = count};
+    *flat = empty;
     flat->options.world = max_size(options->world, 1);
-    flat->count = count;
     flat->buckets = (Bucket*)memory_allocate(count * sizeof(Bucket));
     flat->state_parts = (StatePart(*)[OPTIMIZER_STATES])memory_allocate(p->count * sizeof *flat->state_parts);
     flat->slices = (OptimizerSlice*)memory_allocate(p->count * sizeof *flat->slices);

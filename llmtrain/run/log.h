@@ -85,6 +85,7 @@ static const Field TRACED_METRICS[] = {
 
 typedef struct {
     FILE* file;
+    const char* directory;   // of the run
     char path[FILE_PATH_MAX];
     JsonWriter waiting;      // lines that a full disk has refused so far
     bool refused;            // and the user has been told
@@ -134,14 +135,13 @@ static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, siz
 
 // Locks the log: only one process trains in its directory. Some file systems cannot (Lustre without -o flock).
 static inline bool log_lock(Log* log, Error* error) {
-    int directory_bytes = (int)(strrchr(log->path, '/') - log->path);
     if (flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0) return true;
     if (errno == EWOULDBLOCK)
-        return fail_with(error, "another process is training in %.*s; wait for it, or give another --out",
-                         directory_bytes, log->path);
+        return fail_with(error, "another process is training in %s; wait for it, or give another --out",
+                         log->directory);
     if (errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK) return fail_file(error, "lock", log->path);
-    fprintf(stderr, "train: the file system of %.*s does not support locks (%s); make sure that no other process "
-            "trains there\n", directory_bytes, log->path, strerror(errno));
+    fprintf(stderr, "train: the file system of %s does not support locks (%s); make sure that no other process trains "
+            "there\n", log->directory, strerror(errno));
     return true;
 }
 
@@ -177,6 +177,7 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
 static inline bool log_open(Log* log, const char* directory, Error* error) {
     struct stat status;
     memset(log, 0, sizeof *log);
+    log->directory = directory;
     log_path(log->path, sizeof log->path, directory);
     bool found = stat(log->path, &status) == 0;
     if (found && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))  // a pipe would wait for a reader
@@ -188,12 +189,10 @@ static inline bool log_open(Log* log, const char* directory, Error* error) {
 // Replaces a log that someone has deleted, so that the rest of the run is not lost too.
 static inline bool log_replace_deleted(Log* log, Error* error) {
     struct stat status;
-    char directory[FILE_PATH_MAX];
     bool found = fstat(fileno(log->file), &status) == 0;
     if (found ? status.st_nlink > 0 : errno != ESTALE) return true;  // ESTALE: on NFS another machine has deleted it
     fprintf(stderr, "train: %s was deleted while the run was writing to it; starting a new one\n", log->path);
-    snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(log->path, '/') - log->path), log->path);
-    return directory_make(directory, error) && log_open_again(log, "create", error);
+    return directory_make(log->directory, error) && log_open_again(log, "create", error);
 }
 
 static inline bool log_flush(Log* log, Error* error) {

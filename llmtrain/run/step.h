@@ -29,11 +29,8 @@ static inline void run_begin_clock(Run* run) {
 }
 
 static inline StepLog step_begin(Run* run) {
-    StepLog s;
-    memset(&s, 0, sizeof s);
-    s.began_ms = now_ms();
-    s.sent = collective_bytes_sent(&run->model.flat.collectives);
-    s.val_loss = NAN;
+    StepLog s = {.val_loss = NAN, .began_ms = now_ms(),
+                 .sent = collective_bytes_sent(&run->model.flat.collectives)};
     fault_step(run->comm.rank, run->record.state.step + 1);
     return s;
 }
