@@ -467,9 +467,7 @@ static void supervise_read_ranks(Supervisor* s) {
     s->age_ms += passed;
     while (s->view_count < HEARTBEAT_RANKS && __atomic_load_n(&slots[s->view_count].counter, __ATOMIC_ACQUIRE) > 1) {
         RankView* view = &s->views[s->view_count];  // has started since the last read
-        memset(view, 0, sizeof *view);
-        view->still_ms = -passed;
-        view->seen = heartbeat_read(&slots[s->view_count++]);
+        *view = (RankView){.seen = heartbeat_read(&slots[s->view_count++]), .still_ms = -passed};
         bool watched = s->view_count <= SUPERVISE_WATCHED;  // the end of others is seen here
         view->end = watched ? process_watch((pid_t)view->seen.pid) : -1;
         s->world = (size_t)view->seen.world;
@@ -665,10 +663,9 @@ static void json_members_of_heartbeat(JsonWriter* w, const Heartbeat* h) {
 }
 
 static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) {
-    char time_text[64], state[2] = "";
+    char time_text[64];
     time_utc(time_text);
-    memset(w, 0, sizeof *w);
-    w->line_depth = 2;
+    *w = (JsonWriter){.line_depth = 2};
     json_write_begin(w, '{');
     json_member_string(w, "time", time_text);
     json_member_string(w, "what", f->what);
@@ -685,7 +682,7 @@ static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) 
     json_write_begin(w, '[');
     for (size_t i = 0; i < s->view_count; i++) {
         const RankView* view = &s->views[i];
-        state[0] = view->state;
+        const char state[] = {view->state, 0};
         json_write_begin(w, '{');
         json_member_u64(w, "rank", view->seen.rank);
         json_member_u64(w, "pid", view->seen.pid);
@@ -897,9 +894,8 @@ int main(int argc, char** argv) {
     s->limits[HEARTBEAT_COLLECTIVE] = s->limits[HEARTBEAT_DONE] = s->limits[HEARTBEAT_STEP];
     s->words = argv + (dashes < argc ? dashes + 1 : argc);
     for (int i = 0; i < 2; i++) {
-        s->relays[i].from = -1;
-        s->relays[i].to = relay_open(i == 0 ? STDOUT_FILENO : STDERR_FILENO);
-        s->relays[i].last = '\n';
+        int to = relay_open(i == 0 ? STDOUT_FILENO : STDERR_FILENO);
+        s->relays[i] = (Relay){.from = -1, .to = to, .last = '\n'};
     }
     code = !supervise_check(s, &error) ? 2 : !supervise_open(s, &error) ? 1 : -1;
     if (code > 0) relay_say(&s->relays[1], error.text);

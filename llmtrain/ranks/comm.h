@@ -11,14 +11,11 @@
 //
 // In short:
 //
-//   Launch launch;  Comm comm;  Error error;
-//   launch_find(&launch, &error)                    or launch_fork(&launch, 4, &error), before any thread is started
-//   comm_open(&comm, &launch, 60e3, &error)
+//   comm_open(&comm, &launch, 60e3, &error)                     launch.h finds the ranks of a launcher, or forks them
 //   CommRequest sum = comm_start(&comm, COMM_ALL_REDUCE, DTYPE_F32, x, x, n, 0, NULL, NULL);
 //   ... compute ...
 //   comm_wait(&comm, sum, &error)
 //   comm_close(&comm);
-//   exit_code = launch_reap(&launch, "program", exit_code, 10e3, &error);
 //
 // All ranks call the same collectives in the same order, each from one thread at a time. An element of a sum is the sum
 // over ranks 0, 1, ... in this order, in float for the 16-bit types, rounded once at the end: the same bits on every

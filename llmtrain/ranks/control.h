@@ -351,8 +351,8 @@ static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
 // 6. Rendezvous
 //
 // Every rank listens. All connect to rank 0 and send a handshake; after the last one rank 0 sends each the table of
-// addresses. Then each rank connects to all lower ranks. A connection that is not of this run is sent a rejection and
-// closed. The first connection of two ranks is the control connection: a rank that fails can notify all it has reached.
+// addresses. Then each rank connects to all lower ranks, the control connection first, so that a rank that fails can
+// notify all that it has reached. A connection that is not of this run is sent a rejection and closed.
 
 #define COMM_MAGIC 0x34696172746d6c6cull  // "llmtrai", and the version of the protocol
 
