@@ -130,11 +130,17 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
 // ------------------------------------------------------------------------------------------------
 // 4. Comparison
 
+static inline void describe_bucket(char* text, size_t size, size_t buckets, size_t bucket) {
+    char name[40] = "the embeddings";
+    if (bucket > 0) snprintf(name, sizeof name, "block %zu", bucket - 1);
+    if (bucket + 1 == buckets) snprintf(name, sizeof name, "the final norm and head");
+    snprintf(text, size, "the parameters of %s (bucket %zu)", name, bucket);
+}
+
 // Whether all ranks have the same `count` checksums, at most one for each bucket; this rank's are in s->checksums +
 // rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
-// same everywhere; describe(text, size, buckets, number) says what that is a checksum of.
-static inline bool ranks_same(RankStats* s, size_t count, size_t buckets,
-                              void (*describe)(char* text, size_t size, size_t buckets, size_t number), Error* error) {
+// same everywhere. names (count): what they are checksums of; NULL: of the parameters of all buckets.
+static inline bool ranks_same(RankStats* s, size_t count, const char* const* names, Error* error) {
     size_t world = s->world;
     uint64_t* sums = s->checksums;
     if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
@@ -149,7 +155,8 @@ static inline bool ranks_same(RankStats* s, size_t count, size_t buckets,
         for (size_t r = 0; r < world && most < world; r++) {
             char what[80];
             if (sums[r * count + i] == sums[usual * count + i]) continue;
-            describe(what, sizeof what, buckets, i);
+            if (names) snprintf(what, sizeof what, "%s", names[i]);
+            else describe_bucket(what, sizeof what, count, i);
             fail_with(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume "
                       "from a checkpoint before it, without that machine", r,
                       world == 2 ? "the other rank" : "most ranks", what,
@@ -158,13 +165,6 @@ static inline bool ranks_same(RankStats* s, size_t count, size_t buckets,
         }
     }
     return true;
-}
-
-static inline void describe_bucket(char* text, size_t size, size_t buckets, size_t bucket) {
-    char name[40] = "the embeddings";
-    if (bucket > 0) snprintf(name, sizeof name, "block %zu", bucket - 1);
-    if (bucket + 1 == buckets) snprintf(name, sizeof name, "the final norm and head");
-    snprintf(text, size, "the parameters of %s (bucket %zu)", name, bucket);
 }
 
 // Whether all ranks have the same parameters: their checksums, bucket by bucket.
@@ -177,7 +177,7 @@ static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
     }
     device_download(s->checksums + s->rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t),
                     flat->stream);
-    return ranks_same(s, flat->count, flat->count, describe_bucket, error);
+    return ranks_same(s, flat->count, NULL, error);
 }
 
 #endif  // LLMTRAIN_AGREEMENT_H

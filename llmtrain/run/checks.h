@@ -48,17 +48,13 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     return true;
 }
 
-static inline void describe_forward(char* text, size_t size, size_t buckets, size_t number) {
-    (void)buckets;
-    snprintf(text, size, "the %s that it computes from the same parameters and tokens",
-             number == 0 ? "hidden states" : "losses");
-}
-
 // Whether all ranks, which have the same parameters, compute the same values with them: compares the checksum of the
 // hidden states, and the sum of the losses, of a fixed batch (B, T). Finds wrong arithmetic on one machine, which
 // gradients would spread to the parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
 static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t* targets, size_t B, size_t T,
                                          Error* error) {
+    static const char* const names[] = {"the hidden states that it computes from the same parameters and tokens",
+                                        "the losses that it computes from the same parameters and tokens"};
     FlatVector* flat = &model->flat;
     Dropout dropout = model->dropout;
     size_t N = B * T;
@@ -75,7 +71,7 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
     vector_checksum(flat->checksums, model->activations->hidden, 0, N * model->config.channels, model->stream);
     device_download(own, flat->checksums, sizeof(uint64_t), model->stream);
     device_download(own + 1, flat->scalars + SUM_LOSS, sizeof(double), model->stream);
-    return ranks_same(&model->stats, 2, flat->count, describe_forward, error);
+    return ranks_same(&model->stats, 2, names, error);
 }
 
 // Whether all ranks hold the same parameters, and compute the same values with them.
