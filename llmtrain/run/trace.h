@@ -34,17 +34,19 @@ enum { TRACE_WORST = 4 };  // sequences kept for each measure
 
 typedef enum { TRACE_LOSS, TRACE_NORM, TRACE_MEASURES } TraceMeasure;
 
+typedef SequenceTrace WorstSequences[TRACE_MEASURES][TRACE_WORST];  // the largest first; NaN is the largest
+
 static inline double sequence_measure(const SequenceTrace* s, TraceMeasure measure) {
     return measure == TRACE_LOSS ? s->loss : s->norm;
 }
 
 typedef struct {
-    SequenceTrace worst[TRACE_MEASURES][TRACE_WORST];  // the largest first; NaN is the largest
-    size_t count;                                      // of each
-    char not_finite[400];                              // the first operation with a non-finite output; empty: none
+    WorstSequences worst;
+    size_t count;               // of sequences in each row
+    char not_finite[400];       // the first operation with a non-finite output; empty: none
     Model* model;
-    Staging staging[STAGINGS];                         // the model's own, which trace_end restores
-    void* memory[2];                                   // owned: gradients of one bucket each; NULL: not needed
+    Staging staging[STAGINGS];  // the model's own, which trace_end restores
+    void* memory[2];            // owned: gradients of one bucket each; NULL: not needed
     size_t bytes[2];
 } StepTrace;
 
@@ -314,24 +316,20 @@ static inline bool trace_sequences(StepTrace* trace, const Loader* loader, uint6
 
 // Gathers the worst sequences over all ranks, and the operation that the lowest rank has found. All ranks call it.
 static inline bool trace_gather(StepTrace* trace, Error* error) {
-    enum { NUMBERS = sizeof(SequenceTrace) / sizeof(double) * TRACE_MEASURES * TRACE_WORST };
     const RankOptions* o = &trace->model->flat.options;
-    size_t world = trace->model->flat.options.world, *begins = NULL, own = trace->count;
+    size_t world = o->world, *begins = NULL, own = trace->count;
     char* texts = NULL;
     if (o->transport == NULL || world == 1) return true;
-    Comm* comm = o->transport->comm;
-    double* all = (double*)memory_allocate(world * NUMBERS * sizeof(double));
+    WorstSequences* all = (WorstSequences*)memory_allocate(world * sizeof *all);
     if (all == NULL) return fail_with(error, "out of memory for the sequences of %zu ranks", world);
-    memcpy(all + o->rank * NUMBERS, trace->worst, sizeof trace->worst);
-    bool ok = transport_all_gather(o->transport, all, world * NUMBERS * sizeof(double), DTYPE_U8, error) &&
-              comm_gather_texts(comm, &texts, &begins, trace->not_finite, error);
+    memcpy(all[o->rank], trace->worst, sizeof trace->worst);
+    bool ok = transport_all_gather(o->transport, all, world * sizeof *all, DTYPE_U8, error) &&
+              comm_gather_texts(o->transport->comm, &texts, &begins, trace->not_finite, error);
     for (int m = 0; ok && m < TRACE_MEASURES; m++) {
         trace->count = 0;
         for (size_t r = 0; r < world; r++)
             for (size_t i = 0; i < own; i++) {
-                SequenceTrace s;
-                memcpy(&s, (SequenceTrace*)(void*)(all + r * NUMBERS) + (size_t)m * TRACE_WORST + i, sizeof s);
-                trace_insert(trace->worst[m], trace->count, &s, (TraceMeasure)m);
+                trace_insert(trace->worst[m], trace->count, &all[r][m][i], (TraceMeasure)m);
                 trace->count = min_size(trace->count + 1, TRACE_WORST);
             }
     }
