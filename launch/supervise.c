@@ -663,11 +663,9 @@ static void json_members_of_heartbeat(JsonWriter* w, const Heartbeat* h) {
 }
 
 static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) {
-    char time_text[64];
-    time_utc(time_text);
     *w = (JsonWriter){.line_depth = 2};
     json_write_begin(w, '{');
-    json_member_string(w, "time", time_text);
+    json_member_time(w);
     json_member_string(w, "what", f->what);
     json_member_string(w, "kind", f->kind);
     json_member_u64(w, "start", s->starts);

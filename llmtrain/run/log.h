@@ -239,31 +239,32 @@ static inline void log_close(Log* log) {
 // 3. Events
 
 // The date and time, UTC.
-static inline void time_utc(char text[64]) {
+static inline void json_member_time(JsonWriter* w) {
+    char text[64];
     struct timespec now;
     struct tm utc;
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &utc);
     size_t bytes = strftime(text, 32, "%Y-%m-%dT%H:%M:%S", &utc);
-    snprintf(text + bytes, 64 - bytes, ".%03dZ", (int)(now.tv_nsec / 1000000));
+    snprintf(text + bytes, sizeof text - bytes, ".%03dZ", (int)(now.tv_nsec / 1000000));
+    json_member_string(w, "time", text);
 }
 
 // Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk
 // has truncated is ended first. key: the name of an additional member with a value in JSON; or NULL.
 static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
                                const char* key, const char* value, Error* error) {
-    char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';
+    char path[FILE_PATH_MAX + 32], last = '\n';
     JsonWriter w;
     snprintf(path, sizeof path, "%.*s/events.jsonl", (int)FILE_PATH_MAX, directory);
     int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (file < 0) return fail_file(error, "open", path);
     off_t end = lseek(file, 0, SEEK_END);
     bool cut = end > 0 && pread(file, &last, 1, end - 1) == 1 && last != '\n';
-    time_utc(time_text);
     memset(&w, 0, sizeof w);
     if (cut) json_put(&w, "\n", 1);
     json_write_begin(&w, '{');
-    json_member_string(&w, "time", time_text);
+    json_member_time(&w);
     json_member_string(&w, "event", event);
     json_member_u64(&w, "step", step);
     json_member_string(&w, "detail", detail);
