@@ -249,7 +249,7 @@ static inline void launch_become_rank(Launch* launch, size_t rank, pid_t parent)
     launch->rank = rank;
 }
 
-// Forks local ranks if there is no launcher, before any threads, OpenMP's too. Returns in every rank; the caller is 0.
+// Forks local ranks if there is no launcher. To be called before any thread starts, OpenMP's too; the caller is rank 0.
 static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
     if (!launch_find(launch, error)) return false;
     if (launch->world > 1)
