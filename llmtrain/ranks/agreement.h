@@ -153,7 +153,7 @@ static inline bool ranks_same(RankStats* s, size_t count, const char* const* nam
             most = max_size(most, same);
         }
         for (size_t r = 0; r < world && most < world; r++) {
-            char what[80];
+            char what[96];
             if (sums[r * count + i] == sums[usual * count + i]) continue;
             if (names) snprintf(what, sizeof what, "%s", names[i]);
             else describe_bucket(what, sizeof what, count, i);
