@@ -58,7 +58,7 @@ typedef struct {
 
     pthread_mutex_t mutex;   // guards what follows; the Comm's mutex may be taken under it, not the other way round
     ncclComm_t nccl;         // NULL before it is made and after it was aborted
-    bool watching, closing;  // the watchdog runs; it has been asked to end
+    bool watching, closing;  // the watchdog runs; it has been asked to end (atomic)
     pthread_t watchdog;
 } Collectives;
 
@@ -156,17 +156,13 @@ static inline bool collective_is_stuck(Collectives* c, Error* error) {
 static inline void* collective_watch(void* context) {
     Collectives* c = (Collectives*)context;
     Error error;
-    bool closing = false;
     CUDA_CHECK(cudaSetDevice(c->device));
-    while (!closing && collective_check(c, &error)) {
+    while (!__atomic_load_n(&c->closing, __ATOMIC_RELAXED) && collective_check(c, &error)) {
         if (collective_is_stuck(c, &error)) {
             comm_abort(c->comm, error.text);
             break;
         }
         sleep_ms(COLLECTIVE_WATCHDOG_MS);
-        pthread_mutex_lock(&c->mutex);
-        closing = c->closing;
-        pthread_mutex_unlock(&c->mutex);
     }
     return NULL;
 }
@@ -179,9 +175,7 @@ static inline void collective_close(Collectives* c) {
     Error ignored;  // the Comm reports it
     if (c->comm == NULL) return;
     CUDA_CHECK(cudaStreamSynchronize(c->stream));
-    pthread_mutex_lock(&c->mutex);
-    c->closing = true;
-    pthread_mutex_unlock(&c->mutex);
+    __atomic_store_n(&c->closing, true, __ATOMIC_RELAXED);
     if (c->watching) pthread_join(c->watchdog, NULL);
     pthread_mutex_lock(&c->mutex);
     bool ended = c->nccl && collective_complete(c, ncclCommFinalize(c->nccl), "ncclCommFinalize", &ignored);

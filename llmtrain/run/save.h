@@ -243,15 +243,12 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     Cadence* c = &run->cadence;
     uint64_t step = run->saver.step;
     double began = run->saver.began_ms;
-    Error why;
     fault_point("checksums");
     heartbeat_send(HEARTBEAT_PAUSE, run->record.state.step);
     comm_extend_timeout(&run->comm, true);
-    *good = saver_end(&run->saver, &why);
+    *good = saver_end(&run->saver, error);
     comm_extend_timeout(&run->comm, false);
-    if (!*good && run->comm.world > 1 && comm_failed(&run->comm, error)) return false;
-    if (!*good) *error = why;
-    if (!*good) return true;
+    if (!*good) return run->comm.world <= 1 || !comm_failed(&run->comm, error);
     if (run->saving == 0) {
         run->saved = step;
         c->took_ms = now_ms() - began;
