@@ -62,11 +62,6 @@ static inline void trace_insert(SequenceTrace* worst, size_t count, const Sequen
     if (place < TRACE_WORST) worst[place] = *s;
 }
 
-static inline void trace_add(StepTrace* trace, const SequenceTrace* s) {
-    for (int m = 0; m < TRACE_MEASURES; m++) trace_insert(trace->worst[m], trace->count, s, (TraceMeasure)m);
-    trace->count = min_size(trace->count + 1, TRACE_WORST);
-}
-
 // Loss and gradient norm of one sequence, tokens and targets (T) on the host, from a micro-batch with `count` targets
 // that are not masked. Its gradient is weighted by 1 / count, as there, not as in a micro-batch of its own.
 static inline void sequence_measure_gradient(SequenceTrace* s, Model* model, const int32_t* tokens,
@@ -306,7 +301,8 @@ static inline bool trace_sequences(StepTrace* trace, const Loader* loader, uint6
             const int32_t *row = tokens + b * T, *row_targets = targets + b * T;
             model->dropout.first_token = (first + b) * T;
             sequence_measure_gradient(&s, model, row, row_targets, count, T);
-            trace_add(trace, &s);
+            for (int m = 0; m < TRACE_MEASURES; m++) trace_insert(trace->worst[m], trace->count, &s, (TraceMeasure)m);
+            trace->count = min_size(trace->count + 1, TRACE_WORST);
             bool found = !(isfinite(s.loss) && isfinite(s.norm)) && trace->not_finite[0] == 0;
             if (found && !trace_find(trace, &s, row, row_targets, count, T, error)) return false;
         }
