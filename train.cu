@@ -243,8 +243,8 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
          loader_start(&run->loader, run->record.state.samples, error);
     if (!run_agree(run, ok, error)) return false;
     cadence_start(&run->cadence, now_ms());
-    run_event(run, found ? "resumed" : "begun", run->record.state.step, "%zu ranks, --zero %llu, %s", run->comm.world,
-              (unsigned long long)o->zero, FLOATX_NAME);
+    run_tell(run, false, found ? "resumed" : "begun", run->record.state.step, "%zu ranks, --zero %llu, %s",
+             run->comm.world, (unsigned long long)o->zero, FLOATX_NAME);
     return true;
 }
 

@@ -22,18 +22,16 @@
 // No process of one start is left when the next one begins. Nothing waits for a disk or a reader while ranks have to be
 // signaled or ended. Time limits use the monotonic clock, and count only while the supervisor itself runs.
 //
-//   1. ends        how a process has ended
-//   2. output      passed on unchanged; the last lines are kept for the post-mortem
-//   3. command     whether it is the trainer, its number of ranks
-//   4. start       in a session of its own
-//   5. watch       until it ends, dies or hangs; which rank is to blame
-//   6. post-mortem failures/failure_0001.json
-//   7. main        flags, restarts, the end
+//   1. output      passed on unchanged; the last lines are kept for the post-mortem
+//   2. command     whether it is the trainer, its number of ranks
+//   3. start       in a session of its own
+//   4. watch       until it ends, dies or hangs; which rank is to blame
+//   5. post-mortem failures/failure_0001.json
+//   6. main        flags, restarts, the end
 
 #include "../llmtrain/base/flags.h"
 #include "../llmtrain/run/heartbeat.h"
 #include "../llmtrain/run/log.h"
-#include "../llmtrain/base/system.h"
 
 #include <sys/file.h>
 #include <sys/statvfs.h>
@@ -41,22 +39,7 @@
 #define FORMAT(text, first) __attribute__((format(printf, text, first)))
 
 // ------------------------------------------------------------------------------------------------
-// 1. Ends
-
-// As in a shell: the exit code, or 128 + the signal.
-static int status_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
-
-// "was terminated by signal 9 (Killed)"; good until the next call.
-static const char* status_text(int status) {
-    static char text[96];
-    int number = WTERMSIG(status);
-    if (WIFSIGNALED(status)) snprintf(text, sizeof text, "was terminated by signal %d (%s)", number, strsignal(number));
-    else snprintf(text, sizeof text, "ended with exit code %d", WEXITSTATUS(status));
-    return text;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Output
+// 1. Output
 //
 // Bytes that the command writes go from its pipes to our own output, as many as it accepts without blocking. A slow
 // reader slows the command. Output to a reader that accepts nothing at all is dropped, and a line says so.
@@ -180,7 +163,7 @@ static bool relay_move(Relay* r, Tail* tail) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Command: its words, ended by NULL
+// 2. Command: its words, ended by NULL
 
 // The value that word i gives to a flag: the word after the flag, or the part after '='; otherwise NULL.
 static char* command_value(char* const* words, size_t i, const char* flag) {
@@ -254,7 +237,7 @@ static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) 
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Start
+// 3. Start
 
 #define SUPERVISE_READ_MS 50.0       // between two reads of the heartbeats
 #define SUPERVISE_READ_MAX_MS 250.0  // counted at most: if we slept for longer, the ranks may have slept too
@@ -348,7 +331,8 @@ FORMAT(4, 5) static void supervise_tell(Supervisor* s, bool aloud, const char* e
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     if (aloud) relay_say(&s->relays[1], text);
-    if (event && !event_write(s->out, event, s->best_step, text, &error)) relay_say(&s->relays[1], error.text);
+    bool good = event == NULL || event_write(s->out, event, s->best_step, text, NULL, NULL, &error);
+    if (!good) relay_say(&s->relays[1], error.text);
 }
 
 // In the child: becomes the command, or leaves the reason why it cannot.
@@ -401,7 +385,7 @@ static bool supervise_start(Failure* f, Supervisor* s) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Watch
+// 4. Watch
 
 static double supervise_limit_ms(const Supervisor* s, uint64_t phase) {
     return s->limits[phase] > 0 ? 1e3 * s->limits[phase] : (double)INFINITY;
@@ -483,9 +467,7 @@ static void supervise_read_ranks(Supervisor* s) {
     s->age_ms += passed;
     while (s->view_count < HEARTBEAT_RANKS && __atomic_load_n(&slots[s->view_count].counter, __ATOMIC_ACQUIRE) > 1) {
         RankView* view = &s->views[s->view_count];  // has started since the last read
-        memset(view, 0, sizeof *view);
-        view->still_ms = -passed;
-        view->seen = heartbeat_read(&slots[s->view_count++]);
+        *view = (RankView){.seen = heartbeat_read(&slots[s->view_count++]), .still_ms = -passed};
         bool watched = s->view_count <= SUPERVISE_WATCHED;  // the end of others is seen here
         view->end = watched ? process_watch((pid_t)view->seen.pid) : -1;
         s->world = (size_t)view->seen.world;
@@ -663,7 +645,7 @@ static bool supervise_watch(Failure* f, Supervisor* s) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Post-mortem
+// 5. Post-mortem
 //
 // Begun before the processes are ended, with everything that would be lost then, and without touching the disk, which
 // may hang; completed after they have ended.
@@ -681,12 +663,9 @@ static void json_members_of_heartbeat(JsonWriter* w, const Heartbeat* h) {
 }
 
 static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) {
-    char time_text[64], state[2] = "";
-    time_utc(time_text);
-    memset(w, 0, sizeof *w);
-    w->line_depth = 2;
+    *w = (JsonWriter){.line_depth = 2};
     json_write_begin(w, '{');
-    json_member_string(w, "time", time_text);
+    json_member_time(w);
     json_member_string(w, "what", f->what);
     json_member_string(w, "kind", f->kind);
     json_member_u64(w, "start", s->starts);
@@ -701,7 +680,7 @@ static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) 
     json_write_begin(w, '[');
     for (size_t i = 0; i < s->view_count; i++) {
         const RankView* view = &s->views[i];
-        state[0] = view->state;
+        const char state[] = {view->state, 0};
         json_write_begin(w, '{');
         json_member_u64(w, "rank", view->seen.rank);
         json_member_u64(w, "pid", view->seen.pid);
@@ -745,7 +724,7 @@ static const char* failure_end(JsonWriter* w, Supervisor* s) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Main
+// 6. Main
 
 // Ends every process that the command has left; false if one does not end.
 static bool supervise_end_all(Supervisor* s) {
@@ -866,9 +845,7 @@ static void supervise_take_signals(Supervisor* s) {
     for (int i = 0; i < SIGNALS_READ; i++) sigaddset(&s->mask, SIGNALS[i]);
     sigprocmask(SIG_BLOCK, &s->mask, &s->mask_before);
     for (int i = 0; i < SIGNALS_COUNT; i++) {
-        struct sigaction action;
-        memset(&action, 0, sizeof action);
-        action.sa_handler = i < SIGNALS_READ ? signal_came : SIG_IGN;
+        struct sigaction action = {.sa_handler = i < SIGNALS_READ ? signal_came : SIG_IGN};
         sigaction(SIGNALS[i], &action, &s->actions_before[i]);
     }
 }
@@ -887,22 +864,22 @@ static bool supervise_open(Supervisor* s, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    static Supervisor supervisor = {.max_restarts = 5};
+    static Supervisor supervisor;
     Supervisor* s = &supervisor;
     const Flag rows[] = {
-        {"max-restarts", KIND_COUNT, &s->max_restarts, "N", 1, 1e6,
-         "give up after N consecutive failures that reached no new step", false},
-        {"timeout", KIND_REAL, &s->limits[HEARTBEAT_STEP], "S", 0, 1e9,
-         "restart after S seconds without a heartbeat in a training step or a collective; 0: no limit", false},
-        {"setup-timeout", KIND_REAL, &s->limits[HEARTBEAT_SETUP], "S", 0, 1e9,
-         "restart after S seconds without a heartbeat between the start and the first step; 0: no limit", false},
-        {"checkpoint-timeout", KIND_REAL, &s->limits[HEARTBEAT_PAUSE], "S", 0, 1e9,
-         "restart after S seconds without a heartbeat in a save, validation or sample; after a signal, kill COMMAND "
-         "S seconds later; 0: no limit", false},
-        {"min-ranks", KIND_COUNT, &s->min_ranks, "N", 0, 65536,
-         "start fewer ranks, but at least N, when a rank seems to be lost twice without progress; 0: never", false},
-        {"out", KIND_TEXT, &s->out, "DIR", 0, 0,
-         "directory for events.jsonl and failures/; default: the --out of COMMAND", false},
+        FLAG_COUNT("max-restarts", &s->max_restarts, 5, 1, 1e6, 0,
+                   "give up after N consecutive failures that reached no new step"),
+        FLAG_ROW("timeout", KIND_REAL, &s->limits[HEARTBEAT_STEP], 600, "S", 0, 1e9, 0,
+                 "restart after S seconds without a heartbeat in a training step or a collective; 0: no limit"),
+        FLAG_ROW("setup-timeout", KIND_REAL, &s->limits[HEARTBEAT_SETUP], 1800, "S", 0, 1e9, 0,
+                 "restart after S seconds without a heartbeat between the start and the first step; 0: no limit"),
+        FLAG_ROW("checkpoint-timeout", KIND_REAL, &s->limits[HEARTBEAT_PAUSE], 1800, "S", 0, 1e9, 0,
+                 "restart after S seconds without a heartbeat in a save, validation or sample; after a signal, kill "
+                 "COMMAND S seconds later; 0: no limit"),
+        FLAG_COUNT("min-ranks", &s->min_ranks, 0, 0, 65536, 0,
+                   "start fewer ranks, but at least N, when a rank seems to be lost twice without progress; 0: never"),
+        FLAG_TEXT("out", &s->out, NULL, "DIR", 0,
+                  "directory for events.jsonl and failures/; default: the --out of COMMAND"),
     };
     Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
     const char* title = "supervise [FLAGS] -- COMMAND...: runs COMMAND, which is ./train with --resume, alone or\n"
@@ -910,16 +887,13 @@ int main(int argc, char** argv) {
     Error error;
     int code, dashes = 1;
     files_open_standard();
-    s->limits[HEARTBEAT_STEP] = 600;
-    s->limits[HEARTBEAT_SETUP] = s->limits[HEARTBEAT_PAUSE] = 1800;
     while (dashes < argc && strcmp(argv[dashes], "--") != 0) dashes++;
     if (!flags_begin(&code, "supervise", title, &flags, dashes, argv)) return code;
     s->limits[HEARTBEAT_COLLECTIVE] = s->limits[HEARTBEAT_DONE] = s->limits[HEARTBEAT_STEP];
     s->words = argv + (dashes < argc ? dashes + 1 : argc);
     for (int i = 0; i < 2; i++) {
-        s->relays[i].from = -1;
-        s->relays[i].to = relay_open(i == 0 ? STDOUT_FILENO : STDERR_FILENO);
-        s->relays[i].last = '\n';
+        int to = relay_open(i == 0 ? STDOUT_FILENO : STDERR_FILENO);
+        s->relays[i] = (Relay){.from = -1, .to = to, .last = '\n'};
     }
     code = !supervise_check(s, &error) ? 2 : !supervise_open(s, &error) ? 1 : -1;
     if (code > 0) relay_say(&s->relays[1], error.text);

@@ -98,7 +98,7 @@ static void case_process(const void* context) {
     need(device_choose(r->rank, &error), "device_choose: %s", error.text);
 #endif
     need(device_open(&r->stream, false, &error), "device_open: %s", error.text);
-    need(!c->opens || collective_open(&r->collectives, &r->comm.transport, 4, r->stream, &error), "collective_open: %s",
+    need(!c->opens || collective_open(&r->collectives, &r->comm.transport, 4, &error), "collective_open: %s",
          error.text);
     need(comm_barrier(&r->comm, &error), "comm_barrier: %s", error.text);  // no fault before all are connected
     c->body(r);
@@ -203,9 +203,8 @@ static void fill(void* data, Dtype type, size_t rank, size_t n) {
 static void start(Rank* r, size_t slot, Collective collective, void* data, size_t n, Dtype type) {
     size_t cuts[16];
     for (size_t p = 0; p <= r->world; p++) cuts[p] = p < r->world ? shard_slice(n, p, r->world).first : n;
-    if (collective == REDUCES_ALL) collective_all_reduce(&r->collectives, slot, data, cuts, type, r->stream);
-    if (collective == SCATTERS) collective_reduce_scatter(&r->collectives, slot, data, cuts, type, r->stream);
-    if (collective == GATHERS) collective_all_gather(&r->collectives, slot, data, cuts, type, r->stream);
+    static const CommOperation operations[] = {COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER};
+    collective_start(&r->collectives, slot, operations[collective], data, cuts, type, r->stream);
 }
 
 static void* device_memory(Rank* r, size_t bytes) {
@@ -624,7 +623,7 @@ static void run_fault(Rank* r) {
         fall(r, IN_OPEN);
         return;
     }
-    if (!collective_open(&r->collectives, &r->comm.transport, 2, r->stream, &error)) {
+    if (!collective_open(&r->collectives, &r->comm.transport, 2, &error)) {
         note_fault(r, &error);
         rank_check(r, r->collectives.comm == NULL, "nothing is left to close");
         return;

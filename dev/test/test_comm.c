@@ -438,7 +438,7 @@ static void test_doubles(Comm* comm) {
         double* all = (double*)memory_allocate((comm->world * count + 1) * sizeof(double));
         for (size_t k = 0; k < count; k++) all[comm->rank * count + k] = 1.0 / (double)(comm->rank * 5000 + k + 1);
         all[comm->world * count] = -1.0;
-        bool good = comm_gather_doubles(comm, all, count, &error);
+        bool good = comm_all_gather(comm, all, comm->world * count * sizeof(double), DTYPE_U8, NULL, NULL, &error);
         for (size_t p = 0; p < comm->world; p++)
             for (size_t k = 0; k < count; k++) wrong += all[p * count + k] != 1.0 / (double)(p * 5000 + k + 1);
         expect(good && wrong == 0 && all[comm->world * count] == -1.0, "doubles of all ranks");

@@ -738,12 +738,12 @@ static void test_guard(void) {
 // Minimum, median and maximum over three ranks; NaN is the largest, and the median of two ranks the lower.
 static void test_statistics(void) {
     double gathered[3] = {3, NAN, 1}, sorted[3], min, median, max;
-    RankStats stats = {.world = 3, .gathered = gathered, .sorted = sorted};
-    size_t rank = stats_min_median_max(&min, &median, &max, &stats, 0, 1);
+    RankStats stats = {.world = 3, .count = 1, .gathered = gathered, .sorted = sorted};
+    size_t rank = stats_min_median_max(&min, &median, &max, &stats, 0);
     check(rank == 1 && min == 1 && median == 3 && isnan(max), "statistics of ranks: NaN is the largest");
     stats.world = 2;
     gathered[1] = 4;
-    rank = stats_min_median_max(&min, &median, &max, &stats, 0, 1);
+    rank = stats_min_median_max(&min, &median, &max, &stats, 0);
     check(rank == 1 && min == 3 && median == 3 && max == 4, "statistics of ranks: the lower of two medians");
 }
 

@@ -332,7 +332,7 @@ static void act_starve(size_t attempt) {
 static void act_clock(size_t step) {
     for (int i = 0; i < 75; i++) {
         act_steps(step);
-        (*heartbeat_state())->ms = i % 2 ? 0 : (uint64_t)now_ms() + 1000000000;
+        heartbeat_slot->ms = i % 2 ? 0 : (uint64_t)now_ms() + 1000000000;
         sleep_ms(20);
     }
     trace("stop", "");
@@ -974,11 +974,11 @@ static void unit_heartbeats(void) {
 // A heartbeat must be read whole, or recognized as torn.
 static void test_torn_heartbeats(const Heartbeat* mapped) {
     bool one_core = machine_cores() < 2;
-    heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, 0, "0", false);
+    heartbeat_write(heartbeat_slot, HEARTBEAT_STEP, 0, "0", false);
     pid_t writer = fork_process();
     machine_use_core(writer == 0);
     if (writer == 0) for (uint64_t i = 1;; i++) {
-        heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, i, text_of("%llu", (unsigned long long)i), false);
+        heartbeat_write(heartbeat_slot, HEARTBEAT_STEP, i, text_of("%llu", (unsigned long long)i), false);
         for (double until = now_ms() + 1e-3; now_ms() < until;) {}
         if (one_core && i % 100 == 0) sched_yield();
     }
@@ -1008,12 +1008,12 @@ static void test_heartbeats(void) {
     heartbeat_collective("all_gather");
     heartbeat_close();
     bool opened = heartbeat_open(NULL, 0, 1, &error);
-    check_case(opened && *heartbeat_state() == NULL, "without a supervisor nothing happens");
+    check_case(opened && heartbeat_slot == NULL, "without a supervisor nothing happens");
     opened = heartbeat_open("/nonexistent", 0, 1, &error);
-    check_case(opened && *heartbeat_state() == NULL, "nor with one on another machine");
+    check_case(opened && heartbeat_slot == NULL, "nor with one on another machine");
     char path[HEARTBEAT_PATH_BYTES];
     Heartbeats* heartbeats = heartbeats_make(path, &error);
-    opened = heartbeats && heartbeat_open(path, 3, 4, &error) && *heartbeat_state() != NULL;
+    opened = heartbeats && heartbeat_open(path, 3, 4, &error) && heartbeat_slot != NULL;
     if (!check_case(opened, "opened")) return;
     const Heartbeat* mapped = heartbeat_map(path, 3);
     need(mapped != NULL, "map");
@@ -1031,12 +1031,12 @@ static void test_heartbeats(void) {
     if (possible) check_case(machine_runs_without_calls(unit_heartbeats), "no system calls");
     else skip("that a heartbeat makes no system calls", "here the clock does, or none can be forbidden");
     test_torn_heartbeats(mapped);
-    (*heartbeat_state())->counter = 2;
+    heartbeat_slot->counter = 2;
     heartbeat_close();
     h = heartbeat_read(mapped);
-    check_case(h.closed == 1 && *heartbeat_state() == NULL, "closed");
+    check_case(h.closed == 1 && heartbeat_slot == NULL, "closed");
     heartbeats->count = HEARTBEAT_RANKS;
-    check_case(heartbeat_open(path, 0, 1, &error) && *heartbeat_state() == NULL, "one too many has no heartbeat");
+    check_case(heartbeat_open(path, 0, 1, &error) && heartbeat_slot == NULL, "one too many has no heartbeat");
     munmap(heartbeats, sizeof *heartbeats);
     unlink(path);
 }
@@ -1054,7 +1054,8 @@ static void test_events(void) {
         memset(detail, 'a' + i, sizeof detail - 1);
         detail[sizeof detail - 1] = 0;
         bool good = true;
-        for (uint64_t k = 0; k < LINES; k++) good = good && event_write(root, "test \"quoted\"", k, detail, &error);
+        for (uint64_t k = 0; k < LINES; k++)
+            good = good && event_write(root, "test \"quoted\"", k, detail, NULL, NULL, &error);
         _exit(!good);
     }
     bool all = true;
@@ -1076,7 +1077,7 @@ static void test_events(void) {
     check_count(lines, WRITERS * LINES, "lines");
     check_count(bad, 0, "lines that are not JSON");
     free(text);
-    check_case(!event_write("/nonexistent", "test", 0, "", &error), "a directory that is not there");
+    check_case(!event_write("/nonexistent", "test", 0, "", NULL, NULL, &error), "a directory that is not there");
 }
 
 static void test_commands(void) {

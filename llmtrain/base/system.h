@@ -345,6 +345,18 @@ typedef struct {
     int status;  // of a process that has ended, as from waitpid
 } Process;
 
+// As in a shell: the exit code, or 128 + the signal. status: as from waitpid.
+static inline int status_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+// "was terminated by signal 9 (Killed)"; good until the next call.
+static inline const char* status_text(int status) {
+    static char text[96];
+    int number = WTERMSIG(status);
+    if (WIFSIGNALED(status)) snprintf(text, sizeof text, "was terminated by signal %d (%s)", number, strsignal(number));
+    else snprintf(text, sizeof text, "ended with exit code %d", WEXITSTATUS(status));
+    return text;
+}
+
 // False if the process does not exist. All fields are 0 if it may exist, but the system gives no information on it, or
 // no descriptor or memory is left to read that.
 static inline bool process_read(Process* p, pid_t pid) {

@@ -19,8 +19,7 @@ typedef struct {
     double waited_ms;    // how long this rank had waited in the transport at the last reading
 } StepClock;
 
-// Milliseconds that this rank has waited for others since the last call. Call it after the host has waited for the
-// stream.
+// Milliseconds that this rank has waited for others since the last call. To be called after a wait for the stream.
 static inline double clock_waited_ms(StepClock* c, FlatVector* flat) {
     double before = c->waited_ms;
     const Transport* t = flat->options.transport;
@@ -42,7 +41,8 @@ enum { STATS_MAX = 7 };   // statistics of a rank that are gathered at a time
 typedef struct {
     const Transport* transport;  // NULL: one rank
     size_t rank, world;
-    double* gathered;     // (world, STATS_MAX) the statistics gathered last
+    size_t count;         // statistics of a rank that were gathered last, at most STATS_MAX
+    double* gathered;     // (world, count) these
     double* sorted;       // (world) one of them, sorted
     uint64_t* checksums;  // (world, buckets) of all ranks
 } RankStats;
@@ -65,26 +65,24 @@ static inline void stats_close(RankStats* s) {
     memset(s, 0, sizeof *s);
 }
 
-// Gathers `count` statistics of every rank, at most STATS_MAX, into s->gathered (world, count). False if a rank is
-// lost.
+// Gathers `count` statistics of every rank, at most STATS_MAX. False if a rank is lost.
 static inline bool stats_gather(RankStats* s, const double* own, size_t count, Error* error) {
+    s->count = count;
     memcpy(s->gathered + s->rank * count, own, count * sizeof(double));
     return s->transport == NULL ||
            transport_all_gather(s->transport, s->gathered, s->world * count * sizeof(double), DTYPE_U8, error);
 }
 
-// Statistic `column` of a rank, of `count` that were gathered.
-static inline double stats_of(const RankStats* s, size_t rank, size_t column, size_t count) {
-    return s->gathered[rank * count + column];
+// Statistic `column` of a rank.
+static inline double stats_of(const RankStats* s, size_t rank, size_t column) {
+    return s->gathered[rank * s->count + column];
 }
 
-// Minimum, median (of an even number the lower of the two) and maximum over the ranks of statistic `column`, of
-// `count`; returns the rank of the maximum.
-static inline size_t stats_min_median_max(double* min, double* median, double* max, const RankStats* s, size_t column,
-                                          size_t count) {
+// Minimum, median (of an even number the lower of the two) and maximum of a statistic; returns the rank of the maximum.
+static inline size_t stats_min_median_max(double* min, double* median, double* max, const RankStats* s, size_t column) {
     size_t world = s->world, rank = 0;
     for (size_t r = 0; r < world; r++) {
-        s->sorted[r] = stats_of(s, r, column, count);
+        s->sorted[r] = stats_of(s, r, column);
         if (compare_doubles(&s->sorted[r], &s->sorted[rank]) > 0) rank = r;
     }
     *max = s->sorted[rank];
@@ -97,8 +95,7 @@ static inline size_t stats_min_median_max(double* min, double* median, double* m
 // ------------------------------------------------------------------------------------------------
 // 3. Step
 
-// After flat_finish_step: gathers the ranks' losses, squares, times and flags, and fills in the result. False if a rank
-// is lost.
+// After flat_finish_step: fills in the result, from all ranks' losses, squares, times and flags. False if one is lost.
 static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepClock* clock, FlatVector* flat,
                                      StepFlags flags, Error* error) {
     enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, COUNT };
@@ -113,19 +110,18 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     waited += clock_waited_ms(clock, flat);
     memset(result, 0, sizeof *result);
     for (size_t r = 0; r < world; r++) {
-        result->loss += stats_of(stats, r, LOSS, COUNT) / (double)world;
-        squares += stats_of(stats, r, SQUARES, COUNT);
-        result->flags.stop |= stats_of(stats, r, STOP, COUNT) != 0;
-        result->flags.failed |= stats_of(stats, r, FAILED, COUNT) != 0;
-        saved += stats_of(stats, r, SAVED, COUNT) != 0;
+        result->loss += stats_of(stats, r, LOSS) / (double)world;
+        squares += stats_of(stats, r, SQUARES);
+        result->flags.stop |= stats_of(stats, r, STOP) != 0;
+        result->flags.failed |= stats_of(stats, r, FAILED) != 0;
+        saved += stats_of(stats, r, SAVED) != 0;
     }
     if (isnan(result->loss)) result->loss = NAN;  // drops the sign that some NaNs have
-    result->flags.save = stats_of(stats, 0, SAVE, COUNT) != 0;
+    result->flags.save = stats_of(stats, 0, SAVE) != 0;
     result->flags.saved = saved == world;
     result->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;
-    stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS, COUNT);
-    result->slowest =
-        stats_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, stats, BUSY, COUNT);
+    stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS);
+    result->slowest = stats_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, stats, BUSY);
     result->wait_share = waited / (busy + waited);
     clock->began_ms = now_ms();
     return true;
@@ -134,11 +130,17 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
 // ------------------------------------------------------------------------------------------------
 // 4. Comparison
 
+static inline void describe_bucket(char* text, size_t size, size_t buckets, size_t bucket) {
+    char name[40] = "the embeddings";
+    if (bucket > 0) snprintf(name, sizeof name, "block %zu", bucket - 1);
+    if (bucket + 1 == buckets) snprintf(name, sizeof name, "the final norm and head");
+    snprintf(text, size, "the parameters of %s (bucket %zu)", name, bucket);
+}
+
 // Whether all ranks have the same `count` checksums, at most one for each bucket; this rank's are in s->checksums +
 // rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
-// same everywhere; describe(text, size, buckets, number) says what that is a checksum of.
-static inline bool ranks_same(RankStats* s, size_t count, size_t buckets,
-                              void (*describe)(char* text, size_t size, size_t buckets, size_t number), Error* error) {
+// same everywhere. names (count): what they are checksums of; NULL: of the parameters of all buckets.
+static inline bool ranks_same(RankStats* s, size_t count, const char* const* names, Error* error) {
     size_t world = s->world;
     uint64_t* sums = s->checksums;
     if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
@@ -151,25 +153,18 @@ static inline bool ranks_same(RankStats* s, size_t count, size_t buckets,
             most = max_size(most, same);
         }
         for (size_t r = 0; r < world && most < world; r++) {
-            char what[80];
+            char what[96];
             if (sums[r * count + i] == sums[usual * count + i]) continue;
-            describe(what, sizeof what, buckets, i);
-            fail_with(error,
-                      "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
-                      "checkpoint before it, without that machine",
-                      r, world == 2 ? "the other rank" : "most ranks", what,
+            if (names) snprintf(what, sizeof what, "%s", names[i]);
+            else describe_bucket(what, sizeof what, count, i);
+            fail_with(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume "
+                      "from a checkpoint before it, without that machine", r,
+                      world == 2 ? "the other rank" : "most ranks", what,
                       2 * most > world ? "" : ", and it is unknown whose, since no more than half of the ranks agree");
             return fail_on_all_ranks(error);
         }
     }
     return true;
-}
-
-static inline void describe_bucket(char* text, size_t size, size_t buckets, size_t bucket) {
-    char name[40] = "the embeddings";
-    if (bucket > 0) snprintf(name, sizeof name, "block %zu", bucket - 1);
-    if (bucket + 1 == buckets) snprintf(name, sizeof name, "the final norm and head");
-    snprintf(text, size, "the parameters of %s (bucket %zu)", name, bucket);
 }
 
 // Whether all ranks have the same parameters: their checksums, bucket by bucket.
@@ -182,7 +177,7 @@ static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
     }
     device_download(s->checksums + s->rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t),
                     flat->stream);
-    return ranks_same(s, flat->count, flat->count, describe_bucket, error);
+    return ranks_same(s, flat->count, NULL, error);
 }
 
 #endif  // LLMTRAIN_AGREEMENT_H

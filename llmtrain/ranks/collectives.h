@@ -1,12 +1,10 @@
-// collectives.h: collectives on device memory, which here is host memory, through a Transport. nccl.cuh has the same
-// functions for GPUs; zero.h includes one of the two.
+// collectives.h: collectives on device memory, here host memory, through a Transport. nccl.cuh is the same for GPUs.
 //
-// Defines: Collectives; collective_open, collective_close; collective_all_reduce, collective_reduce_scatter,
-// collective_all_gather; collective_wait, collective_barrier; collective_check, collective_bytes_sent,
-// collective_waited_ms.
+// Defines: Collectives; collective_open, collective_close; collective_start, collective_wait, collective_barrier;
+// collective_check, collective_bytes_sent, collective_waited_ms.
 //
-//   collective_open(&collectives, &comm.transport, 2, stream, &error)           two slots: two collectives in flight
-//   collective_reduce_scatter(&collectives, 0, grads, cuts, DTYPE_F32, stream)
+//   collective_open(&collectives, &comm.transport, 2, &error)            two slots: two in flight at a time
+//   collective_start(&collectives, 0, COMM_REDUCE_SCATTER, grads, cuts, DTYPE_F32, stream)
 //   ... compute ...
 //   collective_wait(&collectives, 0, stream)
 //
@@ -27,16 +25,13 @@ typedef struct {
 } Collectives;
 
 // If ranks is NULL or has one rank, all other calls return at once. A CUDA build without NCCL supports nothing else.
-static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Stream stream, Error* error) {
-    (void)stream;
+static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Error* error) {
     memset(c, 0, sizeof *c);
     if (ranks == NULL || ranks->world == 1) return true;
 #ifdef LLMTRAIN_CUDA
     (void)slots;
-    return fail_with(error,
-                     "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev and "
-                     "run make again, or use one rank",
-                     ranks->world);
+    return fail_with(error, "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev "
+                     "and run make again, or use one rank", ranks->world);
 #else
     c->ranks = ranks;
     c->requests = (CommRequest*)memory_allocate(slots * sizeof(CommRequest));
@@ -49,41 +44,17 @@ static inline void collective_close(Collectives* c) {
     memset(c, 0, sizeof *c);
 }
 
-static inline Slice collective_slice(size_t rank, const void* context) {
-    const size_t* cuts = (const size_t*)context;
-    Slice slice = {cuts[rank], cuts[rank + 1]};
-    return slice;
-}
-
+// COMM_ALL_REDUCE: data (cuts[world]) = the sum over all ranks. COMM_REDUCE_SCATTER: this rank's slice of data = that
+// sum; the rest is undefined afterwards. COMM_ALL_GATHER: every rank contributes its slice, and receives all others.
 static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data,
-                                    const size_t* cuts, Dtype type) {
+                                    const size_t* cuts, Dtype type, Stream stream) {
+    (void)stream;
     const Transport* t = c->ranks;
     if (t == NULL) return;
     Error ignored;  // collective_check reports it
     char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? cuts[t->rank] * dtype_bytes(type) : 0);
-    c->requests[slot] = t->start(t->comm, operation, type, out, data, cuts[t->world], 0, collective_slice, cuts);
+    c->requests[slot] = t->start(t->comm, operation, type, out, data, cuts[t->world], 0, comm_slice_of_table, cuts);
     if (fault_point("start")) t->wait(t->comm, c->requests[slot], &ignored);
-}
-
-// data (cuts[world]) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
-                                         Stream stream) {
-    (void)stream;
-    collective_start(c, slot, COMM_ALL_REDUCE, data, cuts, type);
-}
-
-// This rank's slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
-static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
-                                             Stream stream) {
-    (void)stream;
-    collective_start(c, slot, COMM_REDUCE_SCATTER, data, cuts, type);
-}
-
-// data (cuts[world]): every rank contributes its slice, and receives all others.
-static inline void collective_all_gather(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
-                                         Stream stream) {
-    (void)stream;
-    collective_start(c, slot, COMM_ALL_GATHER, data, cuts, type);
 }
 
 static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
@@ -92,8 +63,7 @@ static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
     if (c->ranks) c->ranks->wait(c->ranks->comm, c->requests[slot], &ignored);
 }
 
-// On GPUs the hosts run ahead of the collectives, and wait for each other once per micro-batch. Here each collective
-// does that already.
+// On GPUs the hosts run ahead, and wait for each other once per micro-batch. Here each collective does that already.
 static inline void collective_barrier(Collectives* c) { (void)c; }
 
 // False, with the error, if a failure is known; does not wait.
@@ -106,11 +76,7 @@ static inline uint64_t collective_bytes_sent(const Collectives* c) {
     return c->ranks ? c->ranks->statistics(c->ranks->comm).bytes_sent : 0;
 }
 
-// Milliseconds that the stream has waited for collectives since the last call. Here it never waits: the transport
-// measures how long the host waits.
-static inline double collective_waited_ms(Collectives* c) {
-    (void)c;
-    return 0;
-}
+// Milliseconds that the stream has waited since the last call: here never; the transport measures the host's waits.
+static inline double collective_waited_ms(Collectives* c) { return (void)c, 0; }
 
 #endif  // LLMTRAIN_COLLECTIVES_H

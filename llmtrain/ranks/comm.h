@@ -11,14 +11,11 @@
 //
 // In short:
 //
-//   Launch launch;  Comm comm;  Error error;
-//   launch_find(&launch, &error)                    or launch_fork(&launch, 4, &error), before any thread is started
-//   comm_open(&comm, &launch, 60e3, &error)
+//   comm_open(&comm, &launch, 60e3, &error)                     launch.h finds the ranks of a launcher, or forks them
 //   CommRequest sum = comm_start(&comm, COMM_ALL_REDUCE, DTYPE_F32, x, x, n, 0, NULL, NULL);
 //   ... compute ...
 //   comm_wait(&comm, sum, &error)
 //   comm_close(&comm);
-//   exit_code = launch_reap(&launch, "program", exit_code, 10e3, &error);
 //
 // All ranks call the same collectives in the same order, each from one thread at a time. An element of a sum is the sum
 // over ranks 0, 1, ... in this order, in float for the 16-bit types, rounded once at the end: the same bits on every
@@ -28,8 +25,7 @@
 // an error that names it, after the timeout at the latest; the Comm can then only be closed. That holds between
 // collectives too: comm_failed and on_failure report it without waiting. A rank may compute for as long as it likes
 // while no other waits for it; a collective fails when the timeout has passed without a byte from a rank that it needs.
-// With MPI there are no connections to watch: mpirun handles a rank that dies, and only a rank that waits for a stopped
-// one detects it.
+// With MPI there are no connections to watch: mpirun handles a rank that dies; ranks that wait find a stopped one.
 
 #ifndef LLMTRAIN_COMM_H
 #define LLMTRAIN_COMM_H
@@ -53,14 +49,14 @@ typedef struct {
 
 typedef struct {
     CommHeader header;
-    char* out;           // the result, or the vector itself for operations in place
+    char* out;       // the result, or the vector itself for operations in place
     const char* in;
     Slice* slices;   // (world) in bytes
 } CommCall;
 
 struct CommQueue {
-    CommCall* calls;             // (COMM_IN_FLIGHT) a ring
-    Slice* slices;           // (COMM_IN_FLIGHT, world)
+    CommCall calls[COMM_IN_FLIGHT];  // a ring
+    Slice* slices;               // (COMM_IN_FLIGHT, world)
     uint64_t started, finished;  // collectives so far
     bool running, closing;       // the progress thread; it ends when all is finished
     pthread_t thread;
@@ -75,8 +71,6 @@ struct CommQueue {
 
 // "all_reduce of 1000 fp32 (operation 17)"
 static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
-    static const char* const operations[COMM_OPERATIONS] = {"barrier", "all_reduce", "reduce_scatter", "all_gather",
-                                                            "broadcast"};
     unsigned long long number = h->number, n = h->n;
     char root[40] = "";
     if (h->operation == COMM_BROADCAST) snprintf(root, sizeof root, " from rank %u", (unsigned)h->root);
@@ -84,7 +78,7 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
     else if (number == 0) snprintf(text, size, "the first exchange");
     else if (h->operation == COMM_BARRIER) snprintf(text, size, "barrier (operation %llu)", number);
     else
-        snprintf(text, size, "%s of %llu %s%s (operation %llu)", operations[h->operation], n,
+        snprintf(text, size, "%s of %llu %s%s (operation %llu)", COMM_OPERATION_NAMES[h->operation], n,
                  DTYPES[h->type].name, root, number);
 }
 
@@ -130,10 +124,9 @@ static inline bool comm_check_header(const Comm* comm, size_t p, Error* error) {
         return fail_with(error,
                          "rank %zu sent rank %zu data that is not part of %s; the network or a program is faulty", p,
                          comm->rank, ours);
-    return fail_with(error,
-                     "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same program, "
-                     "flags and data",
-                     p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
+    return fail_with(error, "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same "
+                     "program, flags and data", p, theirs, comm->rank, ours,
+                     strcmp(theirs, ours) == 0 ? " with other slices" : "");
 }
 
 // Sends to and receives from rank p as many bytes as possible without waiting: the header, then the data.
@@ -189,10 +182,6 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
 // Over the sources, one vector per rank, in the order of the ranks, in blocks that stay in the L1 cache.
 
 #define COMM_BLOCK ((size_t)1024)
-
-static inline bool comm_sums(Dtype type) {
-    return type == DTYPE_F32 || type == DTYPE_BF16 || type == DTYPE_F16 || type == DTYPE_I64;
-}
 
 // out (n) may be one of the sources. Integer sums that overflow wrap around.
 static inline void comm_sum(char* out, const char* const* sources, size_t world, Dtype type, size_t n) {
@@ -264,8 +253,10 @@ static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* 
 
 // Checks the arguments that can be wrong on one rank alone, whatever the other ranks call.
 static inline bool comm_check_call(const Comm* comm, const CommCall* call, const char* what, Error* error) {
-    size_t size = dtype_bytes((Dtype)call->header.type), bytes = (size_t)call->header.n * size;
-    if (comm_reduces(call) && !comm_sums((Dtype)call->header.type))
+    Dtype type = (Dtype)call->header.type;
+    size_t size = dtype_bytes(type), bytes = (size_t)call->header.n * size;
+    bool sums = type == DTYPE_F32 || type == DTYPE_BF16 || type == DTYPE_F16 || type == DTYPE_I64;
+    if (comm_reduces(call) && !sums)
         return fail_with(error, "rank %zu called %s; that type cannot be summed", comm->rank, what);
     if (call->header.root >= comm->world)
         return fail_with(error, "rank %zu called %s; there is no such rank", comm->rank, what);
@@ -352,9 +343,8 @@ static inline void* comm_progress(void* argument) {
 
 // Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must not change until
 // comm_wait has returned. `slices` is called here, not later.
-static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype type,
-                                     void* out, const void* in, size_t n, size_t root, CommSlices slices,
-                                     const void* context) {
+static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype type, void* out, const void* in,
+                                     size_t n, size_t root, CommSlices slices, const void* context) {
     CommQueue* queue = comm->queue;
     size_t size = dtype_bytes(type);
     pthread_mutex_lock(&comm->mutex);
@@ -407,11 +397,6 @@ static inline bool comm_broadcast(Comm* comm, void* data, size_t n, Dtype type, 
 static inline bool comm_all_gather(Comm* comm, void* data, size_t n, Dtype type, CommSlices slices,
                                    const void* context, Error* error) {
     return comm_wait(comm, comm_start(comm, COMM_ALL_GATHER, type, data, data, n, 0, slices, context), error);
-}
-
-// all (world, count): every rank has filled in its own row, and receives all others.
-static inline bool comm_gather_doubles(Comm* comm, double* all, size_t count, Error* error) {
-    return comm_all_gather(comm, all, comm->world * count * sizeof(double), DTYPE_U8, NULL, NULL, error);
 }
 
 static inline CommStatistics comm_statistics(Comm* comm) {
@@ -495,7 +480,6 @@ static inline void comm_close(Comm* comm) {
     free(comm->links);
     free(comm->polls);
     if (queue) {
-        free(queue->calls);
         free(queue->slices);
         free(queue->headers);
         free(queue->sources);
@@ -515,27 +499,22 @@ static inline bool comm_allocate(Comm* comm, Error* error) {
     comm->polls = (struct pollfd*)memory_allocate((2 * N + 2) * sizeof(struct pollfd));
     for (size_t p = 0; comm->links && p < N; p++) comm->links[p].data = comm->links[p].control = -1;
     if (queue) {
-        queue->calls = (CommCall*)memory_allocate(COMM_IN_FLIGHT * sizeof(CommCall));
         queue->slices = (Slice*)memory_allocate(COMM_IN_FLIGHT * N * sizeof(Slice));
         queue->headers = (CommHeader*)memory_allocate(N * sizeof(CommHeader));
         queue->sources = (const char**)memory_allocate(N * sizeof(const char*));
         queue->staging = (char*)memory_allocate(N > 1 ? N * COMM_CHUNK : 0);
     }
-    return (comm->links && comm->polls && queue && queue->calls && queue->slices && queue->headers && queue->sources &&
-            queue->staging) ||
+    bool good = queue && queue->slices && queue->headers && queue->sources && queue->staging;
+    return (good && comm->links && comm->polls) ||
            fail_with(error, "not enough memory for the connections of %zu ranks", N);
-}
-
-// Ranks with the same number are on one machine.
-static inline uint64_t comm_machine(void) {
-    char name[256];
-    machine_identity(name);
-    return hash_bytes(name, sizeof name);
 }
 
 // The first collective: each rank reports its machine. Counts the ranks on this machine if the launcher has not.
 static inline bool comm_find_local(Comm* comm, Error* error) {
-    uint64_t here = comm_machine(), *machines = (uint64_t*)comm->queue->staging;  // (world) no sum needs it yet
+    char name[256];
+    machine_identity(name);
+    uint64_t here = hash_bytes(name, sizeof name);
+    uint64_t* machines = (uint64_t*)comm->queue->staging;  // (world) no sum needs it yet
     size_t before = 0, same = 0;
     machines[comm->rank] = here;
     if (!comm_all_gather(comm, machines, comm->world, DTYPE_I64, NULL, NULL, error)) return false;
@@ -550,15 +529,11 @@ static inline bool comm_find_local(Comm* comm, Error* error) {
 
 // Connects to the other ranks; returns when all are connected. After a failure there is nothing to close.
 static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms, Error* error) {
-    memset(comm, 0, sizeof *comm);
     bool several = launch->world > 1;
-    comm->wake = comm->waker = comm->listener = -1;
-    comm->rank = launch->rank;
-    comm->world = launch->world;
-    comm->local_rank = launch->local_rank;
-    comm->local_world = launch->local_world;
-    comm->timeout_ms = timeout_ms;
-    comm->mpi = launch->mpi && several;
+    const Comm begun = {.rank = launch->rank, .world = launch->world, .local_rank = launch->local_rank,
+                        .local_world = launch->local_world, .timeout_ms = timeout_ms,
+                        .mpi = launch->mpi && several, .listener = -1, .wake = -1, .waker = -1};
+    *comm = begun;
     memcpy(comm->run, launch->run, sizeof comm->run);
     pthread_mutex_init(&comm->mutex, NULL);
     pthread_cond_init(&comm->changed, NULL);
@@ -571,9 +546,8 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
         comm->wake = ends[0];
         comm->waker = ends[1];
         queue->running = woken && pthread_create(&queue->thread, NULL, comm_progress, comm) == 0;
-        good =
-            queue->running || fail_with(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)",
-                                        comm->rank, strerror(errno));
+        good = queue->running || fail_with(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, "
+                                           "-n)", comm->rank, strerror(errno));
     }
     if (good && comm_find_local(comm, error)) {
         const Transport transport = {comm, comm->rank, comm->world, comm->local_world, comm_start, comm_wait,
@@ -584,13 +558,6 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     if (comm->queue == NULL || !comm->queue->running) comm->failed = true;
     comm_close(comm);
     return false;
-}
-
-// A slice from a table (world + 1) of where each rank's text begins, and where the last one ends.
-static inline Slice comm_slice_of_table(size_t rank, const void* context) {
-    const size_t* begins = (const size_t*)context;
-    Slice slice = {begins[rank], begins[rank + 1]};
-    return slice;
 }
 
 // The texts of all ranks, one after the other; rank p's is *texts + begins[p]. begins: (world + 1). The caller frees
@@ -616,8 +583,7 @@ static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, 
 
 // Every rank reports whether its part of something succeeded, and if not, why, in error->text. True on all ranks if all
 // parts did; otherwise false on all, with the error of the lowest rank that failed: "rank 2: cannot read ...", without
-// the rank if all failed with the same text; error->on_all_ranks then says that no rank has to be notified. The Comm
-// stays usable.
+// the rank if all failed with the same text; error->on_all_ranks: no rank has to be notified. The Comm stays usable.
 static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
     size_t N = comm->world, same = 0, first = LAUNCH_UNKNOWN, *begins;
     char* texts;

@@ -1,5 +1,4 @@
-// control.h: how the ranks of a run find each other, and how each learns that another has failed. The lower half of
-// comm.h, which is the header to include.
+// control.h: how ranks find each other, and learn of failures. The lower half of comm.h, which is the one to include.
 //
 //   1. Comm         the links to the other ranks, and their state
 //   2. MPI          in place of sockets, with -DLLMTRAIN_MPI
@@ -47,9 +46,7 @@ typedef struct {
 } CommMessage;
 
 static inline CommMessage comm_message(CommMessageKind kind, const char* text) {
-    CommMessage message;
-    memset(&message, 0, sizeof message);
-    message.kind = (uint32_t)kind;
+    CommMessage message = {.kind = (uint32_t)kind, .text = ""};
     snprintf(message.text, sizeof message.text, "%s", text);
     return message;
 }
@@ -110,8 +107,7 @@ struct Comm {
 // ------------------------------------------------------------------------------------------------
 // 2. MPI
 //
-// How MPI differs from sockets. One thread at a time calls MPI: the caller's in comm_open and comm_close, the progress
-// thread in between.
+// One thread at a time calls MPI: the caller's in comm_open and comm_close, the progress thread in between.
 
 #ifdef LLMTRAIN_MPI
 
@@ -128,10 +124,8 @@ static inline bool comm_mpi_open(Comm* comm, Error* error) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     if ((size_t)rank != comm->rank || (size_t)world != comm->world)
-        return fail_with(error,
-                         "mpirun says rank %zu of %zu, MPI says rank %d of %d; use the mpirun of the MPI that this "
-                         "program was built with",
-                         comm->rank, comm->world, rank, world);
+        return fail_with(error, "mpirun says rank %zu of %zu, MPI says rank %d of %d; use the mpirun of the MPI that "
+                         "this program was built with", comm->rank, comm->world, rank, world);
     for (size_t p = 0; p < comm->world; p++)
         for (int d = 0; d < 2; d++)
             comm->links[p].heads[d].request = comm->links[p].parts[d].request = MPI_REQUEST_NULL;
@@ -155,7 +149,6 @@ static inline ssize_t comm_mpi_move(CommPart* part, size_t p, bool out) {
     return done ? bytes : -1;
 }
 
-// Tells all others that the run has failed.
 static inline void comm_mpi_notify(Comm* comm, const char* text) {
     double deadline = now_ms() + COMM_GRACE_MS;
     CommMessage* message = &comm->links[comm->rank].message;  // MPI may still read it after the grace time
@@ -239,8 +232,7 @@ static inline bool comm_receive(Comm* comm, size_t p, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 4. Failures
 
-// The time. A jump means that this process itself was stopped, perhaps with all others (Ctrl-Z, then fg): no rank is
-// blamed for that time.
+// The time. A jump means that this process was stopped, perhaps with all others (Ctrl-Z, then fg): no rank's fault.
 static inline double comm_clock(Comm* comm) {
     double now = now_ms();
     if (now - comm->clock_ms > comm->timeout_ms / 2) comm->resumed_ms = now;
@@ -248,8 +240,7 @@ static inline double comm_clock(Comm* comm) {
     return now;
 }
 
-// Rank p has closed its connections. Either its reason arrives in a moment, or it is dead and its control connection
-// ends too.
+// Rank p has closed its connections. Its reason arrives in a moment, or it is dead and its control connection ends too.
 static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
     CommLink* link = &comm->links[p];
     double deadline = now_ms() + COMM_GRACE_MS;
@@ -263,8 +254,7 @@ static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
                      link->left ? "" : ", and whether it was killed");
 }
 
-// "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have", for the ranks to be reported; false if there
-// are none.
+// "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have": the ranks to be reported; false if none are.
 static inline bool comm_list_ranks(char text[160], const Comm* comm, const char* of_one, const char* of_several) {
     size_t count = 0, shown = 0, length;
     for (size_t p = 0; p < comm->world; p++) count += comm->links[p].reported;
@@ -286,10 +276,8 @@ static inline bool comm_check_heartbeats(Comm* comm, double silence_ms, Error* e
         link->reported = link->seen_ms > 0 && !link->left && comm->clock_ms - seen_ms > silence_ms;
     }
     if (!comm_list_ranks(ranks, comm, "has", "have")) return true;
-    return fail_with(error,
-                     "%s not answered for %.1f s while rank %zu was %s: stopped, or its machine or the network is "
-                     "down",
-                     ranks, comm->timeout_ms / 1e3, comm->rank, comm->doing);
+    return fail_with(error, "%s not answered for %.1f s while rank %zu was %s: stopped, or its machine or the network "
+                     "is down", ranks, comm->timeout_ms / 1e3, comm->rank, comm->doing);
 }
 
 // The poll events for a rank: those of the data that the transfer in progress still has to move.
@@ -363,9 +351,8 @@ static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
 // 6. Rendezvous
 //
 // Every rank listens. All connect to rank 0 and send a handshake; after the last one rank 0 sends each the table of
-// addresses. Then each rank connects to all lower ranks. A connection that is not of this run is sent a rejection and
-// closed. The first connection between two ranks is the control connection: a rank that fails can notify all ranks that
-// it is connected to.
+// addresses. Then each rank connects to all lower ranks, the control connection first, so that a rank that fails can
+// notify all that it has reached. A connection that is not of this run is sent a rejection and closed.
 
 #define COMM_MAGIC 0x34696172746d6c6cull  // "llmtrai", and the version of the protocol
 
@@ -376,11 +363,10 @@ typedef struct {
     char run[64];
 } CommHandshake;
 
-// Where a rank listens.
 typedef struct {
     char address[64];
     uint64_t port;
-} CommAddress;
+} CommAddress;  // where a rank listens
 
 typedef struct {
     const Launch* launch;
@@ -408,8 +394,7 @@ static inline bool comm_connect(Comm* comm, const CommRendezvous* r, size_t p, C
            fail_with(reason, "%s", strerror(errno));
 }
 
-// Reads the handshake of a pending connection, and makes it one of the links or rejects it with a reason. False if the
-// handshake has not arrived and `may_wait`.
+// Reads the handshake of a pending connection, and makes it a link or rejects it. False: it may_wait for the handshake.
 static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int connection, bool may_wait) {
     CommHandshake handshake, *h = &handshake;
     char from[64], who[96];
@@ -426,10 +411,8 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     if (known) snprintf(who, sizeof who, "rank %u at %s", (unsigned)h->rank, from);
     if (!known) fail_with(&reason, "something at %s that is not this program, or not this version of it", from);
     else if (strcmp(h->run, comm->run) != 0)
-        fail_with(&reason,
-                  "%s belongs to run '%s', but rank %zu here belongs to run '%s'; two runs use the same address "
-                  "and port: choose another MASTER_PORT",
-                  who, h->run, comm->rank, comm->run);
+        fail_with(&reason, "%s belongs to run '%s', but rank %zu here belongs to run '%s'; two runs use the same "
+                  "address and port: choose another MASTER_PORT", who, h->run, comm->rank, comm->run);
     else if (h->world != comm->world)
         fail_with(&reason, "%s has world size %u, rank %zu has %zu; start all with the same world size", who,
                   (unsigned)h->world, comm->rank, comm->world);
@@ -448,7 +431,6 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     return true;
 }
 
-// Accepts new connections, and the handshakes of pending ones.
 static inline void comm_accept(Comm* comm, CommRendezvous* r) {
     int connection = descriptor_prepare(accept(comm->listener, NULL, NULL));
     size_t count = r->pending_count;
@@ -479,16 +461,13 @@ static inline bool comm_await_ranks(Comm* comm, CommRendezvous* r, bool both, Er
         if (!comm_list_ranks(ranks, comm, "has", "have")) return true;
         for (size_t p = comm->rank + 1; p < comm->world; p++)
             if (comm->links[p].reported && comm_child_ended(r->launch, p))
-                return fail_with(error,
-                                 "rank %zu is gone: it ended before it connected to the others; see whether it was "
-                                 "killed",
-                                 p);
+                return fail_with(error, "rank %zu is gone: it ended before it connected to the others; see whether it "
+                                 "was killed", p);
         double now = now_ms();
         if (now >= r->deadline)
-            return fail_with(error,
-                             "%s not connected to rank %zu within %.1f s, in the rendezvous at %s; see whether every "
-                             "rank was started, and what it printed%s",
-                             ranks, comm->rank, comm->timeout_ms / 1e3, r->name, r->rejected);
+            return fail_with(error, "%s not connected to rank %zu within %.1f s, in the rendezvous at %s; see whether "
+                             "every rank was started, and what it printed%s", ranks, comm->rank, comm->timeout_ms / 1e3,
+                             r->name, r->rejected);
         double next = now + (r->pending_count > 0 ? COMM_PENDING_MS : COMM_RETRY_MS);
         if (!comm_monitor(comm, fmin(r->deadline, next), error)) return false;
         comm_accept(comm, r);
@@ -525,17 +504,14 @@ static inline bool comm_receive_table(Comm* comm, CommRendezvous* r, Error* erro
         bool good = comm_connect(comm, r, 0, COMM_CONTROL, r->launch->address, r->launch->port, &reason);
         if (good && comm_receive_answer(*zero, &answer, T + COMM_GRACE_MS)) break;
         if (good && errno == ETIMEDOUT)
-            return fail_with(error,
-                             "rank 0 at %s has not answered rank %zu for %.1f s: it is stopped, or it is not this "
-                             "program",
-                             r->name, comm->rank, T / 1e3);
+            return fail_with(error, "rank 0 at %s has not answered rank %zu for %.1f s: it is stopped, or it is not "
+                             "this program", r->name, comm->rank, T / 1e3);
         if (good) fail_with(&reason, "it closed the connection");
         socket_close(zero);
         if (now_ms() + COMM_RETRY_MS >= r->deadline)
-            return fail_with(error,
-                             "rank %zu has not reached rank 0 at %s within %.1f s: %.200s; see whether rank 0 was "
-                             "started, what it printed, and MASTER_ADDR and MASTER_PORT",
-                             comm->rank, r->name, T / 1e3, reason.text);
+            return fail_with(error, "rank %zu has not reached rank 0 at %s within %.1f s: %.200s; see whether rank 0 "
+                             "was started, what it printed, and MASTER_ADDR and MASTER_PORT", comm->rank, r->name,
+                             T / 1e3, reason.text);
         sleep_ms(COMM_RETRY_MS);
     }
     if (answer.kind == COMM_FAILED) return fail_with(error, "%s", answer.text);
@@ -543,9 +519,8 @@ static inline bool comm_receive_table(Comm* comm, CommRendezvous* r, Error* erro
         return fail_with(error, "what answers at %s is not rank 0 of this program; choose another MASTER_PORT",
                          r->name);
     if (!socket_move_all(*zero, r->table, comm->world * sizeof *r->table, POLLIN, now_ms() + T))
-        return fail_with(error,
-                         "rank 0 at %s is gone: it closed the connection during the rendezvous; see what it printed",
-                         r->name);
+        return fail_with(error, "rank 0 at %s is gone: it closed the connection during the rendezvous; see what it "
+                         "printed", r->name);
     // A loopback address in rank 0's table means rank 0's machine, which is reached at rank 0's own address.
     for (size_t p = 0; p < comm->world; p++)
         if (p == 0 || socket_is_loopback(r->table[p].address)) socket_peer_address(r->table[p].address, *zero);
@@ -563,38 +538,32 @@ static inline bool comm_connect_lower(Comm* comm, CommRendezvous* r, Error* erro
         // A rank that has ended because of a failure is not to blame: one that knows more reports it in a moment.
         for (double until = now_ms() + COMM_GRACE_MS; now_ms() < until; comm_accept(comm, r))
             if (!comm_monitor(comm, until, error)) return false;
-        return fail_with(error,
-                         "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it still runs, and "
-                         "whether the machines' firewalls let connections through",
-                         comm->rank, p, address, port, reason.text);
+        return fail_with(error, "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it still runs, "
+                         "and whether the machines' firewalls let connections through", comm->rank, p, address, port,
+                         reason.text);
     }
     return true;
 }
 
-// Raises the limit on open files if two connections to each rank and everything else need that. A process often starts
-// with a limit far below the one it may set.
+// Raises the limit on open files, which a process may often do, if two connections to each rank and the rest need that.
 static inline bool comm_raise_file_limit(const Comm* comm, Error* error) {
     struct rlimit limit;
     rlim_t min = 2 * comm->world + COMM_FILES_MIN, files = min + COMM_PENDING_MAX + COMM_FILES;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= files) return true;
     limit.rlim_cur = files < limit.rlim_max ? files : limit.rlim_max;
     return (limit.rlim_cur >= min && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
-           fail_with(error,
-                     "rank %zu of %zu needs %llu open files and connections, but may have only %llu; raise the limit "
-                     "(ulimit -n), or start fewer ranks",
-                     comm->rank, comm->world, (unsigned long long)min, (unsigned long long)limit.rlim_max);
+           fail_with(error, "rank %zu of %zu needs %llu open files and connections, but may have only %llu; raise the "
+                     "limit (ulimit -n), or start fewer ranks", comm->rank, comm->world, (unsigned long long)min,
+                     (unsigned long long)limit.rlim_max);
 }
 
-// Connects all ranks to each other.
 static inline bool comm_rendezvous(Comm* comm, const Launch* launch, Error* error) {
-    CommRendezvous rendezvous, *r = &rendezvous;
     bool leads = comm->rank == 0;
+    CommRendezvous rendezvous = {.launch = launch, .port = leads ? launch->port : 0,
+                                 .table = (CommAddress*)memory_allocate(comm->world * sizeof(CommAddress)),
+                                 .deadline = now_ms() + comm->timeout_ms};
+    CommRendezvous* r = &rendezvous;
     int on = 1;
-    memset(r, 0, sizeof *r);
-    r->launch = launch;
-    r->port = leads ? launch->port : 0;
-    r->table = (CommAddress*)memory_allocate(comm->world * sizeof *r->table);
-    r->deadline = now_ms() + comm->timeout_ms;
     snprintf(r->name, sizeof r->name, "%s, port %zu", launch->address, launch->port);
     snprintf(comm->doing, sizeof comm->doing, "in the rendezvous");
     if (r->table == NULL) return fail_with(error, "not enough memory for the addresses of %zu ranks", comm->world);

@@ -64,49 +64,39 @@ static inline bool launch_variable(size_t* value, const char* name, Error* error
 
 // Reads one launcher's variables; *found says whether they are there.
 static inline bool launch_read_variables(Launch* launch, bool* found, const Launcher* l, Error* error) {
-    size_t rank, world, local_rank, local_world;
-    if (!launch_variable(&rank, l->rank, error) || !launch_variable(&world, l->world, error) ||
-        !launch_variable(&local_rank, l->local_rank, error) || !launch_variable(&local_world, l->local_world, error))
+    if (!launch_variable(&launch->rank, l->rank, error) || !launch_variable(&launch->world, l->world, error) ||
+        !launch_variable(&launch->local_rank, l->local_rank, error) ||
+        !launch_variable(&launch->local_world, l->local_world, error))
         return false;
+    size_t rank = launch->rank, world = launch->world;
+    size_t local_rank = launch->local_rank, local_world = launch->local_world;
+    const char *set = rank == LAUNCH_UNKNOWN ? l->world : l->rank, *other = rank == LAUNCH_UNKNOWN ? l->rank : l->world;
+    launch->launcher = l->name;
     *found = rank != LAUNCH_UNKNOWN || world != LAUNCH_UNKNOWN;
     if (!*found) return true;
     if (rank == LAUNCH_UNKNOWN || world == LAUNCH_UNKNOWN)
-        return fail_with(error,
-                         "the variable %s is set and %s is not; %s sets both: start the ranks with it, or unset %s",
-                         rank == LAUNCH_UNKNOWN ? l->world : l->rank, rank == LAUNCH_UNKNOWN ? l->rank : l->world,
-                         l->name, rank == LAUNCH_UNKNOWN ? l->world : l->rank);
+        return fail_with(error, "the variable %s is set and %s is not; %s sets both: start the ranks with it, or unset "
+                         "%s", set, other, l->name, set);
     if (rank >= world)
-        return fail_with(error,
-                         "the variables contradict each other: %s is %zu and %s is %zu; ranks count from 0 to %s - 1",
-                         l->rank, rank, l->world, world, l->world);
+        return fail_with(error, "the variables contradict each other: %s is %zu and %s is %zu; ranks count from 0 to "
+                         "%s - 1", l->rank, rank, l->world, world, l->world);
     if (local_rank != LAUNCH_UNKNOWN && local_rank > rank)
-        return fail_with(
-            error,
-            "the variables contradict each other: %s is %zu and %s is %zu; a local rank counts only the ranks "
-            "of one machine",
-            l->local_rank, local_rank, l->rank, rank);
+        return fail_with(error, "the variables contradict each other: %s is %zu and %s is %zu; a local rank counts "
+                         "only the ranks of one machine", l->local_rank, local_rank, l->rank, rank);
     if (local_world != LAUNCH_UNKNOWN &&
         (local_world > world || (local_rank != LAUNCH_UNKNOWN && local_rank >= local_world)))
         return fail_with(error, "the variables contradict each other: %s is %zu, of %zu ranks, and %s is %zu",
                          l->local_world, local_world, world, l->local_rank,
                          local_rank == LAUNCH_UNKNOWN ? 0 : local_rank);
-    launch->rank = rank;
-    launch->world = world;
-    launch->local_rank = local_rank;
-    launch->local_world = local_world;
-    launch->launcher = l->name;
     return true;
 }
 
 // The first host of a list as Slurm writes it: "node[07-09,12],gpu1" begins with node07.
 static inline void launch_first_host(char* host, size_t size, const char* list) {
     size_t prefix = strcspn(list, "[,");
-    if (list[prefix] == '[') {
-        size_t digits = strspn(list + prefix + 1, "0123456789");
-        snprintf(host, size, "%.*s%.*s", (int)prefix, list, (int)digits, list + prefix + 1);
-    } else {
-        snprintf(host, size, "%.*s", (int)prefix, list);
-    }
+    const char* numbers = list + prefix + (list[prefix] == '[');
+    size_t digits = strspn(numbers, "0123456789");
+    snprintf(host, size, "%.*s%.*s", (int)prefix, list, (int)digits, numbers);
 }
 
 // The identifier of the run: LLMTRAIN_RUN_ID, or the launcher's job number.
@@ -115,14 +105,12 @@ static inline void launch_find_run(Launch* launch) {
     const char *own = getenv("LLMTRAIN_RUN_ID"), *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
     const char* again = getenv("TORCHELASTIC_RESTART_COUNT");
     snprintf(launch->run, sizeof launch->run, "%s", own ? own : "unnamed");
-    for (size_t i = 0; !own && i < sizeof names / sizeof names[0]; i++) {
-        const char* id = getenv(names[i]);
-        if (id == NULL) continue;
-        snprintf(launch->run, sizeof launch->run, "%.50s%s%s", id, i == 0 && again ? "." : "",
-                 i == 0 && again ? again : "");
-        return;
-    }
     if (!own && job) snprintf(launch->run, sizeof launch->run, "%.30s.%.30s", job, step ? step : "");
+    for (size_t i = 0; !own && i < sizeof names / sizeof names[0]; i++) {
+        bool restarts = i == 0 && again;
+        if ((own = getenv(names[i])) == NULL) continue;
+        snprintf(launch->run, sizeof launch->run, "%.50s%s%s", own, restarts ? "." : "", restarts ? again : "");
+    }
 }
 
 // Where rank 0 listens: MASTER_ADDR and MASTER_PORT, or an address derived from the job.
@@ -151,11 +139,9 @@ static inline bool launch_find_address(Launch* launch, Error* error) {
     bool one_machine = launch->local_world == launch->world;
     if (launch->mpi) return true;
     if (!one_machine && !(slurm && hosts))
-        return fail_with(
-            error,
-            "%s has started %zu ranks, but set no address of rank 0; set MASTER_ADDR to the host of rank 0 and "
-            "MASTER_PORT to a free port there, the same on every rank",
-            launch->launcher, launch->world);
+        return fail_with(error, "%s has started %zu ranks, but set no address of rank 0; set MASTER_ADDR to the host "
+                         "of rank 0 and MASTER_PORT to a free port there, the same on every rank", launch->launcher,
+                         launch->world);
     snprintf(launch->address, sizeof launch->address, "127.0.0.1");
     if (!one_machine) launch_first_host(launch->address, sizeof launch->address, hosts);
     // A port derived from the run's identifier, in a range from which systems choose none by themselves.
@@ -164,10 +150,8 @@ static inline bool launch_find_address(Launch* launch, Error* error) {
 }
 
 static inline void launch_alone(Launch* launch) {
-    memset(launch, 0, sizeof *launch);
-    launch->world = launch->local_world = 1;
-    launch->listener = launch->reports = -1;
-    launch->launcher = "none";
+    const Launch alone = {.world = 1, .local_world = 1, .launcher = "none", .reports = -1, .listener = -1};
+    *launch = alone;
 }
 
 static inline bool launch_find(Launch* launch, Error* error) {
@@ -192,11 +176,9 @@ static inline bool launch_find(Launch* launch, Error* error) {
             taken = i;
         } else if (found && taken == 0 && i < 3 && other.world > 1 && getenv("TORCHELASTIC_RUN_ID") == NULL &&
                    (other.rank != launch->rank || other.world != launch->world)) {
-            return fail_with(
-                error,
-                "the variables contradict each other: %s says rank %zu of %zu, %s says rank %zu of %zu; unset "
-                "those of one",
-                launchers[0].rank, launch->rank, launch->world, launchers[i].rank, other.rank, other.world);
+            return fail_with(error, "the variables contradict each other: %s says rank %zu of %zu, %s says rank %zu of "
+                             "%zu; unset those of one", launchers[0].rank, launch->rank, launch->world,
+                             launchers[i].rank, other.rank, other.world);
         }
     }
 #ifdef LLMTRAIN_MPI
@@ -267,8 +249,7 @@ static inline void launch_become_rank(Launch* launch, size_t rank, pid_t parent)
     launch->rank = rank;
 }
 
-// Forks local ranks if there is no launcher. Must be called before any threads, OpenMP's too, are started. Returns in
-// every rank; the caller is rank 0.
+// Forks local ranks if there is no launcher. To be called before any thread starts, OpenMP's too; the caller is rank 0.
 static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
     if (!launch_find(launch, error)) return false;
     if (launch->world > 1)
@@ -295,9 +276,8 @@ static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
         if (child == 0) launch_become_rank(launch, forked + 1, parent);
         else if (child > 0) launch->children[forked++] = child;
         else
-            good = fail_with(error,
-                             "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)",
-                             forked + 1, ranks, strerror(errno));
+            good = fail_with(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit "
+                             "-u)", forked + 1, ranks, strerror(errno));
     }
     launch->local_rank = launch->rank;
     launch->reports = ends[1];
@@ -305,9 +285,8 @@ static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
         close(ends[0]);
         return true;
     }
-    good =
-        good && (launch_start_printer(launch, ends[0]) ||
-                 fail_with(error, "rank 0 cannot start a thread: %s; raise the limits (ulimit -u)", strerror(errno)));
+    good = good && (launch_start_printer(launch, ends[0]) ||
+        fail_with(error, "rank 0 cannot start a thread: %s; raise the limits (ulimit -u)", strerror(errno)));
     if (good) return true;
     for (size_t i = 0; i < forked; i++) {
         kill(launch->children[i], SIGKILL);
@@ -337,12 +316,11 @@ static inline int launch_reap(Launch* launch, const char* program, int exit_code
             if (late) kill(launch->children[rank - 1], SIGKILL);
             else sleep_ms(5);
         }
-        int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+        int code = status_code(status);
         if (code == 0 || error->text[0] != 0) continue;
         if (late) fail_with(error, "rank %zu did not end within %.1f s of rank 0 and was killed", rank, grace_ms / 1e3);
-        else if (WIFSIGNALED(status))
-            fail_with(error, "rank %zu was terminated by signal %d (%s)", rank, code - 128, strsignal(code - 128));
-        else fail_with(error, "rank %zu ended with exit code %d and without a message", rank, code);
+        else fail_with(error, "rank %zu %s%s", rank, status_text(status),
+                       WIFSIGNALED(status) ? "" : " and without a message");
         if (exit_code == 0) exit_code = code;
     }
     if (error->text[0]) launch_report(launch, program, error->text);

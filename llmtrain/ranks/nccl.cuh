@@ -1,5 +1,4 @@
 // nccl.cuh: the functions of collectives.h on GPU memory, by NCCL, for builds with -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL.
-// zero.h includes one of the two files.
 //
 //   1. Collectives  what it holds
 //   2. failures     what NCCL reports, and how its kernels are ended when a rank is gone
@@ -7,8 +6,7 @@
 //   4. collectives  on a stream of their own, after what was enqueued on `compute` before
 //   5. waiting      collective_wait, collective_barrier, and for how long `compute` has waited
 //
-// With one rank nothing is created, and every call returns at once. Rank r's slice of a vector of n elements is
-// [cuts[r], cuts[r + 1]).
+// With one rank nothing is created, and every call returns at once.
 //
 // An NCCL kernel waits for the other ranks without a time limit. The Comm monitors the ranks. When it finds a failure,
 // its thread calls collective_on_failure, and ncclCommAbort makes the kernels return; so the streams finish, and the
@@ -60,7 +58,7 @@ typedef struct {
 
     pthread_mutex_t mutex;   // guards what follows; the Comm's mutex may be taken under it, not the other way round
     ncclComm_t nccl;         // NULL before it is made and after it was aborted
-    bool watching, closing;  // the watchdog runs; it has been asked to end
+    bool watching, closing;  // the watchdog runs; it has been asked to end (atomic)
     pthread_t watchdog;
 } Collectives;
 
@@ -100,10 +98,8 @@ static inline bool collective_complete(Collectives* c, ncclResult_t status, cons
         ncclResult_t asked = ncclCommGetAsyncError(c->nccl, &status);
         if (asked != ncclSuccess) status = asked;
         if (status == ncclInProgress && now_ms() > deadline)
-            return fail_with(error,
-                             "NCCL has not finished %s within %.1f s; set NCCL_DEBUG=INFO to see what it tries, and "
-                             "NCCL_SOCKET_IFNAME if it uses the wrong network interface",
-                             what, limit_ms / 1e3);
+            return fail_with(error, "NCCL has not finished %s within %.1f s; set NCCL_DEBUG=INFO to see what it tries, "
+                             "and NCCL_SOCKET_IFNAME if it uses the wrong network interface", what, limit_ms / 1e3);
     }
     return status == ncclSuccess || collective_fail(error, status, what, c->nccl);
 }
@@ -113,17 +109,13 @@ static inline bool collective_complete(Collectives* c, ncclResult_t status, cons
 static inline void collective_abort(Collectives* c, Error* error) {
     Error known;
     double deadline = now_ms() + COMM_GRACE_MS;
-    bool failed = comm_failed(c->comm, &known);
-    while (!failed && now_ms() < deadline) {
-        sleep_ms(1);
-        failed = comm_failed(c->comm, &known);
-    }
+    bool failed = false;
+    while (!(failed = comm_failed(c->comm, &known)) && now_ms() < deadline) sleep_ms(1);
     if (failed) *error = known;
     else comm_abort(c->comm, error->text);
 }
 
-// False, with an error, if the Comm or NCCL has found a failure; otherwise returns at once. A failure that NCCL found
-// is passed on to the Comm.
+// False, with an error, if the Comm or NCCL has found a failure, which the Comm then knows; otherwise returns at once.
 static inline bool collective_check(Collectives* c, Error* error) {
     if (c->comm == NULL) return true;
     ncclResult_t status = ncclSuccess;
@@ -154,9 +146,8 @@ static inline bool collective_is_stuck(Collectives* c, Error* error) {
         stuck |= now - s->since_ms > limit_ms;
     }
     if (stuck)
-        fail_with(error,
-                  "a collective between GPUs has not finished for %.1f s although the processes of all ranks are "
-                  "running: a GPU, or the link between GPUs, is stuck; see nvidia-smi and dmesg on every machine",
+        fail_with(error, "a collective between GPUs has not finished for %.1f s although the processes of all ranks "
+                  "are running: a GPU, or the link between GPUs, is stuck; see nvidia-smi and dmesg on every machine",
                   limit_ms / 1e3);
     return stuck;
 }
@@ -165,17 +156,13 @@ static inline bool collective_is_stuck(Collectives* c, Error* error) {
 static inline void* collective_watch(void* context) {
     Collectives* c = (Collectives*)context;
     Error error;
-    bool closing = false;
     CUDA_CHECK(cudaSetDevice(c->device));
-    while (!closing && collective_check(c, &error)) {
+    while (!__atomic_load_n(&c->closing, __ATOMIC_RELAXED) && collective_check(c, &error)) {
         if (collective_is_stuck(c, &error)) {
             comm_abort(c->comm, error.text);
             break;
         }
         sleep_ms(COLLECTIVE_WATCHDOG_MS);
-        pthread_mutex_lock(&c->mutex);
-        closing = c->closing;
-        pthread_mutex_unlock(&c->mutex);
     }
     return NULL;
 }
@@ -188,9 +175,7 @@ static inline void collective_close(Collectives* c) {
     Error ignored;  // the Comm reports it
     if (c->comm == NULL) return;
     CUDA_CHECK(cudaStreamSynchronize(c->stream));
-    pthread_mutex_lock(&c->mutex);
-    c->closing = true;
-    pthread_mutex_unlock(&c->mutex);
+    __atomic_store_n(&c->closing, true, __ATOMIC_RELAXED);
     if (c->watching) pthread_join(c->watchdog, NULL);
     pthread_mutex_lock(&c->mutex);
     bool ended = c->nccl && collective_complete(c, ncclCommFinalize(c->nccl), "ncclCommFinalize", &ignored);
@@ -238,8 +223,7 @@ static inline bool collective_init_nccl(Collectives* c, Error* error) {
 
 // Called by all ranks together, each with its own GPU as the current device; `slots` collectives may be in flight at a
 // time. If ranks is NULL or has one rank, all other calls return at once. After a failure there is nothing to close.
-static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Stream stream, Error* error) {
-    (void)stream;
+static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Error* error) {
     memset(c, 0, sizeof *c);
     Comm* comm = ranks ? ranks->comm : NULL;
     if (comm) fault_step(comm->rank, 0);
@@ -307,21 +291,19 @@ static inline void collective_end(Collectives* c, size_t slot, ncclResult_t stat
     __atomic_add_fetch(&s->begun, 1, __ATOMIC_RELEASE);
 }
 
-static inline void collective_count(Collectives* c, size_t n, Dtype type, uint64_t times) {
-    if (c->comm) c->bytes_sent += times * n * dtype_bytes(type) * (c->comm->world - 1) / c->comm->world;
-}
-
 // For slices of different lengths, which ncclReduceScatter and ncclAllGather do not take: one operation per rank, all
 // of them in one launch.
-static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, const size_t* cuts,
+static inline ncclResult_t collective_group(Collectives* c, CommOperation operation, void* data, const size_t* cuts,
                                             Dtype type) {
+    ncclDataType_t kind = collective_type(type);
     ncclResult_t status = ncclGroupStart();
     for (size_t r = 0; r < c->comm->world && (status == ncclSuccess || status == ncclInProgress); r++) {
         size_t length = cuts[r + 1] - cuts[r];
         char* part = (char*)data + cuts[r] * dtype_bytes(type);
         if (length == 0) continue;
-        status = reduces ? ncclReduce(part, part, length, collective_type(type), ncclSum, (int)r, c->nccl, c->stream)
-                         : ncclBroadcast(part, part, length, collective_type(type), (int)r, c->nccl, c->stream);
+        status = operation == COMM_ALL_GATHER ?
+            ncclBroadcast(part, part, length, kind, (int)r, c->nccl, c->stream) :
+            ncclReduce(part, part, length, kind, ncclSum, (int)r, c->nccl, c->stream);
     }
     ncclResult_t launched = ncclGroupEnd();
     return status == ncclSuccess || status == ncclInProgress ? launched : status;
@@ -334,44 +316,22 @@ static inline bool collective_is_even(const size_t* cuts, size_t world) {
     return true;
 }
 
-// data (cuts[world]) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
-                                         Stream stream) {
+// COMM_ALL_REDUCE: data (cuts[world]) = the sum over all ranks. COMM_REDUCE_SCATTER: this rank's slice of data = that
+// sum; the rest is undefined afterwards. COMM_ALL_GATHER: every rank contributes its slice, and receives all others.
+static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data,
+                                    const size_t* cuts, Dtype type, Stream stream) {
     if (c->comm == NULL) return;
-    size_t n = cuts[c->comm->world];
-    collective_count(c, n, type, 2);
+    size_t world = c->comm->world, n = cuts[world], bytes = dtype_bytes(type);
+    c->bytes_sent += (operation == COMM_ALL_REDUCE ? 2 : 1) * n * bytes * (world - 1) / world;
     if (!collective_begin(c, slot, stream)) return;
-    ncclResult_t status = ncclAllReduce(data, data, n, collective_type(type), ncclSum, c->nccl, c->stream);
-    collective_end(c, slot, status, "all_reduce");
-}
-
-// This rank's slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
-static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
-                                             Stream stream) {
-    if (c->comm == NULL) return;
-    size_t world = c->comm->world;
-    collective_count(c, cuts[world], type, 1);
-    if (!collective_begin(c, slot, stream)) return;
-    char* own = (char*)data + cuts[c->comm->rank] * dtype_bytes(type);
-    ncclResult_t status =
-        collective_is_even(cuts, world)
-            ? ncclReduceScatter(data, own, cuts[1], collective_type(type), ncclSum, c->nccl, c->stream)
-            : collective_group(c, true, data, cuts, type);
-    collective_end(c, slot, status, "reduce_scatter");
-}
-
-// data (cuts[world]): every rank contributes its slice, and receives all others.
-static inline void collective_all_gather(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
-                                         Stream stream) {
-    if (c->comm == NULL) return;
-    size_t world = c->comm->world;
-    collective_count(c, cuts[world], type, 1);
-    if (!collective_begin(c, slot, stream)) return;
-    const char* own = (const char*)data + cuts[c->comm->rank] * dtype_bytes(type);
-    ncclResult_t status = collective_is_even(cuts, world)
-                              ? ncclAllGather(own, data, cuts[1], collective_type(type), c->nccl, c->stream)
-                              : collective_group(c, false, data, cuts, type);
-    collective_end(c, slot, status, "all_gather");
+    char* own = (char*)data + cuts[c->comm->rank] * bytes;
+    ncclDataType_t kind = collective_type(type);
+    ncclResult_t status;
+    if (operation == COMM_ALL_REDUCE) status = ncclAllReduce(data, data, n, kind, ncclSum, c->nccl, c->stream);
+    else if (!collective_is_even(cuts, world)) status = collective_group(c, operation, data, cuts, type);
+    else if (operation == COMM_ALL_GATHER) status = ncclAllGather(own, data, cuts[1], kind, c->nccl, c->stream);
+    else status = ncclReduceScatter(data, own, cuts[1], kind, ncclSum, c->nccl, c->stream);
+    collective_end(c, slot, status, COMM_OPERATION_NAMES[operation]);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -407,8 +367,7 @@ static inline void collective_barrier(Collectives* c) {
 // Payload that this rank has sent so far, in bytes.
 static inline uint64_t collective_bytes_sent(const Collectives* c) { return c->bytes_sent; }
 
-// Milliseconds that the stream has waited for collectives since the last call. Call it after the host has waited for
-// the stream.
+// Milliseconds that the stream has waited since the last call. To be called after the host has waited for the stream.
 static inline double collective_waited_ms(Collectives* c) {
     for (size_t i = 0; i < c->slot_count; i++)
         while (c->slots[i].read < c->slots[i].waits) collective_read_wait(c, &c->slots[i]);

@@ -51,10 +51,7 @@ static inline bool socket_bind(int* listener, const struct addrinfo* at) {
 // Resolves an address and a port; NULL with the reason after a failure. The caller frees the list with freeaddrinfo.
 static inline struct addrinfo* socket_resolve(const char* address, size_t port, int flags, Error* reason) {
     char service[16];
-    struct addrinfo hints, *list = NULL;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = flags | AI_NUMERICSERV;
+    struct addrinfo hints = {.ai_flags = flags | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM}, *list = NULL;
     snprintf(service, sizeof service, "%zu", port);
     int status = getaddrinfo(address, service, &hints, &list);
     if (status == 0) return list;
@@ -82,10 +79,8 @@ static inline bool socket_listen(int* listener, size_t* port, const char* addres
     }
     socket_close(listener);
     if (reason == EADDRINUSE)
-        return fail_with(error,
-                         "cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that run, "
-                         "or choose another MASTER_PORT",
-                         address, *port);
+        return fail_with(error, "cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that "
+                         "run, or choose another MASTER_PORT", address, *port);
     return fail_with(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port,
                      strerror(reason));
 }

@@ -1,4 +1,5 @@
-// step_result.h: the outcome of a step, as all ranks know it: agreement.h fills it in, the log prints it.
+// step_result.h: the outcome of a step, as all ranks know it: agreement.h fills it in, the log prints it. And of a
+// sequence, in a step that is traced (run/trace.h).
 
 #ifndef LLMTRAIN_STEP_RESULT_H
 #define LLMTRAIN_STEP_RESULT_H
@@ -7,8 +8,7 @@
 #include <stddef.h>
 
 // Flags that the ranks exchange once a step: what one rank says, and what holds for all. A save begun at step n goes on
-// in the background: each rank says `saved` or `failed` once its part is done, and the save is completed at the first
-// step at which all have said so.
+// in the background: each rank says `saved` or `failed` once its part is done; when all have, the save is completed.
 typedef struct {
     bool stop;               // a signal asked to stop: any rank's counts
     bool save;               // a checkpoint is due: rank 0's counts
@@ -26,5 +26,14 @@ typedef struct {
     size_t slowest;          // the rank of busy_max
     double wait_share;       // fraction of that time in which this rank waited
 } StepResult;
+
+// A sequence of a step that was traced. All members are doubles, which the ranks exchange, for integers up to 2^53.
+typedef struct {
+    double sample;           // its number in the run
+    double shard, start;     // of --data: number of the shard, in the order of names; in it the first token's position
+    double rank;
+    double loss;             // mean over its targets
+    double norm;             // L2 norm of its gradient: of its part of the step's objective, without the loss scale
+} SequenceTrace;
 
 #endif  // LLMTRAIN_STEP_RESULT_H

@@ -1,7 +1,6 @@
 // transport.h: what the flat vector needs of the communication between ranks.
 //
-// A Transport is how a rank reaches the others: comm_open (comm.h) fills one in. A program of one process includes this
-// file alone, and no sockets.
+// A Transport is how a rank reaches the others: comm_open (comm.h) fills one in. One process alone needs no sockets.
 
 #ifndef LLMTRAIN_TRANSPORT_H
 #define LLMTRAIN_TRANSPORT_H
@@ -12,11 +11,17 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Slices
 //
-// A vector of n elements is cut into one slice per rank, in the order of the ranks; slices may be of any length, and
-// there may be gaps between them.
+// A vector of n elements is cut into one slice per rank, in their order, of any length, perhaps with gaps between them.
 
 // Returns the slice of a rank. NULL in place of a function: comm_even_slice.
 typedef Slice (*CommSlices)(size_t rank, const void* context);
+
+// A CommSlices: slices from a table (world + 1) of where each rank's begins, and where the last one ends.
+static inline Slice comm_slice_of_table(size_t rank, const void* context) {
+    const size_t* begins = (const size_t*)context;
+    Slice slice = {begins[rank], begins[rank + 1]};
+    return slice;
+}
 
 // Slices whose lengths differ by one element at most.
 static inline Slice comm_even_slice(size_t rank, size_t world, size_t n) {
@@ -47,6 +52,8 @@ typedef enum {
     COMM_BROADCAST,       // out = in (n): the root's, on every rank; for small vectors, since the root sends it to each
     COMM_OPERATIONS
 } CommOperation;
+static const char* const COMM_OPERATION_NAMES[] = {"barrier", "all_reduce", "reduce_scatter", "all_gather",
+                                                   "broadcast"};
 
 typedef uint64_t CommRequest;  // number of the collective
 
@@ -68,8 +75,7 @@ typedef struct {
     CommStatistics (*statistics)(Comm* comm);                                   // comm_statistics
 } Transport;
 
-// data (n): every rank has filled in its part, all of the same length, and receives all others. False if a rank is
-// lost.
+// data (n): every rank has filled in its part, all of the same length, and receives all others. False if one is lost.
 static inline bool transport_all_gather(const Transport* t, void* data, size_t n, Dtype type, Error* error) {
     return t->wait(t->comm, t->start(t->comm, COMM_ALL_GATHER, type, data, data, n, 0, NULL, NULL), error);
 }

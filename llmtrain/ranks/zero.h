@@ -151,10 +151,8 @@ static inline Slice tensor_part(const Tensor* t, Slice slice) {
     return part;
 }
 
-// The part of state s of a tensor that belongs to a slice of the flat vector: *first is its first element, of those for
-// the whole tensor; returns their number.
-static inline size_t flat_state_part(size_t* first, const FlatVector* flat, size_t s, const Tensor* t,
-                                     Slice slice) {
+// The part of a tensor's state s that belongs to a slice of the flat vector: its first element, and their number.
+static inline size_t flat_state_part(size_t* first, const FlatVector* flat, size_t s, const Tensor* t, Slice slice) {
     Slice part = tensor_part(t, slice);
     const FlatOptions* holds = &flat->holds;
     *first = 0;
@@ -262,19 +260,15 @@ static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
 static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
                                const FlatOptions* holds, Error* error) {
     size_t count = p->tensors[p->count - 1].bucket + 1;
-    memset(flat, 0, sizeof *flat);
-    flat->parameters = p;
-    flat->holds = *holds;
-    flat->options = *options;
+    const FlatVector empty = {.options = *options, .holds = *holds, .parameters = p, .count = count};
+    *flat = empty;
     flat->options.world = max_size(options->world, 1);
-    flat->count = count;
     flat->buckets = (Bucket*)memory_allocate(count * sizeof(Bucket));
     flat->state_parts = (StatePart(*)[OPTIMIZER_STATES])memory_allocate(p->count * sizeof *flat->state_parts);
     flat->slices = (OptimizerSlice*)memory_allocate(p->count * sizeof *flat->slices);
     flat->shard_begins = (size_t*)memory_allocate(count * (flat->options.world + 1) * sizeof(size_t));
     double* loads = (double*)memory_allocate(flat->options.world * sizeof(double));
-    if (flat->buckets == NULL || flat->state_parts == NULL || flat->slices == NULL || flat->shard_begins == NULL ||
-        loads == NULL) {
+    if (!flat->buckets || !flat->state_parts || !flat->slices || !flat->shard_begins || !loads) {
         free(loads);
         return fail_with(error, "out of memory for the table of buckets");
     }
@@ -345,8 +339,7 @@ static inline void flat_layout_staging(FlatVector* flat, Arena* arena) {
     longest[STAGING_EVEN] = longest[STAGING_ODD] = max_size(longest[STAGING_EVEN], longest[STAGING_ODD]);
     for (int s = 0; s < STAGINGS; s++) {
         Staging* staging = &flat->staging[s];
-        // Gradients that are copied before they are reduced are free at the end of their bucket: the blocks need one
-        // buffer.
+        // Gradients that are copied to be reduced are free at the end of their bucket: the blocks need one buffer.
         if (has_grads && s == STAGING_ODD && !in_place) staging->grads = flat->staging[STAGING_EVEN].grads;
         else if (has_grads) staging->grads = (float*)arena_take(arena, name, longest[s] * sizeof(float));
         if (in_place) staging->comm_buffer = staging->grads;
@@ -403,7 +396,7 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 
 // Called by all ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
-    return collective_open(&flat->collectives, flat->options.transport, 2 * flat->count, flat->stream, error);
+    return collective_open(&flat->collectives, flat->options.transport, 2 * flat->count, error);
 }
 
 // The collective slot of a bucket's reduction; the slots of the all-gathers follow.
@@ -411,8 +404,7 @@ static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) {
     return (size_t)(bucket - flat->buckets);
 }
 
-// The part of elements [first, end) of the flat vector, all of one tensor, whose master weights and optimizer state are
-// here, and its index in master_weights.
+// The part of elements [first, end) of a tensor whose master weights and state are here; its index in master_weights.
 static inline Slice flat_master_part(size_t* index, const FlatVector* flat, const Tensor* t, size_t first, size_t end) {
     const Bucket* k = &flat->buckets[t->bucket];
     Slice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
@@ -455,8 +447,7 @@ static inline bool flat_set_params(FlatVector* flat, TensorId id, size_t first, 
     return ok;
 }
 
-// Initial weights: they depend only on the seed and the element's index (Tensor.init_index). False if memory for a
-// piece of them cannot be allocated.
+// Initial weights, which depend only on the seed and an element's index (Tensor.init_index). False: out of memory.
 static inline bool flat_randomize(FlatVector* flat, uint64_t seed, Error* error) {
     float* values = (float*)memory_allocate(INIT_PIECE * sizeof(float));
     if (values == NULL) return fail_with(error, "out of memory for a piece of the weights");
@@ -605,8 +596,8 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     void* data = staging->comm_buffer ? staging->comm_buffer : summed;
     Dtype type = reduce_type(o->reduce);
     const size_t *begins = k->shard_begins, slot = flat_slot(flat, k);
-    if (o->stage == 0) collective_all_reduce(&flat->collectives, slot, data, begins, type, flat->stream);
-    else collective_reduce_scatter(&flat->collectives, slot, data, begins, type, flat->stream);
+    collective_start(&flat->collectives, slot, o->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER, data, begins,
+                     type, flat->stream);
     k->reducing = true;
     if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
@@ -627,8 +618,7 @@ static inline void flat_finish_step(FlatVector* flat) {
 
 // A part of tensor i to be updated, which may be empty: n is 0 then. grads: of the bucket's state slice. It has no
 // master weights and states where these are offloaded.
-static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, Slice part,
-                                                  const float* grads) {
+static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, Slice part, const float* grads) {
     const Tensor* t = &flat->parameters->tensors[i];
     Slice state = flat->buckets[t->bucket].state;
     OptimizerSlice slice;
@@ -688,8 +678,8 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
         optimizer_update_list(flat->slices, count, step, flat->stream);
         count = 0;
         if (flat->options.stage == 0 || k->first == k->end) continue;
-        collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first,
-                              k->shard_begins, FLOATX_DTYPE, flat->stream);
+        collective_start(&flat->collectives, flat->count + flat_slot(flat, k), COMM_ALL_GATHER,
+                         flat->params + k->first, k->shard_begins, FLOATX_DTYPE, flat->stream);
         k->gathering = true;
         fault_point("gather");
     }
@@ -718,26 +708,23 @@ static inline bool flat_await_all(FlatVector* flat, Error* error) {
     return collective_check(&flat->collectives, error) && flat_check(flat, error);
 }
 
-// Bytes that this rank sends: to reduce all gradients once; to gather all parameters; in a step of `micro_batches`.
-static inline size_t flat_bytes_reduced(const FlatVector* flat) {
-    size_t bytes = 0, size = dtype_bytes(reduce_type(flat->options.reduce)), world = flat->options.world;
-    for (size_t b = 0; b < flat->count; b++) {
-        const Bucket* k = &flat->buckets[b];
-        size_t n = k->end - k->first, own = slice_length(k->own);
-        bytes += size * (n - own + (flat->options.stage == 0 ? own * (world - 1) : 0));
-    }
-    return bytes;
-}
-
+// Bytes that this rank sends to gather all parameters.
 static inline size_t flat_bytes_gathered(const FlatVector* flat) {
     size_t elements = 0;
     for (size_t b = 0; b < flat->count; b++) elements += slice_length(flat->buckets[b].own) * (flat->options.world - 1);
     return flat->options.stage == 0 ? 0 : elements * sizeof(floatX);
 }
 
+// Bytes that it sends in a step of `micro_batches`.
 static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batches) {
-    return flat_bytes_reduced(flat) * (flat->options.stage == 2 ? micro_batches : 1) +
-        flat_bytes_gathered(flat);
+    const RankOptions* o = &flat->options;
+    size_t elements = 0, size = dtype_bytes(reduce_type(o->reduce));
+    for (size_t b = 0; b < flat->count; b++) {
+        const Bucket* k = &flat->buckets[b];
+        size_t own = slice_length(k->own);
+        elements += k->end - k->first - own + (o->stage == 0 ? own * (o->world - 1) : 0);
+    }
+    return size * elements * (o->stage == 2 ? micro_batches : 1) + flat_bytes_gathered(flat);
 }
 
 #endif  // LLMTRAIN_ZERO_H

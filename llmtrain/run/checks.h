@@ -48,17 +48,13 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     return true;
 }
 
-static inline void describe_forward(char* text, size_t size, size_t buckets, size_t number) {
-    (void)buckets;
-    snprintf(text, size, "the %s that it computes from the same parameters and tokens",
-             number == 0 ? "hidden states" : "losses");
-}
-
 // Whether all ranks, which have the same parameters, compute the same values with them: compares the checksum of the
 // hidden states, and the sum of the losses, of a fixed batch (B, T). Finds wrong arithmetic on one machine, which
 // gradients would spread to the parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
 static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t* targets, size_t B, size_t T,
                                          Error* error) {
+    static const char* const names[] = {"the hidden states that it computes from the same parameters and tokens",
+                                        "the losses that it computes from the same parameters and tokens"};
     FlatVector* flat = &model->flat;
     Dropout dropout = model->dropout;
     size_t N = B * T;
@@ -75,7 +71,7 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
     vector_checksum(flat->checksums, model->activations->hidden, 0, N * model->config.channels, model->stream);
     device_download(own, flat->checksums, sizeof(uint64_t), model->stream);
     device_download(own + 1, flat->scalars + SUM_LOSS, sizeof(double), model->stream);
-    return ranks_same(&model->stats, 2, flat->count, describe_forward, error);
+    return ranks_same(&model->stats, 2, names, error);
 }
 
 // Whether all ranks hold the same parameters, and compute the same values with them.
@@ -97,10 +93,9 @@ static inline void run_report_straggler(Run* run, const StepResult* result) {
     run->slow_rank = result->slowest;
     run->slow_count += slow;
     if (!slow || run->slow_count != o->slow_steps) return;
-    run_announce(run, "slow", run->record.state.step,
-                 "note: rank %zu is a straggler: its steps took %.0f ms without waiting, against a median of %.0f ms, "
-                 "in %llu consecutive steps", result->slowest, result->busy_max, result->busy_median,
-                 (unsigned long long)o->slow_steps);
+    run_tell(run, true, "slow", run->record.state.step, "note: rank %zu is a straggler: its steps took %.0f ms without "
+             "waiting, against a median of %.0f ms, in %llu consecutive steps", result->slowest, result->busy_max,
+             result->busy_median, (unsigned long long)o->slow_steps);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -119,10 +114,10 @@ static inline void run_report_offload(Run* run, double step_ms) {
         double waited = c.waited_ms - run->offload_waited_ms[i];
         run->offload_waited_ms[i] = c.waited_ms;
         if (bytes[i] == 0 || run->offload_steps < REPORTED) continue;
-        run_announce(run, "offload", run->record.state.step,
-                     "note: each step reads and writes %.3f GB of %s, reading at %.2f GB/s and writing at %.2f GB/s, "
-                     "and spends %.0f of its %.0f ms waiting for that", 1e-9 * (double)bytes[i], stores[i]->what,
-                     1e-6 * (double)c.read / c.read_ms, 1e-6 * (double)c.written / c.written_ms, waited, step_ms);
+        run_tell(run, true, "offload", run->record.state.step, "note: each step reads and writes %.3f GB of %s, "
+                 "reading at %.2f GB/s and writing at %.2f GB/s, and spends %.0f of its %.0f ms waiting for that",
+                 1e-9 * (double)bytes[i], stores[i]->what, 1e-6 * (double)c.read / c.read_ms,
+                 1e-6 * (double)c.written / c.written_ms, waited, step_ms);
     }
 }
 
@@ -203,15 +198,12 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
     comm_extend_timeout(&run->comm, true);
     if (!run_agree(run, ok, error) || !trace_gather(&trace, error)) return false;
     comm_extend_timeout(&run->comm, false);
-    snprintf(sentence, sizeof sentence,
-             "step %llu: %s, loss %.4g (mean %.4g), grad norm %.4g (mean %.4g)", step, SPIKE_NAMES[spike], result->loss,
-             state->losses.mean, result->grad_norm, state->norms.mean);
+    snprintf(sentence, sizeof sentence, "step %llu: %s, loss %.4g (mean %.4g), grad norm %.4g (mean %.4g)", step,
+             SPIKE_NAMES[spike], result->loss, state->losses.mean, result->grad_norm, state->norms.mean);
     TraceMeasure first_measure = spike == SPIKE_LOSS ? TRACE_LOSS : TRACE_NORM;
     if (run->comm.rank == 0) run_report_trace(run, &trace, first_measure, sentence, result);
-    const SequenceTrace *loss = &trace.worst[TRACE_LOSS][0], *norm = &trace.worst[TRACE_NORM][0];
-    StepWorst worst = {.loss = loss->loss, .loss_shard = loss->shard, .loss_at = loss->start,
-                       .norm = norm->norm, .norm_shard = norm->shard, .norm_at = norm->start};
-    s->worst = worst;
+    s->worst_loss = trace.worst[TRACE_LOSS][0];
+    s->worst_norm = trace.worst[TRACE_NORM][0];
     clock_start(&model->clock, &model->flat);
     s->trace_ms = now_ms() - began;
     return true;

@@ -20,8 +20,7 @@ static inline void run_print_model(const Run* run) {
     printf("\n");
 }
 
-// Prints the device, and the peak against which MFU is computed: --peak-tflops, or else the device's if it is known,
-// which *peak_tflops becomes.
+// Prints the device, and the peak for MFU: --peak-tflops, or the device's if it is known, which *peak_tflops becomes.
 static inline void run_print_device(const Run* run, double* peak_tflops) {
     char text[320];
     double peak;

@@ -44,11 +44,7 @@ typedef struct {
     Heartbeat ranks[HEARTBEAT_RANKS];
 } Heartbeats;
 
-// The slot of this process; NULL without a supervisor.
-static inline Heartbeat** heartbeat_state(void) {
-    static Heartbeat* mapped;
-    return &mapped;
-}
+static Heartbeat* heartbeat_slot;  // of this process; NULL without a supervisor
 
 static inline void heartbeat_write(Heartbeat* h, uint64_t phase, uint64_t step, const char* collective, bool closed) {
     uint64_t counter = h->counter;
@@ -68,28 +64,27 @@ static inline void heartbeat_write(Heartbeat* h, uint64_t phase, uint64_t step, 
 
 // A phase begins. Steps count from 1.
 static inline void heartbeat_send(HeartbeatPhase phase, uint64_t step) {
-    Heartbeat* h = *heartbeat_state();
-    if (h) heartbeat_write(h, (uint64_t)phase, step, NULL, false);
+    if (heartbeat_slot) heartbeat_write(heartbeat_slot, (uint64_t)phase, step, NULL, false);
 }
 
 // A collective begins, in the step of the last heartbeat.
 static inline void heartbeat_collective(const char* name) {
-    Heartbeat* h = *heartbeat_state();
+    Heartbeat* h = heartbeat_slot;
     if (h) heartbeat_write(h, HEARTBEAT_COLLECTIVE, h->step, name, false);
 }
 
 // The process ends by itself. exit(), and so a return from main, calls this.
 static inline void heartbeat_close(void) {
-    Heartbeat* h = *heartbeat_state();
+    Heartbeat* h = heartbeat_slot;
     if (h == NULL || h->pid != (uint64_t)getpid()) return;  // a forked child ends, not the rank
     heartbeat_write(h, h->phase, h->step, NULL, true);
-    *heartbeat_state() = NULL;
+    heartbeat_slot = NULL;
 }
 
 // path: getenv(HEARTBEAT_VARIABLE); without such a file on this machine no heartbeat is ever written. world: the number
 // of ranks, if all are on this machine; otherwise 0.
 static inline bool heartbeat_open(const char* path, size_t rank, size_t world, Error* error) {
-    if (path == NULL || *heartbeat_state()) return true;
+    if (path == NULL || heartbeat_slot) return true;
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0 && errno == ENOENT) return true;
     void* memory = file < 0 ? MAP_FAILED : mmap(NULL, sizeof(Heartbeats), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -103,7 +98,7 @@ static inline bool heartbeat_open(const char* path, size_t rank, size_t world, E
     h->rank = rank;
     h->world = world;
     heartbeat_write(h, HEARTBEAT_SETUP, 0, NULL, false);
-    *heartbeat_state() = h;
+    heartbeat_slot = h;
     atexit(heartbeat_close);
     return true;
 }

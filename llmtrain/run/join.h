@@ -16,14 +16,11 @@ static inline bool run_join_plan(Launch* launch, uint64_t* ranks, Error* error) 
 
 // Becomes one rank of the run: as the launcher's environment says, or by forking `ranks` ranks here if that is not 0.
 // shares_cores: ranks of one machine divide its cores, unless OpenMP's own variables say otherwise.
-static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores,
-                            Error* error) {
+static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores, Error* error) {
     if (!(ranks ? launch_fork(launch, ranks, error) : launch_find(launch, error)))
-        return fail_as(error,
-                       ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // a launcher has started ranks already
+        return fail_as(error, ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // there is a launcher already
     if (launch->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
-    size_t here =
-        launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor of this machine sees
+    size_t here = launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor here sees
     if (!heartbeat_open(getenv(HEARTBEAT_VARIABLE), launch->rank, here, error)) return false;
     if (!comm_open(&run->comm, launch, 1e3 * timeout, error)) return false;
     if (shares_cores && run->comm.local_world > 1 && threads_undecided())
@@ -61,16 +58,15 @@ static inline bool run_finish(Run* run, uint64_t steps, Error* error) {
 #define REAP_MS 2e3  // the time that forked ranks have to end after rank 0 has failed
 
 // Reports how the run ended, notifies the other ranks, and frees everything. Returns the exit code of the program.
-static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error, double timeout,
-                           bool interrupted) {
+static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error, double timeout, bool interrupted) {
     bool stopped = !ok && error->kind == ERROR_STOPPED;
     Error of_others;
     if (!ok) launch_report(launch, "train", error->text);
     if (!ok && run->comm.world > 1 && !error->on_all_ranks) comm_abort(&run->comm, error->text);
     if (ok) heartbeat_send(HEARTBEAT_DONE, run->record.state.step);
     if (run->cadence.began_ms > 0)
-        run_event(run, ok ? "done" : stopped ? "stopped" : "failed", run->record.state.step, "%s",
-                  ok ? "all steps" : error->text);
+        run_tell(run, false, ok ? "done" : stopped ? "stopped" : "failed", run->record.state.step, "%s",
+                 ok ? "all steps" : error->text);
     run_free(run);
     int code = ok ? 0 : error->kind == ERROR_USAGE ? 2 : stopped && !interrupted ? EXIT_SAVED : 1;
     return launch_reap(launch, "train", code, ok ? 1e3 * timeout : REAP_MS, &of_others);

@@ -24,13 +24,6 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Step
 
-// The sequences with the largest loss and the largest gradient in a step that was traced: the number of the shard, in
-// the order of the names of --data's shards, and the position of the first token in it.
-typedef struct {
-    double loss, loss_shard, loss_at;
-    double norm, norm_shard, norm_at;
-} StepWorst;
-
 typedef struct {
     uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
     StepResult result;                     // loss and norm, and how the ranks differ
@@ -47,8 +40,8 @@ typedef struct {
     uint64_t sent;                         // bytes that this rank sent in the step
     size_t ranks;
     double trace_ms;                       // time that the trace took, not included in `ms`
-    bool traced;                           // down to its sequences; the worst:
-    StepWorst worst;
+    bool traced;                           // down to its sequences; those with the largest loss and gradient:
+    SequenceTrace worst_loss, worst_norm;
 } StepLog;
 
 static inline void step_print(FILE* out, const StepLog* s) {
@@ -60,10 +53,9 @@ static inline void step_print(FILE* out, const StepLog* s) {
                  100 * (s->val_loss / s->entropy_floor - 1));
     if (!isnan(s->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * s->mfu);
     if (s->ranks > 1) snprintf(waits, sizeof waits, " | waits %.0f%%", 100 * s->result.wait_share);
-    fprintf(out,
-            "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min left\n",
-            (unsigned long long)s->step, (unsigned long long)s->steps, s->result.loss, val, s->result.grad_norm, s->lr,
-            s->ms, s->tokens_per_second, mfu, waits, skipped, s->minutes_left);
+    fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min "
+            "left\n", (unsigned long long)s->step, (unsigned long long)s->steps, s->result.loss, val,
+            s->result.grad_norm, s->lr, s->ms, s->tokens_per_second, mfu, waits, skipped, s->minutes_left);
     fflush(out);
 }
 
@@ -71,41 +63,29 @@ static inline void step_print(FILE* out, const StepLog* s) {
 // 2. Metrics
 
 // The keys of a line. A value that was not measured is null.
+#define LOG_COUNT(member, key) FIELD_SAVED(StepLog, member, KIND_COUNT, key, NULL)
+#define LOG_REAL(member, key) FIELD_SAVED(StepLog, member, KIND_REAL, key, NULL)
 static const Field METRICS[] = {
-    FIELD_SAVED(StepLog, step, KIND_COUNT, "step", NULL),
-    FIELD_SAVED(StepLog, result.loss, KIND_REAL, "loss", NULL),
-    FIELD_SAVED(StepLog, val_loss, KIND_REAL, "val_loss", NULL),
-    FIELD_SAVED(StepLog, result.grad_norm, KIND_REAL, "grad_norm", NULL),
-    FIELD_SAVED(StepLog, lr, KIND_REAL, "lr", NULL),
-    FIELD_SAVED(StepLog, tokens, KIND_COUNT, "tokens", NULL),
-    FIELD_SAVED(StepLog, skipped, KIND_COUNT, "skipped", NULL),
-    FIELD_SAVED(StepLog, result.loss_min, KIND_REAL, "loss_ranks_min", NULL),
-    FIELD_SAVED(StepLog, result.loss_median, KIND_REAL, "loss_ranks_median", NULL),
-    FIELD_SAVED(StepLog, result.loss_max, KIND_REAL, "loss_ranks_max", NULL),
-    FIELD_SAVED(StepLog, ms, KIND_REAL, "ms", NULL),
-    FIELD_SAVED(StepLog, result.busy_min, KIND_REAL, "ms_ranks_min", NULL),
-    FIELD_SAVED(StepLog, result.busy_median, KIND_REAL, "ms_ranks_median", NULL),
-    FIELD_SAVED(StepLog, result.busy_max, KIND_REAL, "ms_ranks_max", NULL),
-    FIELD_SAVED(StepLog, result.slowest, KIND_COUNT, "slowest_rank", NULL),
-    FIELD_SAVED(StepLog, result.wait_share, KIND_REAL, "wait_share", NULL),
-    FIELD_SAVED(StepLog, sent, KIND_COUNT, "comm_bytes", NULL),
-    FIELD_SAVED(StepLog, tokens_per_second, KIND_REAL, "tok_per_s", NULL),
-    FIELD_SAVED(StepLog, mfu, KIND_REAL, "mfu", NULL),
-    FIELD_SAVED(StepLog, memory, KIND_COUNT, "mem_bytes", NULL),
+    LOG_COUNT(step, "step"), LOG_REAL(result.loss, "loss"), LOG_REAL(val_loss, "val_loss"),
+    LOG_REAL(result.grad_norm, "grad_norm"), LOG_REAL(lr, "lr"), LOG_COUNT(tokens, "tokens"),
+    LOG_COUNT(skipped, "skipped"), LOG_REAL(result.loss_min, "loss_ranks_min"),
+    LOG_REAL(result.loss_median, "loss_ranks_median"), LOG_REAL(result.loss_max, "loss_ranks_max"),
+    LOG_REAL(ms, "ms"), LOG_REAL(result.busy_min, "ms_ranks_min"), LOG_REAL(result.busy_median, "ms_ranks_median"),
+    LOG_REAL(result.busy_max, "ms_ranks_max"), LOG_COUNT(result.slowest, "slowest_rank"),
+    LOG_REAL(result.wait_share, "wait_share"), LOG_COUNT(sent, "comm_bytes"),
+    LOG_REAL(tokens_per_second, "tok_per_s"), LOG_REAL(mfu, "mfu"), LOG_COUNT(memory, "mem_bytes"),
 };
 
 // Additional keys of a step that was traced.
 static const Field TRACED_METRICS[] = {
-    FIELD_SAVED(StepLog, worst.loss, KIND_REAL, "worst_loss", NULL),
-    FIELD_SAVED(StepLog, worst.loss_shard, KIND_REAL, "worst_loss_shard", NULL),
-    FIELD_SAVED(StepLog, worst.loss_at, KIND_REAL, "worst_loss_at", NULL),
-    FIELD_SAVED(StepLog, worst.norm, KIND_REAL, "worst_grad_norm", NULL),
-    FIELD_SAVED(StepLog, worst.norm_shard, KIND_REAL, "worst_grad_shard", NULL),
-    FIELD_SAVED(StepLog, worst.norm_at, KIND_REAL, "worst_grad_at", NULL),
+    LOG_REAL(worst_loss.loss, "worst_loss"), LOG_REAL(worst_loss.shard, "worst_loss_shard"),
+    LOG_REAL(worst_loss.start, "worst_loss_at"), LOG_REAL(worst_norm.norm, "worst_grad_norm"),
+    LOG_REAL(worst_norm.shard, "worst_grad_shard"), LOG_REAL(worst_norm.start, "worst_grad_at"),
 };
 
 typedef struct {
     FILE* file;
+    const char* directory;   // of the run
     char path[FILE_PATH_MAX];
     JsonWriter waiting;      // lines that a full disk has refused so far
     bool refused;            // and the user has been told
@@ -153,17 +133,15 @@ static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, siz
     return kept;
 }
 
-// Locks the log, so that only one process trains in its directory. Some file systems cannot (Lustre, unless mounted
-// with -o flock).
+// Locks the log: only one process trains in its directory. Some file systems cannot (Lustre without -o flock).
 static inline bool log_lock(Log* log, Error* error) {
-    int directory_bytes = (int)(strrchr(log->path, '/') - log->path);
     if (flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0) return true;
     if (errno == EWOULDBLOCK)
-        return fail_with(error, "another process is training in %.*s; wait for it, or give another --out",
-                         directory_bytes, log->path);
+        return fail_with(error, "another process is training in %s; wait for it, or give another --out",
+                         log->directory);
     if (errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK) return fail_file(error, "lock", log->path);
-    fprintf(stderr, "train: the file system of %.*s does not support locks (%s); make sure that no other process "
-            "trains there\n", directory_bytes, log->path, strerror(errno));
+    fprintf(stderr, "train: the file system of %s does not support locks (%s); make sure that no other process trains "
+            "there\n", log->directory, strerror(errno));
     return true;
 }
 
@@ -186,9 +164,8 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     size_t kept = log_keep_until(text, bytes, step, &damaged);
     bool ok = kept == bytes;
     if (damaged > 0) {
-        fprintf(stderr,
-                "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are affected\n",
-                log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
+        fprintf(stderr, "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are "
+                "affected\n", log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
         ok = file_write_atomic(log->path, text, kept, error) && log_open_again(log, "open", error);
     } else if (!ok) {
         ok = ftruncate(fileno(log->file), (off_t)kept) == 0 || fail_file(error, "truncate", log->path);
@@ -197,10 +174,10 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     return ok;
 }
 
-// Opens directory/metrics.jsonl to append.
 static inline bool log_open(Log* log, const char* directory, Error* error) {
     struct stat status;
     memset(log, 0, sizeof *log);
+    log->directory = directory;
     log_path(log->path, sizeof log->path, directory);
     bool found = stat(log->path, &status) == 0;
     if (found && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))  // a pipe would wait for a reader
@@ -212,15 +189,12 @@ static inline bool log_open(Log* log, const char* directory, Error* error) {
 // Replaces a log that someone has deleted, so that the rest of the run is not lost too.
 static inline bool log_replace_deleted(Log* log, Error* error) {
     struct stat status;
-    char directory[FILE_PATH_MAX];
     bool found = fstat(fileno(log->file), &status) == 0;
     if (found ? status.st_nlink > 0 : errno != ESTALE) return true;  // ESTALE: on NFS another machine has deleted it
     fprintf(stderr, "train: %s was deleted while the run was writing to it; starting a new one\n", log->path);
-    snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(log->path, '/') - log->path), log->path);
-    return directory_make(directory, error) && log_open_again(log, "create", error);
+    return directory_make(log->directory, error) && log_open_again(log, "create", error);
 }
 
-// Writes the pending lines.
 static inline bool log_flush(Log* log, Error* error) {
     JsonWriter* w = &log->waiting;
     if (!log_replace_deleted(log, error)) return false;
@@ -265,31 +239,32 @@ static inline void log_close(Log* log) {
 // 3. Events
 
 // The date and time, UTC.
-static inline void time_utc(char text[64]) {
+static inline void json_member_time(JsonWriter* w) {
+    char text[64];
     struct timespec now;
     struct tm utc;
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &utc);
     size_t bytes = strftime(text, 32, "%Y-%m-%dT%H:%M:%S", &utc);
-    snprintf(text + bytes, 64 - bytes, ".%03dZ", (int)(now.tv_nsec / 1000000));
+    snprintf(text + bytes, sizeof text - bytes, ".%03dZ", (int)(now.tv_nsec / 1000000));
+    json_member_string(w, "time", text);
 }
 
 // Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk
 // has truncated is ended first. key: the name of an additional member with a value in JSON; or NULL.
-static inline bool event_write_with(const char* directory, const char* event, uint64_t step, const char* detail,
-                                    const char* key, const char* value, Error* error) {
-    char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';
+static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
+                               const char* key, const char* value, Error* error) {
+    char path[FILE_PATH_MAX + 32], last = '\n';
     JsonWriter w;
     snprintf(path, sizeof path, "%.*s/events.jsonl", (int)FILE_PATH_MAX, directory);
     int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (file < 0) return fail_file(error, "open", path);
     off_t end = lseek(file, 0, SEEK_END);
     bool cut = end > 0 && pread(file, &last, 1, end - 1) == 1 && last != '\n';
-    time_utc(time_text);
     memset(&w, 0, sizeof w);
     if (cut) json_put(&w, "\n", 1);
     json_write_begin(&w, '{');
-    json_member_string(&w, "time", time_text);
+    json_member_time(&w);
     json_member_string(&w, "event", event);
     json_member_u64(&w, "step", step);
     json_member_string(&w, "detail", detail);
@@ -303,11 +278,6 @@ static inline bool event_write_with(const char* directory, const char* event, ui
     json_writer_free(&w);
     close(file);
     return good;
-}
-
-static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
-                               Error* error) {
-    return event_write_with(directory, event, step, detail, NULL, NULL, error);
 }
 
 #endif  // LLMTRAIN_LOG_H

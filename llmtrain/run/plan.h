@@ -24,17 +24,15 @@ typedef struct {
     size_t program;            // bytes that the program uses before it allocates anything
 } PlanOptions;
 
-// Appends the flags of these options, and sets the defaults.
 static inline void plan_flags(Flags* flags, PlanOptions* o) {
     const Flag table[] = {
         FLAG_HEADING("Memory"),
         FLAG_SWITCH("plan", &o->show, false, FLAG_FREE, "print the memory plan and exit"),
         FLAG_REAL("memory", &o->memory_gb, 0, 0, 1e6, FLAG_FREE,
                   "GB of memory per rank: the limit of --recompute auto; --plan says whether the run fits in it"),
-        FLAG_CHOICE("recompute", &o->recompute, RECOMPUTE_NONE, RECOMPUTE_NAMES, FLAG_LOCAL,
-                    "activations to recompute in the backward pass: norms: outputs of norms; gelu: also of GELU or "
-                    "SwiGLU; attention: also qkv and attention; block: all of a block but its input; auto: the "
-                    "cheapest choice that fits --memory"),
+        FLAG_CHOICE("recompute", &o->recompute, RECOMPUTE_NONE, RECOMPUTE_NAMES, FLAG_LOCAL, "activations to recompute "
+                    "in the backward pass: norms: outputs of norms; gelu: also of GELU or SwiGLU; attention: also qkv "
+                    "and attention; block: all of a block but its input; auto: the cheapest choice that fits --memory"),
         FLAG_CHOICE("offload", &o->offload, 0, OFFLOAD_CHOICES, FLAG_LOCAL,
                     "keep master weights and optimizer state, or the activations of the blocks, on a disk or, in GPU "
                     "builds, in host memory: same weights, slower"),
@@ -68,7 +66,6 @@ static inline Arena plan_outside(const Model* model, const PlanOptions* o) {
     return outside;
 }
 
-// Total bytes of the process.
 static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
     return model->memory.total + plan_outside(model, o).total;
 }

@@ -28,8 +28,7 @@ typedef struct {
     const char *names, *members;  // names: several separated by |
 } Preset;
 
-// The GPT-2 sizes of the paper, the same and more under llm.c's names by depth, and Llama's: the small ones of
-// llama2.c, then version 3.
+// The GPT-2 sizes of the paper, these and more by llm.c's names for depths; llama2.c's small Llamas, then Llama 3.
 #define PRESET_GPT2 " family=gpt2 context=1024 vocab=50257 tied=on"
 #define PRESET_LLAMA2C " family=llama vocab=32000 tied=on rope_theta=10000"
 #define PRESET_LLAMA3 " family=llama context=8192 vocab=128256 kv_heads=8 rope_theta=500000"

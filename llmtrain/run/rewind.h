@@ -1,7 +1,6 @@
 // rewind.h: a run that has diverged goes back to a checkpoint and continues with other data: run_rewind.
 //
-// It goes back to the same checkpoint whether or not it was killed and resumed meanwhile. Later checkpoints are set
-// aside, so that no resume uses them.
+// It goes back to the same checkpoint even if it was killed and resumed. Later ones are set aside: no resume uses them.
 
 #ifndef LLMTRAIN_REWIND_H
 #define LLMTRAIN_REWIND_H
@@ -38,21 +37,16 @@ static inline bool run_choose_rewind(Run* run, const char* why, uint64_t* first,
     uint64_t oldest = run_oldest_kept(run, *first);
     // With a cadence in minutes, --ckpt-keep may have removed what came before the checkpoint of the last rewind.
     *begins = oldest == 0 && !(again && run->cadence.steps == 0 && o->ckpt_keep > 0);
-    if (o->rewind == 0)
-        return fail_with(error, "%s; lower --lr or raise --spike-skip, and --resume, or use --rewind", why) ||
-            fail_on_all_ranks(error);
-    if (state->rewinds >= o->rewind)
-        return fail_with(error, "%s, after %llu rewinds; lower --lr, and --resume", why,
-                         (unsigned long long)state->rewinds) ||
-               fail_on_all_ranks(error);
-    if (again && *before <= oldest && oldest > 0)
-        return fail_with(
-                   error,
-                   "%s, also after the rewind to step %llu, and --ckpt-keep %llu has left no checkpoint before that; "
-                   "lower --lr, and --resume",
-                   why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep) ||
-               fail_on_all_ranks(error);
-    return true;
+    bool may = o->rewind > 0;
+    if (!may) fail_with(error, "%s; lower --lr or raise --spike-skip, and --resume, or use --rewind", why);
+    else if (state->rewinds >= o->rewind)
+        may = fail_with(error, "%s, after %llu rewinds; lower --lr, and --resume", why,
+                        (unsigned long long)state->rewinds);
+    else if (again && *before <= oldest && oldest > 0)
+        may = fail_with(error, "%s, also after the rewind to step %llu, and --ckpt-keep %llu has left no checkpoint "
+                        "before that; lower --lr, and --resume", why, (unsigned long long)*before,
+                        (unsigned long long)o->ckpt_keep);
+    return may || fail_on_all_ranks(error);
 }
 
 // Called when the run has diverged: goes back to a checkpoint, and continues with the samples that come next and a
@@ -83,9 +77,9 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
     state->lr_factor = diverged.lr_factor * run->options->rewind_lr;
     fault_point("forget");
     if (!run_agree(run, run_set_aside(run, true, error), error)) return false;
-    run_announce(run, "rewound", diverged.step,
-                 "went back from step %llu to %llu: %s; the learning rate is now multiplied by %g",
-                 (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
+    run_tell(run, true, "rewound", diverged.step, "went back from step %llu to %llu: %s; the learning rate is now "
+             "multiplied by %g", (unsigned long long)diverged.step, (unsigned long long)state->step, why,
+             state->lr_factor);
     run->cadence.saved_ms = now_ms();
     clock_start(&run->model.clock, &run->model.flat);
     return true;

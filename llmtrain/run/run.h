@@ -46,30 +46,25 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
     o->ckpt_tiers.count = 0;
     const Flag table[] = {
         FLAG_HEADING("Guards against spikes"),
-        FLAG_REAL(
-            "spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
-            "raise the clipping bound to the running mean of the clipped norms + X standard deviations; 0: clip to "
-            "--clip exactly"),
+        FLAG_REAL("spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0, "raise the clipping bound to the running mean of the "
+                  "clipped norms + X standard deviations; 0: clip to --clip exactly"),
         FLAG_REAL("spike-skip", &g->spike_skip, 20, 0, 1e9, 0,
                   "skip steps whose gradient norm exceeds X times its running mean; 0: never"),
         FLAG_COUNT("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0,
                    "gradient norms seen before --spike-sigma and --spike-skip apply"),
-        FLAG_REAL("spike-trace", &g->spike_trace, 4, 0, 1e9, FREE,
-                  "report the worst sequences of a step that is skipped or clipped more than X-fold (costs a second "
-                  "pass over its batch); 0: never"),
-        FLAG_REAL("spike-loss", &g->spike_loss, 5, 0, 1e9, FREE,
-                  "report the worst sequences of a step whose loss exceeds its running mean by X standard deviations "
-                  "(costs a second pass over its batch); 0: never"),
+        FLAG_REAL("spike-trace", &g->spike_trace, 4, 0, 1e9, FREE, "report the worst sequences of a step that is "
+                  "skipped or clipped more than X-fold (costs a second pass over its batch); 0: never"),
+        FLAG_REAL("spike-loss", &g->spike_loss, 5, 0, 1e9, FREE, "report the worst sequences of a step whose loss "
+                  "exceeds its running mean by X standard deviations (costs a second pass over its batch); 0: never"),
         FLAG_REAL("loss-scale", &o->loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
         FLAG_COUNT("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
                    "fp16 builds: double the loss scale after N finite steps"),
         FLAG_HEADING("The run and its checkpoints"),
         FLAG_TEXT("out", &o->out, NULL, "DIR", FREE, "directory of the run, for metrics.jsonl and checkpoints"),
         FLAG_SWITCH("resume", &o->resume, false, FREE, "continue the run in --out from its newest good checkpoint"),
-        FLAG_TEXT("init-from", &o->init_from, NULL, "DIR", FREE,
-                  "model from which a new run takes its weights and, without --model or sizes, its configuration: a "
-                  "checkpoint or run (optimizer state, step and schedule are not used), a Hugging Face directory, or "
-                  "an llm.c file"),
+        FLAG_TEXT("init-from", &o->init_from, NULL, "DIR", FREE, "model from which a new run takes its weights and, "
+                  "without --model or sizes, its configuration: a checkpoint or run (optimizer state, step and "
+                  "schedule are not used), a Hugging Face directory, or an llm.c file"),
         FLAG_TEXT("ckpt-every", &o->ckpt_every, "0", "N|Nmin|auto", FREE,
                   "save every N steps, every N minutes, or at the interval optimal for --mtbf; 0: only at the end"),
         FLAG_SWITCH("ckpt-async", &o->ckpt_async, true, FREE,
@@ -117,7 +112,6 @@ static inline bool tier_parse(Tier* tier, const char* text, Error* error) {
                      "/dev/shm/run:20:2", text);
 }
 
-// Refuses incompatible flags.
 static inline bool run_options_check(const RunOptions* o, const Cadence* cadence, Error* error) {
     if (o->resume && o->out == NULL)
         return fail_with(error, "--resume needs --out, the directory of the run to continue");
@@ -178,32 +172,22 @@ static inline void run_write_event(Run* run, const char* event, uint64_t step, c
                                    const char* value) {
     Error error;
     if (run->log.file == NULL) return;
-    bool good = event_write_with(run->options->out, event, step, detail, key, value, &error);
+    bool good = event_write(run->options->out, event, step, detail, key, value, &error);
     if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training continues\n", error.text);
     run->events_refused = !good;
 }
 
-__attribute__((format(printf, 4, 5))) static inline void run_event(Run* run, const char* event, uint64_t step,
-                                                                   const char* format, ...) {
-    char detail[sizeof(Error)];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(detail, sizeof detail, format, arguments);
-    va_end(arguments);
-    run_write_event(run, event, step, detail, NULL, NULL);
-}
-
-// The same, also printed to the console.
-__attribute__((format(printf, 4, 5))) static inline void run_announce(Run* run, const char* event, uint64_t step,
-                                                                      const char* format, ...) {
+// The same with a sentence, which is printed too if `aloud`.
+__attribute__((format(printf, 5, 6))) static inline void run_tell(Run* run, bool aloud, const char* event,
+                                                                  uint64_t step, const char* format, ...) {
     char sentence[sizeof(Error)];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
-    printf("%s\n", sentence);
-    fflush(stdout);
-    run_event(run, event, step, "%s", sentence);
+    if (aloud) printf("%s\n", sentence);
+    if (aloud) fflush(stdout);
+    run_write_event(run, event, step, sentence, NULL, NULL);
 }
 
 // Only a run that saves before its end has something to save asynchronously.
@@ -213,7 +197,6 @@ static inline bool run_takes_snapshots(const Run* run) {
     return run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_tiers.count);
 }
 
-// Allocates the host's batch.
 static inline bool run_allocate(Run* run, Error* error) {
     size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
     run->tokens = (int32_t*)memory_allocate(bytes);
@@ -259,10 +242,8 @@ static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked,
     for (size_t i = 0; i < asked->flags->count; i++) {
         const Flag* flag = &asked->flags->rows[i];
         if ((flag->marks & FLAG_FIXED) && resume_differs(there, here, flag, manifest))
-            return fail_with(error,
-                             "%s belongs to another run: there --%s is '%.200s', here it is '%.200s'; give the same "
-                             "flags, or another --out",
-                             path, flag->name, there, here);
+            return fail_with(error, "%s belongs to another run: there --%s is '%.200s', here it is '%.200s'; give the "
+                             "same flags, or another --out", path, flag->name, there, here);
     }
     if (saved->data != asked->data)
         return fail_with(error, "%s belongs to a run on other data than --data; give the same shards, or another --out",
@@ -397,14 +378,11 @@ static inline bool run_mask_documents(Run* run, bool asked, const uint64_t* give
     bool known = tokenizer_is_known(&run->tokenizer);
     int32_t end = given ? (int32_t)*given : known ? run->tokenizer.end_of_text : -1;
     if (given && run->train.vocabulary > 0 && end >= run->train.vocabulary)
-        return fail_with(error,
-                         "--end-of-text %d is outside the data's vocabulary of %d; give the id of its end-of-text "
-                         "token",
-                         (int)end, (int)run->train.vocabulary);
+        return fail_with(error, "--end-of-text %d is outside the data's vocabulary of %d; give the id of its "
+                         "end-of-text token", (int)end, (int)run->train.vocabulary);
     if (end < 0)
-        return fail_with(error,
-                         "--documents mask needs the token between documents, but %s; give --end-of-text N (50256 "
-                         "for GPT-2 tokens), or shards made by tokenize --text",
+        return fail_with(error, "--documents mask needs the token between documents, but %s; give --end-of-text N "
+                         "(50256 for GPT-2 tokens), or shards made by tokenize --text",
                          known ? "the data's tokenizer has none" : "the data has no tokenizer");
     run->train.mask_documents = run->val.mask_documents = true;
     run->train.end_of_text = run->val.end_of_text = end;
@@ -429,9 +407,8 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
     if (o->resume) return true;
     if (!checkpoint_find_before(&newest, &found, o->out, UINT64_MAX, error)) return false;
     if (found)
-        return fail_with(error,
-                         "%s holds a run that reached step %llu; add --resume to continue it, or give another --out",
-                         o->out, (unsigned long long)newest);
+        return fail_with(error, "%s holds a run that reached step %llu; add --resume to continue it, or give another "
+                         "--out", o->out, (unsigned long long)newest);
     log_path(log, sizeof log, o->out);
     if (stat(log, &status) == 0 && status.st_size > 0)
         return fail_with(error, "%s exists; add --resume to start that run again, or give another --out", log);

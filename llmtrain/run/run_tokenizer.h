@@ -44,8 +44,7 @@ static inline bool found_tokenizers_agree(const FoundTokenizer* a, const FoundTo
                      (unsigned long long)ours->hash, b->where, other->name, (unsigned long long)other->hash);
 }
 
-// Opens the tokenizer of a dataset's shards, which must agree. Without one next to them, a vocabulary of 256 means that
-// they hold bytes.
+// Opens the tokenizer of a dataset's shards, which must agree. Without one, a vocabulary of 256 means bytes.
 static inline bool dataset_tokenizer_open(FoundTokenizer* found, const Dataset* dataset, Error* error) {
     memset(found, 0, sizeof *found);
     char last[FILE_PATH_MAX] = "", directory[FILE_PATH_MAX];
@@ -96,8 +95,7 @@ static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train
     return ok;
 }
 
-// Whether a model of V tokens can read a dataset: its vocabulary is the same, or smaller where the model's may be
-// padded, as in models of other programs.
+// Whether a model of V tokens can read a dataset: of the same vocabulary, or of a smaller one if V may be padded.
 static inline bool dataset_fits_model(const Dataset* dataset, size_t V, const Tokenizer* tokenizer,
                                       const char* init_from) {
     size_t of_data = (size_t)dataset->vocabulary;

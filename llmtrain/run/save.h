@@ -187,7 +187,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
         if (!all || usable) return usable;
         if (run->comm.world > 1 && comm_failed(&run->comm, &fault)) return false;
         if (run->comm.rank == 0) fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
-        run_event(run, "damaged", step, "%s", error->text);
+        run_tell(run, false, "damaged", step, "%s", error->text);
     }
     if (!*found) return true;
     return fail_with(error, "no checkpoint in %s can be used, for the reasons above; start again with another --out",
@@ -202,12 +202,12 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     const RunOptions* o = run->options;
     bool writes = run->comm.rank == 0 && o->out;
     *found = false;
-    if (!run_agree(run, !writes || directory_make(o->out, error), error)) return false;
-    if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
+    bool ok = !writes || (directory_make(o->out, error) && log_open(&run->log, o->out, error));
+    if (!run_agree(run, ok, error)) return false;
     if (o->out && !run_open_tiers(run, error)) return false;
     if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    bool ok = (*found || run_start(run, error)) && run_set_aside(run, false, error);
+    ok = (*found || run_start(run, error)) && run_set_aside(run, false, error);
     source_close(&run->source);  // a run that resumes has used only its configuration
     if (!run_agree(run, ok, error)) return false;
     if (writes && run->saved > 0) run_prune(run, 0, run->saved);
@@ -216,7 +216,6 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
 
 // ------------------------------------------------------------------------------------------------
 // 4. Saving
-
 //
 // A save begins (run_save_begin), and steps continue during it. When all ranks have written their parts, it is
 // completed (run_save_complete); run_save_wait waits for that first.
@@ -239,26 +238,22 @@ static inline unsigned run_save_due(const Run* run, uint64_t step, bool stop, bo
     return out || busy || oldest == 0 ? out : 1u << oldest;
 }
 
-// Completes the save in progress; *good says whether the checkpoint is there, and if not, *error why. False if a rank
-// is lost.
+// Completes the save in progress; *good: the checkpoint is there; if not, *error says why. False if a rank is lost.
 static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     Cadence* c = &run->cadence;
     uint64_t step = run->saver.step;
     double began = run->saver.began_ms;
-    Error why;
     fault_point("checksums");
     heartbeat_send(HEARTBEAT_PAUSE, run->record.state.step);
     comm_extend_timeout(&run->comm, true);
-    *good = saver_end(&run->saver, &why);
+    *good = saver_end(&run->saver, error);
     comm_extend_timeout(&run->comm, false);
-    if (!*good && run->comm.world > 1 && comm_failed(&run->comm, error)) return false;
-    if (!*good) *error = why;
-    if (!*good) return true;
+    if (!*good) return run->comm.world <= 1 || !comm_failed(&run->comm, error);
     if (run->saving == 0) {
         run->saved = step;
         c->took_ms = now_ms() - began;
-        run_announce(run, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
-                     run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
+        run_tell(run, true, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
+                 run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
     }
     fault_point("clean");
     run_prune(run, run->saving, step);
@@ -273,7 +268,7 @@ static inline bool run_save_complete_or_report(Run* run, Error* error) {
     if (!good && run->comm.rank == 0)
         fprintf(stderr, "train: step %llu was not saved: %s. Training continues; earlier checkpoints are unchanged\n",
                 (unsigned long long)step, error->text);
-    if (!good) run_event(run, "not_saved", step, "%s", error->text);
+    if (!good) run_tell(run, false, "not_saved", step, "%s", error->text);
     return true;
 }
 
@@ -281,12 +276,9 @@ static inline bool run_save_complete_or_report(Run* run, Error* error) {
 static inline void run_schedule_save(Run* run) {
     Cadence* c = &run->cadence;
     if (!cadence_choose(c)) return;
-    printf(
-        "next checkpoint in %.1f min: a save costs %.0f ms, mean time between failures %g h; expected cost %.2f%% of "
-        "the "
-        "time, measured so far %.2f%%\n",
-        c->every_ms / 6e4, c->cost_ms, c->mtbf_ms / 3.6e6, 100 * c->cost_ms / c->every_ms,
-        100 * (c->costs_ms + c->cost_ms) / (now_ms() - c->began_ms));
+    printf("next checkpoint in %.1f min: a save costs %.0f ms, mean time between failures %g h; expected cost %.2f%% "
+           "of the time, measured so far %.2f%%\n", c->every_ms / 6e4, c->cost_ms, c->mtbf_ms / 3.6e6,
+           100 * c->cost_ms / c->every_ms, 100 * (c->costs_ms + c->cost_ms) / (now_ms() - c->began_ms));
 }
 
 // Between two steps: waits for the save in progress, if there is one.
@@ -301,8 +293,7 @@ static inline bool run_save_wait(Run* run, Error* error) {
     return ok;
 }
 
-// Begins a save in a tier, after completing the previous one. Flushes the log first, so that the log never ends before
-// the checkpoint.
+// Completes the previous save, and begins one in a tier, after flushing the log, which must not end before it.
 static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* error) {
     if (!run_save_wait(run, error)) return false;
     Error reason;
@@ -331,8 +322,7 @@ static inline bool run_save_last(Run* run, Error* error) {
     return run_save_begin(run, 0, kind, error) && run_save_complete(run, &good, error) && good;
 }
 
-// Saves in the tiers that are due, while training continues; without a snapshot, or before the run ends, waits until
-// the checkpoint is there.
+// Saves in the tiers that are due, while training continues; without a snapshot, or at the end, waits for the result.
 static inline bool run_save(Run* run, unsigned due, bool last, Error* error) {
     if (last) return run_save_last(run, error);
     for (size_t i = 0; i < run->tier_count; i++) {

@@ -29,11 +29,8 @@ static inline void run_begin_clock(Run* run) {
 }
 
 static inline StepLog step_begin(Run* run) {
-    StepLog s;
-    memset(&s, 0, sizeof s);
-    s.began_ms = now_ms();
-    s.sent = collective_bytes_sent(&run->model.flat.collectives);
-    s.val_loss = NAN;
+    StepLog s = {.val_loss = NAN, .began_ms = now_ms(),
+                 .sent = collective_bytes_sent(&run->model.flat.collectives)};
     fault_step(run->comm.rank, run->record.state.step + 1);
     return s;
 }
@@ -43,8 +40,7 @@ static inline StepLog step_begin(Run* run) {
 static inline bool step_read(Run* run, StepLog* s, bool stop, Error* error) {
     Saver* saver = &run->saver;
     SaverState state = saver_state(saver);
-    StepFlags flags = {stop, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN,
-                       state == SAVER_FAILED};
+    StepFlags flags = {stop, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN, state == SAVER_FAILED};
     heartbeat_collective("the reduction of gradients");
     if (!model_finish_step(&run->model, &s->result, flags, error)) return false;
     heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);

@@ -30,32 +30,23 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Sequence
 
-// All members are doubles, which the ranks exchange; a double holds integers up to 2^53.
-typedef struct {
-    double sample;        // its number in the run
-    double shard, start;  // of the dataset: number of the shard, and in it the position of the first token
-    double rank;
-    double loss;          // mean over its targets
-    double norm;          // L2 norm of its gradient: of its part of the step's objective, without the loss scale
-} SequenceTrace;
-
-static inline bool sequence_is_finite(const SequenceTrace* s) { return isfinite(s->loss) && isfinite(s->norm); }
-
 enum { TRACE_WORST = 4 };  // sequences kept for each measure
 
 typedef enum { TRACE_LOSS, TRACE_NORM, TRACE_MEASURES } TraceMeasure;
+
+typedef SequenceTrace WorstSequences[TRACE_MEASURES][TRACE_WORST];  // the largest first; NaN is the largest
 
 static inline double sequence_measure(const SequenceTrace* s, TraceMeasure measure) {
     return measure == TRACE_LOSS ? s->loss : s->norm;
 }
 
 typedef struct {
-    SequenceTrace worst[TRACE_MEASURES][TRACE_WORST];  // the largest first; NaN is the largest
-    size_t count;                                      // of each
-    char not_finite[400];                              // the first operation with a non-finite output; empty: none
+    WorstSequences worst;
+    size_t count;               // of sequences in each row
+    char not_finite[400];       // the first operation with a non-finite output; empty: none
     Model* model;
-    Staging staging[STAGINGS];                         // the model's own, which trace_end restores
-    void* memory[2];                                   // owned: gradients of one bucket each; NULL: not needed
+    Staging staging[STAGINGS];  // the model's own, which trace_end restores
+    void* memory[2];            // owned: gradients of one bucket each; NULL: not needed
     size_t bytes[2];
 } StepTrace;
 
@@ -69,11 +60,6 @@ static inline void trace_insert(SequenceTrace* worst, size_t count, const Sequen
         if (place < TRACE_WORST) worst[place] = worst[place - 1];
     }
     if (place < TRACE_WORST) worst[place] = *s;
-}
-
-static inline void trace_add(StepTrace* trace, const SequenceTrace* s) {
-    for (int m = 0; m < TRACE_MEASURES; m++) trace_insert(trace->worst[m], trace->count, s, (TraceMeasure)m);
-    trace->count = min_size(trace->count + 1, TRACE_WORST);
 }
 
 // Loss and gradient norm of one sequence, tokens and targets (T) on the host, from a micro-batch with `count` targets
@@ -188,16 +174,12 @@ static inline void describe_weights(char* text, size_t size, const Finder* f) {
     }
 }
 
-// Whether a point belongs to a block.
-static inline bool watch_is_in_block(WatchPoint point) {
-    return point <= WATCH_FFN || (point >= WATCH_FFN_BACKWARD && point <= WATCH_QKV_BACKWARD);
-}
-
 static inline void finder_report(Finder* f, WatchPoint point, size_t l, const char* operation, bool backward,
                                  size_t token) {
     char block[32] = "", at[32] = "", weights[240] = "";
     describe_weights(weights, sizeof weights, f);
-    if (watch_is_in_block(point)) snprintf(block, sizeof block, " of block %zu", l);
+    bool in_block = point <= WATCH_FFN || (point >= WATCH_FFN_BACKWARD && point <= WATCH_QKV_BACKWARD);
+    if (in_block) snprintf(block, sizeof block, " of block %zu", l);
     if (token != SIZE_MAX) snprintf(at, sizeof at, "token %zu of ", token);
     snprintf(f->trace->not_finite, sizeof f->trace->not_finite, "%s%s, %s, %ssample %.0f%s", operation, block,
              backward ? "backward" : "forward", at, f->sample, weights);
@@ -251,8 +233,7 @@ static inline void trace_end(StepTrace* trace) {
 }
 
 // Redirects the gradients of the passes to staging buffers, so that the step's sums stay as they are. If there is no
-// memory for them, it fails and changes nothing: allocating anyway could kill the run, and kill it again after a
-// resume.
+// memory for them, it fails and changes nothing: allocating anyway could kill the run, and again after a resume.
 static inline bool trace_begin(StepTrace* trace, Model* model, Error* error) {
     FlatVector* flat = &model->flat;
     memset(trace, 0, sizeof *trace);
@@ -320,9 +301,10 @@ static inline bool trace_sequences(StepTrace* trace, const Loader* loader, uint6
             const int32_t *row = tokens + b * T, *row_targets = targets + b * T;
             model->dropout.first_token = (first + b) * T;
             sequence_measure_gradient(&s, model, row, row_targets, count, T);
-            trace_add(trace, &s);
-            bool first_found = !sequence_is_finite(&s) && trace->not_finite[0] == 0;
-            if (first_found && !trace_find(trace, &s, row, row_targets, count, T, error)) return false;
+            for (int m = 0; m < TRACE_MEASURES; m++) trace_insert(trace->worst[m], trace->count, &s, (TraceMeasure)m);
+            trace->count = min_size(trace->count + 1, TRACE_WORST);
+            bool found = !(isfinite(s.loss) && isfinite(s.norm)) && trace->not_finite[0] == 0;
+            if (found && !trace_find(trace, &s, row, row_targets, count, T, error)) return false;
         }
     }
     return true;
@@ -330,24 +312,20 @@ static inline bool trace_sequences(StepTrace* trace, const Loader* loader, uint6
 
 // Gathers the worst sequences over all ranks, and the operation that the lowest rank has found. All ranks call it.
 static inline bool trace_gather(StepTrace* trace, Error* error) {
-    enum { NUMBERS = sizeof(SequenceTrace) / sizeof(double) * TRACE_MEASURES * TRACE_WORST };
     const RankOptions* o = &trace->model->flat.options;
-    size_t world = trace->model->flat.options.world, *begins = NULL, own = trace->count;
+    size_t world = o->world, *begins = NULL, own = trace->count;
     char* texts = NULL;
     if (o->transport == NULL || world == 1) return true;
-    Comm* comm = o->transport->comm;
-    double* all = (double*)memory_allocate(world * NUMBERS * sizeof(double));
+    WorstSequences* all = (WorstSequences*)memory_allocate(world * sizeof *all);
     if (all == NULL) return fail_with(error, "out of memory for the sequences of %zu ranks", world);
-    memcpy(all + o->rank * NUMBERS, trace->worst, sizeof trace->worst);
-    bool ok = comm_gather_doubles(comm, all, NUMBERS, error) &&
-              comm_gather_texts(comm, &texts, &begins, trace->not_finite, error);
+    memcpy(all[o->rank], trace->worst, sizeof trace->worst);
+    bool ok = transport_all_gather(o->transport, all, world * sizeof *all, DTYPE_U8, error) &&
+              comm_gather_texts(o->transport->comm, &texts, &begins, trace->not_finite, error);
     for (int m = 0; ok && m < TRACE_MEASURES; m++) {
         trace->count = 0;
         for (size_t r = 0; r < world; r++)
             for (size_t i = 0; i < own; i++) {
-                SequenceTrace s;
-                memcpy(&s, (SequenceTrace*)(void*)(all + r * NUMBERS) + (size_t)m * TRACE_WORST + i, sizeof s);
-                trace_insert(trace->worst[m], trace->count, &s, (TraceMeasure)m);
+                trace_insert(trace->worst[m], trace->count, &all[r][m][i], (TraceMeasure)m);
                 trace->count = min_size(trace->count + 1, TRACE_WORST);
             }
     }

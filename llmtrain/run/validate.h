@@ -40,7 +40,7 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
     model->dropout = dropout;
     if (!ok || !stats_gather(&model->stats, own, COUNT, error)) return false;
     for (size_t r = 0; r < world; r++)
-        for (size_t i = 0; i < COUNT; i++) sum[i] += stats_of(&model->stats, r, i, COUNT);
+        for (size_t i = 0; i < COUNT; i++) sum[i] += stats_of(&model->stats, r, i);
     *loss = sum[LOSS] / sum[TOKENS];
     return true;
 }
