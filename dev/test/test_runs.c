@@ -328,17 +328,31 @@ static void test_log_of_ranks(void) {
     check_bound(ok ? error : NAN, 1e-9, "log of two ranks: mean loss and tokens per second");
 }
 
-// A tier's checkpoints belong to one run: a resume takes the newest of its own, and none of an earlier run in the same
-// --out.
+// A tier's checkpoints belong to one run: a resume takes the newest of its own, also after one that was refused, and
+// none that the run has left behind, or of an earlier run in the same --out.
 static void test_tier(void) {
     const char *kill_13 = "rank 0 step 13 at load do kill", *kill_18 = "rank 0 step 18 at load do kill";
     runs_remove();
     need(train(small_run("b", "")) == 0, "the run to compare with failed");
-    const char* tier = "--threads 1 --ckpt-async off --ckpt-tier ./tier:5";
+    const char *tier = "--threads 1 --ckpt-async off --ckpt-tier ./tier:5", *left = "--ckpt-tier does not name them";
     bool killed = train_apart(kill_18, small_run("a", tier)) != 0;
     check(killed && train(small_run("a", "--resume --ckpt-tier ./tier:7:1")) == 0 &&
               output_contains("step_00000015 in") && runs_equal(20),
           "a tier's checkpoint is resumed");
+
+    remove_tree("a");
+    killed = train_apart(kill_18, small_run("a", tier)) != 0;
+    bool refused = train(small_run("a", "--resume --seed 1")) == 1 && output_contains(left);
+    check(killed && refused && train(small_run("a", "--resume --ckpt-tier ./tier:5")) == 0 &&
+              output_contains("step_00000015 in") && runs_equal(20),
+          "also after a resume without the tier that was refused");
+
+    remove_tree("a");
+    killed = train_apart(kill_18, small_run("a", tier)) != 0;
+    killed = train_apart(kill_13, small_run("a", "--threads 1 --resume")) != 0 && killed && output_contains(left);
+    check(killed && train(small_run("a", "--resume --ckpt-tier ./tier:5")) == 0 &&
+              output_contains("step_00000010 in") && runs_equal(20),
+          "but not once the run has gone on without the tier");
 
     remove_tree("a");
     killed = train_apart(kill_18, small_run("a", text_of("%s --clip 0.1", tier))) != 0;
