@@ -715,10 +715,32 @@ static void test_going_back(void) {
     model_free(&model);
 }
 
+// Saves in --out follow one another without a pause: a tier gets its own all the same.
+static void test_tier_waits(void) {
+    RunOptions options = {.out = "out"};
+    Run run;
+    size_t saves = 0;
+    memset(&run, 0, sizeof run);
+    run.options = &options;
+    run.cadence.steps = 2;
+    run.saver.snapshot = (char*)&run;  // saves are asynchronous
+    run.tier_count = 2;
+    run.tiers[1].every = 4;
+    for (uint64_t step = 1; step <= 40; step++) {
+        run.saver.state = step % 2 ? SAVER_WRITING : SAVER_IDLE;
+        unsigned due = run_save_due(&run, step, false, false);
+        if (due & 1) run.tiers[0].saved = step;
+        if (due & 2) run.tiers[1].saved = step;
+        saves += due >> 1 & 1;
+    }
+    check(saves == 9, "a tier between saves in --out that leave no pause: %zu saves", saves);
+}
+
 int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--signals", test_signal}, {"--damage", test_damage},
-        {"--damage", test_pruning}, {"--damage", test_going_back}};
+        {"--damage", test_pruning}, {"--damage", test_going_back},
+        {"--files", test_tier_waits}};
     tests_begin("test_runs");
     printf("test_runs (%s)\n", FLOATX_NAME);
     root_enter();

@@ -247,20 +247,22 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
 // completed (run_save_complete); run_save_wait waits for that first.
 
 // The tiers in which a step is to be saved, a bit for each. stop: the run ends; asked: --ckpt-every in minutes. When
-// saves are synchronous, or one has to wait for another anyway, these are all that are due; otherwise one at a time:
-// --out, and then, when no save is in progress, the tier whose last save is oldest.
+// saves are synchronous, or one has to wait for another anyway, or a tier has waited since before the last save in
+// --out, these are all that are due; otherwise one at a time: --out, and then, when no save is in progress, the tier
+// whose last save is oldest.
 static inline unsigned run_save_due(const Run* run, uint64_t step, bool stop, bool asked) {
     bool out = run->options->out && (stop || asked || cadence_due(&run->cadence, step));
-    bool busy = saver_state(&run->saver) != SAVER_IDLE;
+    bool busy = saver_state(&run->saver) != SAVER_IDLE, overdue = false;
     unsigned due = 0;
     size_t oldest = 0;
     for (size_t i = 1; i < run->tier_count && !stop; i++) {
         const Tier* tier = &run->tiers[i];
         if (step / tier->every == tier->saved / tier->every) continue;
         due |= 1u << i;
+        overdue |= step / tier->every * tier->every <= run->tiers[0].saved;
         if (oldest == 0 || tier->saved < run->tiers[oldest].saved) oldest = i;
     }
-    if (run->saver.snapshot == NULL || (out && busy)) return due | out;
+    if (run->saver.snapshot == NULL || (out && (busy || overdue))) return due | out;
     return out || busy || oldest == 0 ? out : 1u << oldest;
 }
 
