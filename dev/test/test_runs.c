@@ -5,7 +5,7 @@
 //   build/test_runs [--runs | --files | --signals | --damage]      all parts, or one of them
 //
 //   --runs      the same bits twice, with 1 to 3 threads, and after a resume: each family, optimizer and schedule
-//   --files     the log, the manifest, copies in memory, offloading, several ranks, resumes of odd sizes
+//   --files     the log, the manifest, tiers, offloading, several ranks, resumes of odd sizes
 //   --signals   a signal stops a run, which saves; one process per directory
 //   --damage    checkpoints truncated anywhere, or with any byte changed: refused or skipped, never used; pruning
 //
@@ -524,10 +524,11 @@ static void test_files(void) {
 // Signals
 
 // Runs a slow run in a child and sends it a signal, or two, once it has logged a step; returns its exit code.
-static int train_and_signal(int first, int second) {
+static int train_and_signal(int first, int second, const char* flags) {
     struct stat status;
     remove_tree("a");
-    pid_t child = train_start("rank 0 step 2 at load do delay 50", small_run("a", "--threads 1"));
+    const char* line = small_run("a", text_of("--threads 1 %s", flags));
+    pid_t child = train_start("rank 0 step 2 at load do delay 50", line);
     for (int wait = 0; wait < 5000 && !(stat("a/metrics.jsonl", &status) == 0 && status.st_size > 0); wait++)
         usleep(1000);
     kill(child, first);
@@ -544,7 +545,7 @@ static void test_signal(void) {
     remove_tree("b");
     need(train(small_run("b", "")) == 0, "the run to compare with failed");
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        int code = train_and_signal(cases[i].first, cases[i].second);
+        int code = train_and_signal(cases[i].first, cases[i].second, "");
         check(code == cases[i].code && output_contains("stopped by a signal after step"),
               "%s: the run says that it stopped and how to continue", cases[i].name);
         const char* events = "a/events.jsonl";
@@ -552,6 +553,12 @@ static void test_signal(void) {
               "%s: events.jsonl says so too", cases[i].name);
         check(train(small_run("a", "--resume")) == 0 && runs_equal(20), "%s: resumed to the same end", cases[i].name);
     }
+
+    remove_tree("tier");
+    int code = train_and_signal(SIGTERM, 0, "--ckpt-tier ./tier:1 --ckpt-bandwidth 0.001");
+    check(code == EXIT_SAVED && output_contains("is dropped") && system("ls tier/*/step_* > output 2>&1") != 0,
+          "a signal does not wait for a tier's save in progress");
+    check(train(small_run("a", "--resume")) == 0 && runs_equal(20), "and the run is resumed to the same end");
 
     FILE* other = fopen("a/metrics.jsonl", "ab");
     need(other != NULL && flock(fileno(other), LOCK_EX) == 0, "cannot lock a/metrics.jsonl");

@@ -359,8 +359,13 @@ static inline bool run_save_last(Run* run, Error* error) {
 }
 
 // Saves in the tiers that are due, while training continues; without a snapshot, or before the run ends, waits until
-// the checkpoint is there.
-static inline bool run_save(Run* run, unsigned due, bool last, Error* error) {
+// the checkpoint is there. signaled: there may be no time to wait for a tier's save in progress, which is dropped.
+static inline bool run_save(Run* run, unsigned due, bool last, bool signaled, Error* error) {
+    if (signaled && run->saving > 0 && saver_state(&run->saver) != SAVER_IDLE) {
+        run_announce(run, "not_saved", run->saver.step, "the save of step %llu in %s is dropped: a signal ends the run",
+                     (unsigned long long)run->saver.step, run->saver.out);
+        saver_cancel(&run->saver);
+    }
     if (last) return run_save_last(run, error);
     for (size_t i = 0; i < run->tier_count; i++) {
         if ((due >> i & 1) == 0) continue;
