@@ -283,12 +283,11 @@ static bool next_batch(void* source, const int32_t** tokens, const int32_t** tar
 
 static Due run_due(const Run* run, const Options* o, const StepFlags* flags) {
     uint64_t step = run->record.state.step;
-    bool last = step == o->schedule.steps, signaled = flags->stop && !last;  // there may be time for the save alone
-    Due due;
-    due.stop = last || flags->stop;
-    due.validate = o->val && !signaled && (last || every(step, o->val_every));
+    bool last = step == o->schedule.steps;
+    Due due = {.stop = last || flags->stop, .signaled = flags->stop && !last};  // there may be time for the save alone
+    due.validate = o->val && !due.signaled && (last || every(step, o->val_every));
     due.log = last || due.validate || every(step, o->log_every);
-    due.sample = !signaled && every(step, o->sample_every);
+    due.sample = !due.signaled && every(step, o->sample_every);
     due.save = run_save_due(run, step, due.stop, flags->save);
     return due;
 }
@@ -360,7 +359,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         if (due.validate && !validate(run, o, &s.val_loss, error)) return false;
         if (due.log && !report(run, o, &s, error)) return false;
         if (due.sample && !sample(run, o, error)) return false;
-        if (due.save && !run_save(run, due.save, due.stop, error)) return false;
+        if (due.save && !run_save(run, due.save, due.stop, due.signaled, error)) return false;
         if (due_pauses(&due)) clock_start(&model->clock, &model->flat);
     }
     return run_finish(run, o->schedule.steps, error);

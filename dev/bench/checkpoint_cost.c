@@ -118,9 +118,9 @@ int main(int argc, char** argv) {
     int code;
     harness_name = "checkpoint_cost";
     const Flag own[] = {
-        {"model", KIND_TEXT, &name, "NAME", 0, 0, "whose checkpoint, as of the trainer", false},
-        {"dir", KIND_TEXT, &directory, "DIR", 0, 0, "on the disk in question", false},
-        {"rounds", KIND_COUNT, &rounds, "N", 1, ROUNDS_MAX, "of which the medians are told", false},
+        {"model", KIND_TEXT, &name, "NAME", 0, 0, "a preset of the trainer", false},
+        {"dir", KIND_TEXT, &directory, "DIR", 0, 0, "directory on the disk to measure", false},
+        {"rounds", KIND_COUNT, &rounds, "N", 1, ROUNDS_MAX, "measurements of each time; medians are printed", false},
     };
     Flags flags = flags_of(own, sizeof own / sizeof own[0]);
     if (!flags_begin(&code, "checkpoint_cost", NULL, &flags, argc, argv)) return code;

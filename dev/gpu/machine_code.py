@@ -249,7 +249,7 @@ def accesses_split(code):
     return found
 
 
-def kernel_analyse(code):
+def kernel_analyze(code):
     """Counts outside of loops and of each loop (without its inner loops), with the loop around it; splits; accesses
     narrower than 16 bytes in loops."""
     blocks = flow_blocks(code)
@@ -430,7 +430,7 @@ def build_read(folder, ptxas, precision, launches):
             record.update(found[arch, mangled])
             _, record["threads"], record["dynamic"] = usual.get(name, (0, bounds.get(mangled, 0), 0))
             if mangled in code:
-                record["code"] = kernel_analyse(code[mangled])
+                record["code"] = kernel_analyze(code[mangled])
             records.append(record)
     return records, disassembler
 

@@ -1,9 +1,9 @@
-# cliffs.sh BUILD PROGRAM [--print]: no CPU operation, as measured by BUILD/PROGRAM (dev/bench/bench.c), has become many times
-# slower. Each must reach a fifth of the share of its bound (arithmetic or memory, as dev/bench/bench.c explains, measured in
-# the same run) that the table "Share of its bound" of dev/bench/RESULTS.md has for the kernels of the build. A loop that is no
-# longer vectorized falls below that in every measurement. With one thread: two processors without a common cache have
-# more memory bandwidth than two with one, but exchange data slowly, and other work may delay one of two threads.
-# Failures are measured again up to six times, after longer and longer pauses.
+# cliffs.sh BUILD PROGRAM [--print]: no CPU operation, as measured by BUILD/PROGRAM (dev/bench/bench.c), has become many
+# times slower. Each must reach a fifth of the share of its bound (arithmetic or memory, as dev/bench/bench.c explains,
+# measured in the same run) that the table "Share of its bound" of dev/bench/RESULTS.md has for the kernels of the
+# build. A loop that is no longer vectorized falls below that in every measurement. With one thread: two processors
+# without a common cache have more memory bandwidth than two with one, but exchange data slowly, and other work may
+# delay one of two threads. Failures are measured again up to six times, after longer and longer pauses.
 # With --print: prints the shares measured here.
 set -u
 build=$1 program=$1/$2

@@ -27,7 +27,7 @@ anchors() {
     sed -n 's/^##* *//p' "$1" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'
 }
 
-for document in README.md doc/*.md dev/README.md dev/emulator/README.md; do
+for document in README.md doc/*.md dev/README.md dev/bench/RESULTS.md dev/emulator/README.md; do
     for link in $(sed '/^```/,/^```/d' "$document" | grep -oE '\]\([^) ]+\)' | sed 's/^](//; s/)$//' | sort -u); do
         case $link in *://*) continue ;; esac
         file=${link%%#*}

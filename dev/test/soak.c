@@ -1728,6 +1728,7 @@ static void tier_out_of_sight(size_t index) {
         expect(program_code(&job.ranks[r]) == 1, "rank %zu does not end with an error", r);
     expect_said("rank 1 does not see");
     expect_said(hidden);
+    expect(directory_count(hidden, "") == 0, "the start that was refused has left a directory");
     resume_completes(&way, "", 0);
     run_remove();
     conclude("a tier that not all ranks see: refused");

@@ -28,18 +28,18 @@ def check(name, value, expected):
 # The listing has norm_forward_kernel<8, true> as of commit e7aafc3, which stored 16 bytes four at a time; a kernel that
 # stores 16 bytes, and twice 4 bytes at addresses that differ by more than it seems; and a loop with two loops in it.
 with open(os.path.join(here, "fixtures/machine_code.sass")) as file:
-    kernels = {mangled: code.kernel_analyse(lines) for mangled, lines in code.listing_read(file).items()}
+    kernels = {mangled: code.kernel_analyze(lines) for mangled, lines in code.listing_read(file).items()}
 norm, store, attention = kernels.values()
 
 
-def record(name, analysed, **more):
+def record(name, analyzed, **more):
     return dict({"kernel": name, "arch": "sm_90a", "precision": "BF16", "registers": 64, "static": 0, "dynamic": 0,
-                 "stack": 0, "spilled": 0, "threads": 128, "code": analysed}, **more)
+                 "stack": 0, "spilled": 0, "threads": 128, "code": analyzed}, **more)
 
 
-def verdict(name, analysed, allowed=(), **more):
+def verdict(name, analyzed, allowed=(), **more):
     out = io.StringIO()
-    failures, _ = code.gate([record(name, analysed, **more)], allowed, out)
+    failures, _ = code.gate([record(name, analyzed, **more)], allowed, out)
     return failures, out.getvalue().split(" ", 2)[-1].split(";")[0].split(",")[0].strip()
 
 

@@ -5,7 +5,7 @@
 //   build/test_runs [--runs | --files | --signals | --damage]      all parts, or one of them
 //
 //   --runs      the same bits twice, with 1 to 3 threads, and after a resume: each family, optimizer and schedule
-//   --files     the log, the manifest, copies in memory, offloading, several ranks, resumes of odd sizes
+//   --files     the log, the manifest, tiers, offloading, several ranks, resumes of odd sizes
 //   --signals   a signal stops a run, which saves; one process per directory
 //   --damage    checkpoints truncated anywhere, or with any byte changed: refused or skipped, never used; pruning
 //
@@ -328,17 +328,31 @@ static void test_log_of_ranks(void) {
     check_bound(ok ? error : NAN, 1e-9, "log of two ranks: mean loss and tokens per second");
 }
 
-// A tier's checkpoints belong to one run: a resume takes the newest of its own, and none of an earlier run in the same
-// --out.
+// A tier's checkpoints belong to one run: a resume takes the newest of its own, also after one that was refused, and
+// none that the run has left behind, or of an earlier run in the same --out.
 static void test_tier(void) {
     const char *kill_13 = "rank 0 step 13 at load do kill", *kill_18 = "rank 0 step 18 at load do kill";
     runs_remove();
     need(train(small_run("b", "")) == 0, "the run to compare with failed");
-    const char* tier = "--threads 1 --ckpt-async off --ckpt-tier ./tier:5";
+    const char *tier = "--threads 1 --ckpt-async off --ckpt-tier ./tier:5", *left = "--ckpt-tier does not name them";
     bool killed = train_apart(kill_18, small_run("a", tier)) != 0;
     check(killed && train(small_run("a", "--resume --ckpt-tier ./tier:7:1")) == 0 &&
               output_contains("step_00000015 in") && runs_equal(20),
           "a tier's checkpoint is resumed");
+
+    remove_tree("a");
+    killed = train_apart(kill_18, small_run("a", tier)) != 0;
+    bool refused = train(small_run("a", "--resume --seed 1")) == 1 && output_contains(left);
+    check(killed && refused && train(small_run("a", "--resume --ckpt-tier ./tier:5")) == 0 &&
+              output_contains("step_00000015 in") && runs_equal(20),
+          "also after a resume without the tier that was refused");
+
+    remove_tree("a");
+    killed = train_apart(kill_18, small_run("a", tier)) != 0;
+    killed = train_apart(kill_13, small_run("a", "--threads 1 --resume")) != 0 && killed && output_contains(left);
+    check(killed && train(small_run("a", "--resume --ckpt-tier ./tier:5")) == 0 &&
+              output_contains("step_00000010 in") && runs_equal(20),
+          "but not once the run has gone on without the tier");
 
     remove_tree("a");
     killed = train_apart(kill_18, small_run("a", text_of("%s --clip 0.1", tier))) != 0;
@@ -510,10 +524,11 @@ static void test_files(void) {
 // Signals
 
 // Runs a slow run in a child and sends it a signal, or two, once it has logged a step; returns its exit code.
-static int train_and_signal(int first, int second) {
+static int train_and_signal(int first, int second, const char* flags) {
     struct stat status;
     remove_tree("a");
-    pid_t child = train_start("rank 0 step 2 at load do delay 50", small_run("a", "--threads 1"));
+    const char* line = small_run("a", text_of("--threads 1 %s", flags));
+    pid_t child = train_start("rank 0 step 2 at load do delay 50", line);
     for (int wait = 0; wait < 5000 && !(stat("a/metrics.jsonl", &status) == 0 && status.st_size > 0); wait++)
         usleep(1000);
     kill(child, first);
@@ -530,7 +545,7 @@ static void test_signal(void) {
     remove_tree("b");
     need(train(small_run("b", "")) == 0, "the run to compare with failed");
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        int code = train_and_signal(cases[i].first, cases[i].second);
+        int code = train_and_signal(cases[i].first, cases[i].second, "");
         check(code == cases[i].code && output_contains("stopped by a signal after step"),
               "%s: the run says that it stopped and how to continue", cases[i].name);
         const char* events = "a/events.jsonl";
@@ -538,6 +553,12 @@ static void test_signal(void) {
               "%s: events.jsonl says so too", cases[i].name);
         check(train(small_run("a", "--resume")) == 0 && runs_equal(20), "%s: resumed to the same end", cases[i].name);
     }
+
+    remove_tree("tier");
+    int code = train_and_signal(SIGTERM, 0, "--ckpt-tier ./tier:1 --ckpt-bandwidth 0.001");
+    check(code == EXIT_SAVED && output_contains("is dropped") && system("ls tier/*/step_* > output 2>&1") != 0,
+          "a signal does not wait for a tier's save in progress");
+    check(train(small_run("a", "--resume")) == 0 && runs_equal(20), "and the run is resumed to the same end");
 
     FILE* other = fopen("a/metrics.jsonl", "ab");
     need(other != NULL && flock(fileno(other), LOCK_EX) == 0, "cannot lock a/metrics.jsonl");
@@ -701,10 +722,32 @@ static void test_going_back(void) {
     model_free(&model);
 }
 
+// Saves in --out follow one another without a pause: a tier gets its own all the same.
+static void test_tier_waits(void) {
+    RunOptions options = {.out = "out"};
+    Run run;
+    size_t saves = 0;
+    memset(&run, 0, sizeof run);
+    run.options = &options;
+    run.cadence.steps = 2;
+    run.saver.snapshot = (char*)&run;  // saves are asynchronous
+    run.tier_count = 2;
+    run.tiers[1].every = 4;
+    for (uint64_t step = 1; step <= 40; step++) {
+        run.saver.state = step % 2 ? SAVER_WRITING : SAVER_IDLE;
+        unsigned due = run_save_due(&run, step, false, false);
+        if (due & 1) run.tiers[0].saved = step;
+        if (due & 2) run.tiers[1].saved = step;
+        saves += due >> 1 & 1;
+    }
+    check(saves == 9, "a tier between saves in --out that leave no pause: %zu saves", saves);
+}
+
 int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--signals", test_signal}, {"--damage", test_damage},
-        {"--damage", test_pruning}, {"--damage", test_going_back}};
+        {"--damage", test_pruning}, {"--damage", test_going_back},
+        {"--files", test_tier_waits}};
     tests_begin("test_runs");
     printf("test_runs (%s)\n", FLOATX_NAME);
     root_enter();

@@ -266,7 +266,7 @@ static inline void flags_help(const Flags* flags) {
         }
         char standard[160], line[640];
         flag_text(standard, sizeof standard, flag);
-        bool shown = standard[0] != 0 && standard[0] != '\n';
+        bool shown = standard[0] != 0 && standard[0] != '\n' && strstr(flag->help, "default: ") == NULL;
         if (flag->kind == KIND_COUNT && (double)flag_value_count(flag) < flag->low) shown = false;  // it has no default
         snprintf(line, sizeof line, "%s%s%s%s", flag->help, shown ? " [" : "", shown ? standard : "", shown ? "]" : "");
         int usage = printf("  --%s %s", flag->name, flag->choices);

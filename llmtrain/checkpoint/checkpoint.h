@@ -611,7 +611,7 @@ static inline bool checkpoint_set_aside(const char* out, uint64_t first, bool se
         if (!checkpoint_find_before(&step, &found, out, step, error)) return false;
         if (!found || step < first) return true;
         if (!(sets_aside ? checkpoint_rename(out, step, CHECKPOINT_ASIDE) : checkpoint_remove(out, step)))
-            return fail_file(error, "remove the later checkpoints in", out);
+            return fail_file(error, sets_aside ? "set aside later checkpoints in" : "remove the checkpoints in", out);
     }
 }
 

@@ -61,7 +61,7 @@ static inline void schedule_flags(Flags* flags, Schedule* s) {
         FLAG_REAL("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
                   "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
         FLAG_REAL("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
-                  "with --schedule wsd: fraction of the steps after warmup, the last ones, over which the rate decays"),
+                  "with --schedule wsd: decay the rate over this last fraction of the steps after warmup"),
         FLAG_COUNT("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
                    "with --schedule step: multiply the rate by --decay-factor every N steps"),
         FLAG_REAL("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,

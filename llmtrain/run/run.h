@@ -75,8 +75,9 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
         FLAG_COUNT("ckpt-keep-every", &o->ckpt_keep_every, 0, 0, 1e12, FREE,
                    "also keep the first checkpoint at or after every multiple of N steps; 0: none"),
         {"ckpt-tier", KIND_TEXTS, &o->ckpt_tiers, "DIR:N[:KEEP]", 0, 0,
-         "also save in DIR every N steps, and keep the newest KEEP there, by default 2; may be given several times: in "
-         "/dev/shm to survive a crash of the process, on another machine's disk to survive the loss of this one", FREE},
+         "also save in DIR every N steps, and keep the newest KEEP there, by default 2, 0: all; may be given several "
+         "times: in /dev/shm to survive a crash of the process, on another machine's disk to survive the loss of this "
+         "one", FREE},
         FLAG_REAL("mtbf", &o->mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
         FLAG_HEADING("Divergence and faults"),
         FLAG_COUNT("diverged-after", &o->diverged_after, 100, 1, 1e9, 0,

@@ -19,42 +19,64 @@
 
 // A run has a directory in each tier, DIR/ID, with a random id, so that it never finds another run's checkpoints.
 // OUT/tiers lists them: each start keeps those that the start before it has listed, if it sees them, and makes the
-// others. What is not seen, on another machine or left out, is then no longer the run's: it goes on without it, and
-// would not know its own checkpoints there from those of a branch that it has left, or from before a rewind. A copy of
-// --out is another run: the list says where it belongs.
+// others. What is not seen, on another machine or left out, is no longer the run's once the start begins to train: the
+// run goes on without it, and would not know its own checkpoints there from those of a branch that it has left, or from
+// before a rewind. A copy of --out is another run: the list says where it belongs.
 
-// Rank 0: chooses the ids, and writes the list.
-static inline bool run_list_tiers(const Run* run, uint64_t ids[TEXT_LIST_MAX], Error* error) {
+// The file OUT/tiers, and its first line: which directory it belongs to.
+static inline bool run_tier_list(char path[FILE_PATH_MAX], char belongs[FILE_PATH_MAX + 32], const char* out,
+                                 Error* error) {
+    char here[FILE_PATH_MAX];
+    struct stat status;
+    snprintf(path, FILE_PATH_MAX, "%.4000s/tiers", out);
+    if (stat(out, &status) != 0 || realpath(out, here) == NULL) return fail_file(error, "look at", out);
+    snprintf(belongs, FILE_PATH_MAX + 32, "%016llx %s\n", (unsigned long long)status.st_ino, here);
+    return true;
+}
+
+// Rank 0: takes the ids of the tiers from the list, and random ones for others. A new run has no list.
+static inline bool run_find_tiers(const Run* run, uint64_t ids[TEXT_LIST_MAX], Error* error) {
     const RunOptions* o = run->options;
-    char path[FILE_PATH_MAX], line[FILE_PATH_MAX + 32], name[FILE_PATH_MAX], here[FILE_PATH_MAX] = "";
+    char path[FILE_PATH_MAX], belongs[FILE_PATH_MAX + 32], line[FILE_PATH_MAX + 32], name[FILE_PATH_MAX];
     unsigned long long id;
     unsigned found = 0;  // a bit for each
-    struct stat out;
-    FileWriter w;
-    snprintf(path, sizeof path, "%.4000s/tiers", o->out);
-    if (run->tier_count == 1) return unlink(path) == 0 || errno == ENOENT || fail_file(error, "remove", path);
-    if (stat(o->out, &out) != 0 || realpath(o->out, here) == NULL) return fail_file(error, "look at", o->out);
+    if (!run_tier_list(path, belongs, o->out, error)) return false;
+    if (!o->resume && unlink(path) != 0 && errno != ENOENT) return fail_file(error, "remove", path);
     FILE* random = fopen("/dev/urandom", "rb");
     bool good = random && fread(ids, sizeof *ids, TEXT_LIST_MAX, random) == TEXT_LIST_MAX;
     if (!good) fail_file(error, "read", "/dev/urandom");
     if (random) fclose(random);
-    FILE* list = o->resume ? fopen(path, "r") : NULL;
-    if (good && o->resume && list == NULL && errno != ENOENT) good = fail_file(error, "open", path);
-    bool ours = list && fscanf(list, "%llx %4000[^\n]", &id, name) == 2 && id == out.st_ino && strcmp(name, here) == 0;
-    while (ours && fscanf(list, "%llx %4000[^\n]", &id, name) == 2)
-        for (size_t i = 1; i < run->tier_count; i++) {
-            snprintf(line, sizeof line, "%s/%016llx", name, id);
-            if (strcmp(name, run->tiers[i].directory) != 0 || (found >> i & 1) || !directory_exists(line)) continue;
+    FILE* list = fopen(path, "r");
+    if (good && list == NULL && errno != ENOENT) good = fail_file(error, "open", path);
+    bool ours = list && fgets(line, sizeof line, list) && strcmp(line, belongs) == 0;
+    while (list && fscanf(list, "%llx %4000[^\n]", &id, name) == 2) {
+        size_t i = 1;
+        snprintf(line, sizeof line, "%s/%016llx", name, id);
+        bool there = directory_exists(line);
+        while (i < run->tier_count && ((found >> i & 1) || strcmp(name, run->tiers[i].directory) != 0)) i++;
+        if (ours && there && i < run->tier_count) {
             found |= 1u << i;
             ids[i - 1] = id;
-            break;
+        } else {
+            printf("note: the run's checkpoints in %s are not used: %s\n", line,
+                   !ours ? "--out is a copy, or was moved" : there ? "--ckpt-tier does not name them" : "it is gone");
         }
+    }
     if (list && ferror(list)) good = fail_file(error, "read", path);
     if (list) fclose(list);
-    good = good && file_begin(&w, path, error);
+    return good;
+}
+
+// Rank 0, when all that can be refused has been checked: the run continues with these tiers, and without others.
+static inline bool run_list_tiers(const Run* run, Error* error) {
+    char path[FILE_PATH_MAX], line[FILE_PATH_MAX + 32];
+    FileWriter w;
+    if (!run_tier_list(path, line, run->options->out, error)) return false;
+    if (run->tier_count == 1) return unlink(path) == 0 || errno == ENOENT || fail_file(error, "remove", path);
+    bool good = file_begin(&w, path, error);
     for (size_t i = 0; good && i < run->tier_count; i++) {
-        snprintf(line, sizeof line, "%016llx %s\n", (unsigned long long)(i ? ids[i - 1] : out.st_ino),
-                 i ? run->tiers[i].directory : here);
+        const char *directory = run->tiers[i].directory, *slash = strrchr(directory, '/');
+        if (i > 0) snprintf(line, sizeof line, "%s %.*s\n", slash + 1, (int)(slash - directory), directory);
         good = file_append(&w, line, strlen(line), error);
     }
     return good && file_end(&w, error);
@@ -68,7 +90,7 @@ static inline bool run_open_tiers(Run* run, Error* error) {
     snprintf(run->tiers[0].directory, FILE_PATH_MAX, "%.4000s", run->options->out);
     run->tier_count = 1 + texts->count;
     for (size_t i = 1; i < run->tier_count; i++) good = good && tier_parse(&run->tiers[i], texts->texts[i - 1], error);
-    if (leads) good = good && run_list_tiers(run, ids, error);
+    if (leads) good = good && run_find_tiers(run, ids, error);
     if (!run_agree(run, good, error)) return false;
     if (texts->count == 0) return true;
     if (run->comm.world > 1 && !comm_broadcast(&run->comm, ids, TEXT_LIST_MAX, DTYPE_I64, 0, error)) return false;
@@ -84,7 +106,9 @@ static inline bool run_open_tiers(Run* run, Error* error) {
         if (!directory_exists(run->tiers[i].directory))
             good = fail_with(error, "rank %zu does not see %.600s, which rank 0 has made; give --ckpt-tier a directory "
                              "that all machines share", run->comm.rank, run->tiers[i].directory);
-    return run_agree(run, good, error);
+    good = run_agree(run, good, error);
+    for (size_t i = 1; !good && leads && i < run->tier_count; i++) rmdir(run->tiers[i].directory);  // if empty
+    return good;
 }
 
 // Sets aside what is later than the state: after a rewind in all tiers, so that no resume uses it. When a run begins,
@@ -207,7 +231,8 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     if (o->out && !run_open_tiers(run, error)) return false;
     if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    ok = (*found || run_start(run, error)) && run_set_aside(run, false, error);
+    ok = (*found || run_start(run, error)) && run_set_aside(run, false, error) &&
+         (!writes || run_list_tiers(run, error));
     source_close(&run->source);  // a run that resumes has used only its configuration
     if (!run_agree(run, ok, error)) return false;
     if (writes && run->saved > 0) run_prune(run, 0, run->saved);
@@ -221,20 +246,22 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
 // completed (run_save_complete); run_save_wait waits for that first.
 
 // The tiers in which a step is to be saved, a bit for each. stop: the run ends; asked: --ckpt-every in minutes. When
-// saves are synchronous, or one has to wait for another anyway, these are all that are due; otherwise one at a time:
-// --out, and then, when no save is in progress, the tier whose last save is oldest.
+// saves are synchronous, or one has to wait for another anyway, or a tier has waited since before the last save in
+// --out, these are all that are due; otherwise one at a time: --out, and then, when no save is in progress, the tier
+// whose last save is oldest.
 static inline unsigned run_save_due(const Run* run, uint64_t step, bool stop, bool asked) {
     bool out = run->options->out && (stop || asked || cadence_due(&run->cadence, step));
-    bool busy = saver_state(&run->saver) != SAVER_IDLE;
+    bool busy = saver_state(&run->saver) != SAVER_IDLE, overdue = false;
     unsigned due = 0;
     size_t oldest = 0;
     for (size_t i = 1; i < run->tier_count && !stop; i++) {
         const Tier* tier = &run->tiers[i];
         if (step / tier->every == tier->saved / tier->every) continue;
         due |= 1u << i;
+        overdue |= step / tier->every * tier->every <= run->tiers[0].saved;
         if (oldest == 0 || tier->saved < run->tiers[oldest].saved) oldest = i;
     }
-    if (run->saver.snapshot == NULL || (out && busy)) return due | out;
+    if (run->saver.snapshot == NULL || (out && (busy || overdue))) return due | out;
     return out || busy || oldest == 0 ? out : 1u << oldest;
 }
 
@@ -322,8 +349,14 @@ static inline bool run_save_last(Run* run, Error* error) {
     return run_save_begin(run, 0, kind, error) && run_save_complete(run, &good, error) && good;
 }
 
-// Saves in the tiers that are due, while training continues; without a snapshot, or at the end, waits for the result.
-static inline bool run_save(Run* run, unsigned due, bool last, Error* error) {
+// Saves in the tiers that are due, while training continues; without a snapshot, or before the run ends, waits until
+// the checkpoint is there. signaled: there may be no time to wait for a tier's save in progress, which is dropped.
+static inline bool run_save(Run* run, unsigned due, bool last, bool signaled, Error* error) {
+    if (signaled && run->saving > 0 && saver_state(&run->saver) != SAVER_IDLE) {
+        run_tell(run, true, "not_saved", run->saver.step, "the save of step %llu in %s is dropped: a signal ends the "
+                 "run", (unsigned long long)run->saver.step, run->saver.out);
+        saver_cancel(&run->saver);
+    }
     if (last) return run_save_last(run, error);
     for (size_t i = 0; i < run->tier_count; i++) {
         if ((due >> i & 1) == 0) continue;

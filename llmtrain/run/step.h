@@ -17,7 +17,7 @@ static inline bool every(uint64_t step, uint64_t interval) { return interval > 0
 
 // What is due after a step.
 typedef struct {
-    bool stop;              // it was the last, or a signal has come
+    bool stop, signaled;    // it was the last, or a signal has come; a signal
     bool validate, log, sample;
     unsigned save;          // where: run_save_due; 0: nowhere
 } Due;
