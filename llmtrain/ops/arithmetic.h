@@ -7,10 +7,10 @@
 //
 // IEEE 754 fixes the result of +, -, *, /, square root and fused multiply-add to the bit. Builds differ in which
 // operations the compiler fuses (none: the Makefile passes -ffp-contract=off, as a project that copies this must; ours
-// are written as `fused`), in the order in which a vectorized loop adds (ours add in SUM_LANES partial sums), and in
-// the library's functions (not used where weights depend on them). So a run gives the same weights with AVX2, AVX-512
-// and NEON, with gcc and clang, at -O1 to -O3: dev/test/golden.c shows it. A processor without fused multiply-add
-// gives other weights.
+// are written as `multiply_add`), in the order in which a vectorized loop adds (ours add in SUM_LANES partial sums),
+// and in the library's functions (not used where weights depend on them). So a run gives the same weights with AVX2,
+// AVX-512 and NEON, with gcc and clang, at -O1 to -O3: dev/test/golden.c shows it. A processor without fused
+// multiply-add gives other weights.
 //
 //     float dot = VECTOR_SUM(c, C, a[c] * b[c]);             // the sum over c from 0 to C - 1
 //     float y = multiply_add(x, slope, intercept);
@@ -71,7 +71,7 @@ ALWAYS_INLINE Vector vector_of(float x) {
     return x - zero;
 }
 
-// `fused`, element by element.
+// multiply_add, element by element.
 ALWAYS_INLINE Vector vector_fused(Vector a, Vector b, Vector c) {
 #if defined(__CUDACC__)
     for (int i = 0; i < VECTOR_LANES; i++) c[i] = multiply_add(a[i], b[i], c[i]);
