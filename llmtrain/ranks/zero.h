@@ -45,9 +45,9 @@ typedef enum { REDUCE_FLOAT, REDUCE_STORAGE, REDUCE_EXACT } ReduceKind;
 
 typedef struct {
     const Transport* transport;  // NULL: one rank, or only a plan is wanted
-    size_t rank, world; // 0 of 0 means 0 of 1
-    size_t local_rank;  // among those of this machine: chooses the device
-    size_t stage;       // of ZeRO: 0 to 2
+    size_t rank, world;          // 0 of 0 means 0 of 1
+    size_t local_rank;           // among those of this machine: chooses the device
+    size_t stage;                // of ZeRO: 0 to 2
     ReduceKind reduce;
 } RankOptions;
 
@@ -66,11 +66,11 @@ static inline bool flat_has_masters(const FlatOptions* holds) {
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
     size_t frozen_end;        // what does not train is [end, frozen_end)
-    size_t* shard_begins;             // (world + 1) where the ranks' slices begin, counted from `first`
-    Slice own;            // this rank's
-    Slice sums;           // whose gradients are added up here: all of it in stages 0 and 1, own in stage 2; once
+    size_t* shard_begins;     // (world + 1) where the ranks' slices begin, counted from `first`
+    Slice own;                // this rank's
+    Slice sums;               // whose gradients are added up here: all of it in stages 0 and 1, own in stage 2; once
                               // reduced over the ranks in stage 1 only own is valid
-    Slice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
+    Slice state;              // whose master weights and optimizer state are here: all of it in stage 0, else own
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
     size_t staging;           // the index of its staging buffer
     bool reducing, gathering; // a collective is in flight
@@ -96,7 +96,7 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
-    size_t* shard_begins;             // (count, world + 1) of the buckets
+    size_t* shard_begins;     // (count, world + 1) of the buckets
     size_t sums_size;         // elements of summed gradients that are here,
     size_t master_size;       // of master weights,
     size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
