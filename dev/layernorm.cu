@@ -26,8 +26,8 @@
 //               which a second kernel adds                        the next
 //     shipped   one reading: the block that makes dx of a row     three quarters of the peak or more: while a block
 //               adds the row to its partial sums, in registers    waits for the sums of its row, dx, the next row and
-//                                                                 what other blocks read are on their way: at 768 channels
-//                                                                 a multiprocessor has nine others
+//                                                                 what other blocks read are on their way (at 768
+//                                                                 channels nine others per multiprocessor)
 //
 //     build/layernorm --rows 16384 --channels 768
 

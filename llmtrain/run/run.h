@@ -134,8 +134,8 @@ static inline bool run_options_check(const RunOptions* o, const Cadence* cadence
         fail_with(error, "--out is longer than 3900 characters; give a shorter path");
 }
 
-// `record` is what a checkpoint records: the configuration and, in record.state, what changes from step to step. `model`
-// is what computes, as model.options say. `options` are the flags of this header: guards, checkpoints, checks.
+// `record` is what a checkpoint records: the configuration and, in record.state, what changes from step to step.
+// `model` is what computes, as model.options say. `options` are the flags of this header: guards, checkpoints, checks.
 typedef struct {
     const RunOptions* options;
     RunRecord record;
