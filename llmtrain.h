@@ -344,6 +344,9 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
 //   x = token_embedding[tokens] + position_embedding
 //   for each block:   x = x + attention(norm1(x));   x = x + ffn(norm2(x))
 //   hidden = final_norm(x)
+//
+// From here on `a` is the slot in use (Activations); of block l, `b` are the weights (Block) and `s` what the backward
+// needs (BlockActivations); `g` are the gradients of activations.
 
 // out = dropout(in), both (N, C), which may be the same. `site` tells its uses apart. The backward calls it on
 // gradients, with the same site.
