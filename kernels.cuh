@@ -14,9 +14,10 @@
 // To copy an operation into a project of your own, take its section and what the section's first lines name.
 //
 // Almost all kernels here are bound by memory, so their comments count the bytes that they move. W is the number of
-// elements that a thread takes at a time: PACK (or FOUR, PAIR), or 1 where those do not fit. No kernel uses float
-// atomics: every output has one writer, which adds in a fixed order. dev/NAME.cu is the ladder from the naive version
-// of an operation to the one here.
+// elements that a thread takes at a time: PACK (or FOUR, PAIR), or 1 where those do not fit. Lanes<W> are W floats in
+// registers, lanes_load and lanes_store move them as floatX, packs_fit says whether W can be PACK (types.h, section 6).
+// No kernel uses float atomics: every output has one writer, which adds in a fixed order. dev/NAME.cu is the ladder
+// from the naive version of an operation to the one here.
 
 #ifndef LLMTRAIN_KERNELS_CUH
 #define LLMTRAIN_KERNELS_CUH
@@ -324,7 +325,7 @@ norm_forward_kernel(floatX* out, floatX* residual, float* mean, float* rstd, con
     constexpr int ROUNDS = norm_held(W) / W;
     __shared__ float shared[WARP];
     size_t row = blockIdx.x, first = row * C, begin = (size_t)blockIdx.y * NORM_SLAB;
-    size_t end = min(C, begin + NORM_SLAB), outside = gridDim.y > 1 ? C : 0;
+    size_t end = min(C, begin + NORM_SLAB), outside = gridDim.y > 1 ? C : 0;  // outside: where other slabs end
     Lanes<W> x[ROUNDS];
     float sum = 0.0f, squares = 0.0f, m = 0.0f;
     #pragma unroll
@@ -364,7 +365,7 @@ norm_forward_kernel(floatX* out, floatX* residual, float* mean, float* rstd, con
     rstd[row] = s;
 }
 
-// A block per row and slab, of threads that hold `held` elements each.
+// Blocks along the rows, times one per slab; threads of a block, which hold `held` elements each.
 static inline dim3 norm_grid(size_t blocks, size_t C) {
     return dim3((unsigned)blocks, (unsigned)divide_up(C, NORM_SLAB));
 }
@@ -411,7 +412,7 @@ static __device__ inline NormTerms<W> norm_terms(float2* sums, const Held<W>& do
 // C). A block takes rows blockIdx.x, + gridDim.x, ...; a thread always has the same channels of them, and keeps their
 // sums over the rows in registers. So one reading of dout and x is enough for the whole backward: it moves 4 elements
 // per channel and row, and 4 or 8 bytes per channel and block. A row is held as stored (floatX), so that where a thread
-// has only one group of it, registers remain for dx and the next row, which are loaded while the sums are computed.
+// has only one group of it (AHEAD), registers remain for dx and the next row, loaded while the sums are computed.
 template <int W, bool CENTERED>
 static __global__ void __launch_bounds__(NORM_BACKWARD_THREADS)
 norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* __restrict__ weight,

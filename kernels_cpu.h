@@ -25,9 +25,9 @@
 // Loops. `#pragma omp parallel for` before a loop divides its iterations among threads, `simd` lets the compiler
 // compute several of them at once in a vector register; without OpenMP both are ignored. VECTOR_SUM(c, C, term) is the
 // sum over c from 0 to C - 1; float_of and floatX_of convert from and to the storage dtype; multiply_add(a, b, c) is
-// a * b + c, rounded once. Every output element is computed by one thread, in an order that depends on the sizes
-// alone: the bits are the same for any number of threads and on any processor (llmtrain/ops/arithmetic.h; 16-bit
-// matmuls differ between instruction sets).
+// a * b + c, rounded once; exp_fast and sigmoid_fast vectorize, unlike those of the C library. Every output element is
+// computed by one thread, in an order that depends on the sizes alone: the bits are the same for any number of threads
+// and on any processor (llmtrain/ops/arithmetic.h; 16-bit matmuls differ between instruction sets).
 //
 // In a CUDA build kernels.cuh has functions of the same names and signatures; the ones here are then cpu::gelu_forward
 // and so on.
@@ -126,7 +126,8 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 //            Normalization")
 // Both are fused with the residual add before them: x = in + branch, and x is kept, since the backward needs it.
 
-// residual[row,:] = in[row,:] + branch[row,:], returned as the row to normalize; without a branch that is in itself.
+// residual[row,:] = in[row,:] + branch[row,:], returned as the row to normalize; without a branch that is the row of
+// `in`.
 static inline const floatX* residual_add(floatX* residual, const floatX* in, const floatX* branch, size_t row,
                                          size_t C) {
     if (branch == NULL) return in + row * C;
@@ -154,7 +155,7 @@ static inline void layernorm_forward(floatX* out, floatX* residual, float* mean,
     }
 }
 
-// The same without mean and bias.
+// layernorm_forward without mean and bias.
 static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, const floatX* in, const floatX* branch,
                                    const floatX* weight, float epsilon, size_t N, size_t C, Stream stream) {
     (void)stream;
@@ -243,6 +244,10 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 // 4. Matmul
 //
 // M rows, N outputs, K inputs; weights are (N, K), as everywhere in this project: each row makes one output.
+//
+// gemm_compute (llmtrain/ops/gemm.h) is a loop nest with blocking: out, its type and row stride, whether to add to it;
+// two operands, each with its type, its row stride and whether it is transposed; bias and its type; rows, columns and
+// terms of each sum.
 
 // out (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,

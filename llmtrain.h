@@ -13,6 +13,9 @@
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
+//
+// A branch is what attention or the feed-forward adds to the residual stream. A bucket is the part of the parameters
+// that ranks reduce and gather at a time: 0 the embeddings, l + 1 block l, L + 1 the final norm and the head.
 
 #ifndef LLMTRAIN_H
 #define LLMTRAIN_H
@@ -60,12 +63,12 @@ typedef struct {
 typedef struct {
     Config config;
     ModelOptions options;
-    Parameters parameters;    // the table
-    Weights weights;          // its rows
+    Parameters parameters;    // the table of tensors
+    Weights weights;          // which row of it each weight is
     FlatVector flat;          // this rank's part of parameters, gradients, master weights and optimizer state
     size_t first_trained;     // first bucket with a tensor that trains: the backward ends at it
     float* discarded[2];      // (C or D) where norms add the gradients of weights and biases that do not train
-    size_t first_block;       // receives its input as one tensor; the blocks after it add the previous one's branch
+    size_t first_block;       // 0, or where a pipeline stage begins: its input is complete, the others lack a branch
     bool decoding;            // with the KV cache: the tokens of the batch follow those in it
     Activations* slots;       // (options.slots)
     Activations* activations; // the slot in use: model_use_slot
@@ -105,6 +108,8 @@ static inline size_t model_scratch_bytes(const Model* model) {
 // Forward, head and backward work on this slot from now on.
 static inline void model_use_slot(Model* model, size_t slot) { model->activations = &model->slots[slot]; }
 
+// Takes every array from the arena. Called twice: in model_plan, which has no memory yet, to add up the sizes; and in
+// model_allocate, to set the pointers.
 static inline void model_layout(Model* model) {
     const Config* c = &model->config;
     const ModelOptions* o = &model->options;
@@ -212,6 +217,7 @@ static inline bool model_allocate(Model* model, Error* error) {
     return true;
 }
 
+// Opens the collectives: all ranks together.
 static inline bool model_connect(Model* model, Error* error) { return flat_connect(&model->flat, error); }
 
 static inline bool model_create(Model* model, const Config* config, ModelOptions options, Error* error) {
@@ -340,6 +346,9 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
 //   x = token_embedding[tokens] + position_embedding
 //   for each block:   x = x + attention(norm1(x));   x = x + ffn(norm2(x))
 //   hidden = final_norm(x)
+//
+// From here on `a` is the slot in use (Activations); of block l, `b` are the weights (Block) and `s` what the backward
+// needs (BlockActivations); `g` are the gradients of activations.
 
 // out = dropout(in), both (N, C), which may be the same. `site` tells its uses apart. The backward calls it on
 // gradients, with the same site.
@@ -456,7 +465,7 @@ static inline void block_forward(Model* model, size_t l) {
 
     flat_await(&model->flat, l + 1);          // the ranks' updated parameters have arrived
     offload_block_forward(&model->offloaded, l);
-    // 1. input = x + the previous block's branch; norm1 = norm(input)
+    // 1. input = x + the previous block's branch (the first block's input is complete); norm1 = norm(input)
     norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, joins ? a->blocks[l - 1].attention_residual : s->input,
                  joins ? a->branch : NULL, model->weights.blocks[l].norm1, N);
     // 2. queries, keys and values of every head (fewer keys and values than queries if K < H), rotated by position
@@ -486,8 +495,8 @@ static inline void model_forward(Model* model) {
     Activations* a = model->activations;
     size_t N = a->B * a->T, last = c->layers - 1;
     flat_await(&model->flat, 0);
-    offload_block_forward(&model->offloaded, 0);
-    floatX* x = a->blocks[0].input;           // in a slot of the store if activations are offloaded
+    offload_block_forward(&model->offloaded, 0);  // if offloaded, sets where block 0's arrays are
+    floatX* x = a->blocks[0].input;
     embedding_forward(x, a->tokens, a->positions, model_param(model, w->token_embedding),
                       model_param(model, w->position_embedding), N, c->channels, model->stream);
     if (model->dropout.p > 0) model_dropout(model, x, x, SITE_EMBEDDING, N);
@@ -697,10 +706,10 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     size_t N = B * T, count = max_size(targets_count(targets, N), 1);
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)count;
     flat->micro++;
-    if (!flat->discards) collective_barrier(&flat->collectives);
+    if (!flat->discards) collective_barrier(&flat->collectives);  // discards: for a trace, which each rank does alone
     model_upload(model, tokens, targets, B, T, false);
     fault_point("forward");
-    model->offloaded.backward = true;
+    model->offloaded.backward = true;         // will follow: what is offloaded is kept for it
     model_forward(model);
     fault_point("backward");
     flat_begin_bucket(flat, model_head_bucket(model));

@@ -15,10 +15,10 @@
 #include "llmtrain.h"                // Model: model_step, model_finish_step, model_update
 #include "llmtrain/run/describe.h"   // what is printed before the first step
 #include "llmtrain/run/flops.h"      // model_flops_per_token
-#include "llmtrain/run/join.h"       // run_join, run_exit
-#include "llmtrain/run/plan.h"       // plan_show
+#include "llmtrain/run/join.h"       // run_join, run_exit; with it ranks/launch.h: Launch
+#include "llmtrain/run/plan.h"       // --plan: plan_fit, plan_show
 #include "llmtrain/run/rewind.h"     // run_rewind
-#include "llmtrain/run/step.h"       // StepLog, Due; with it run.h (Run), save.h (checkpoints), checks.h (run_compare)
+#include "llmtrain/run/step.h"       // Due; with it run.h (Run), save.h, checks.h, log.h (StepLog), state.h (guard)
 #include "llmtrain/run/validate.h"   // model_validate
 #include "llmtrain/text/generate.h"  // Sampler
 
@@ -27,10 +27,10 @@
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"  // members that are not named are zero
 
 // ------------------------------------------------------------------------------------------------
-// Flags
+// Flags (llmtrain/base/flags.h)
 
-// The values of the flags. Set-up gives the model its own, ModelOptions, with OptimizerOptions and RankOptions in them.
-// Run.record is what a checkpoint says about the run, and Run.record.state the part of it that a step changes.
+// The command line. What one part of the program reads is a member of that part's type: OptimizerOptions, PlanOptions,
+// RunOptions. The model's, ModelOptions, are made by model_options below.
 typedef struct {
     const char *data, *val, *model, *train, *matmul_algorithms;
     bool tf32;
@@ -49,8 +49,8 @@ typedef struct {
     RunOptions run;
 } Options;
 
-// Sets the defaults, and appends the flags. Unmarked flags affect the result, and are saved with it; FREE ones do not;
-// LOCAL ones may even differ between ranks.
+// Sets the defaults, and appends the flags in the order of --help. Unmarked flags affect the result, and are saved with
+// it; FREE ones do neither; LOCAL ones may even differ between ranks; a FLAG_FIXED one must stay the same at --resume.
 static void options_flags(Flags* flags, Options* o) {
     enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
     OptimizerOptions *a = &o->optimizer, d = optimizer_defaults(OPTIMIZER_ADAMW);
@@ -133,7 +133,7 @@ static void options_flags(Flags* flags, Options* o) {
     run_flags(flags, &o->run);
 }
 
-// Refuses flags that do not work together.
+// Refuses flags that do not work together. cadence: when to save, from --ckpt-every.
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
     if (o->sampler.prompt[0] == 0) return fail_with(error, "--prompt is empty; give at least one character");
     if (o->val_every && o->val == NULL) return fail_with(error, "--val-every needs --val, the shards to validate on");
@@ -163,7 +163,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     return m;
 }
 
-// Plans the model; any failure here is a mistake in the flags.
+// Completes the sizes and plans the memory; any failure here is a mistake in the flags.
 static bool plan_model(Run* run, Options* o, Error* error) {
     Config* c = &run->record.config;
     size_t world = o->plan.show ? o->ranks : run->comm.world;
@@ -172,14 +172,12 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (!config_complete(c, error)) return false;
     if (o->seq == 0) o->seq = c->context;
     if (o->total_batch % (o->batch * o->seq * world) != 0)
-        return fail_with(error,
-                         "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that is",
-                         (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
+        return fail_with(error, "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that "
+                         "is", (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
                          (unsigned long long)(o->batch * o->seq * world));
     if (o->val_overlap >= o->seq)
-        return fail_with(error,
-                         "--val-overlap %llu leaves no new tokens in sequences of %llu; make it smaller than --seq",
-                         (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
+        return fail_with(error, "--val-overlap %llu leaves no new tokens in sequences of %llu; make it smaller than "
+                         "--seq", (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.tiers = o->run.ckpt_tiers.count;
@@ -217,7 +215,7 @@ static void record_fill(Run* run, const Options* o, const Flags* flags) {
 // Everything before the first step. What one rank alone may find wrong is followed by run_agree: all ranks continue, or
 // all fail with an error, since the next collective waits for every rank.
 static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
-    bool found, ok;
+    bool found, ok;  // found: a checkpoint to continue from
     Model* model = &run->model;
     // Before the first collective: a rank whose files or flags are wrong must not leave the others waiting in it.
     if (!run_agree(run, run_prepare(run, o, flags, error), error)) return false;
@@ -311,7 +309,7 @@ static bool report(Run* run, const Options* o, StepLog* s, Error* error) {
     s->steps = o->schedule.steps;
     s->tokens = state->samples * o->seq;
     s->skipped = state->step - state->updates;
-    s->sent = collective_bytes_sent(&model->flat.collectives) - s->sent;
+    s->sent = collective_bytes_sent(&model->flat.collectives) - s->sent;  // since step_begin
     s->entropy_floor = run->val.entropy_floor;
     s->tokens_per_second = 1e3 * tokens * (double)run->comm.world / s->ms;
     s->mfu = NAN;
@@ -411,7 +409,7 @@ int main(int argc, char** argv) {
     options_flags(&flags, &options);
     if (flags_want_help(argc, argv)) return print_help(&flags);
     bool ok = options_parse(&options, &run, &flags, argc, argv, &error);
-    if (!ok) run_refuse(&run, &launch, options.timeout);
+    if (!ok) run_refuse(&run, &launch, options.timeout);  // joins only so that run_exit can tell the other ranks
     ok = ok && join(&run, &options, &launch, &flags, &error) && run_set_up(&run, &options, &flags, &error) &&
          (options.plan.show || run_train(&run, &options, &error));
     sampler_close(&options.sampler);

@@ -11,7 +11,7 @@
 //     naive     one thread per row                                each warp load touches 32 cache lines, most evicted
 //                                                                 before the rest is used: below a fifth of the peak
 //     warp      one warp per row, neighboring channels to         whole lines; but the row comes three times, two of
-//               neighboring lanes                                them from the cache, one element per lane: half of the
+//               neighboring lanes                               them from the cache, one element per lane: half of the
 //                                                                 peak
 //     unfused   the residual add by itself, then the shipped      moves 5 elements: four fifths of the next
 //               kernel
@@ -26,7 +26,8 @@
 //               which a second kernel adds                        the next
 //     shipped   one reading: the block that makes dx of a row     three quarters of the peak or more: while a block
 //               adds the row to its partial sums, in registers    waits for the sums of its row, dx, the next row and
-//                                                                 what nine other blocks read are on their way
+//                                                                 what other blocks read are on their way (at 768
+//                                                                 channels nine others per multiprocessor)
 //
 //     build/layernorm --rows 16384 --channels 768
 
@@ -37,7 +38,7 @@
 
 typedef struct {
     size_t N, C;
-    bool centered;                               // layernorm
+    bool centered;                               // layernorm; otherwise rmsnorm
     const floatX *weight, *bias;                 // (C)
     float *mean, *rstd;                          // (N)
     floatX *out, *residual;                      // (N, C)
@@ -214,7 +215,7 @@ static void ladder_forward(bool centered, size_t N, size_t C) {
     ladder_rung("shipped", shipped);
 }
 
-// mean and rstd come from the CPU's forward; without checks, any numbers will do.
+// mean and rstd come from the CPU's forward; without checks, any numbers will do. `twin`: on the host.
 static void ladder_backward(bool centered, size_t N, size_t C) {
     enum { CHUNKS = 64 };
     ladder_begin(centered
@@ -248,7 +249,8 @@ static void ladder_backward(bool centered, size_t N, size_t C) {
         ladder_launch(backward_naive, N, p);
         ladder_launch(sums_naive, C, p);
     });
-    auto in_two = [&](unsigned chunks) {
+    // dx, and sums over the rows in `chunks` parts.
+    auto dx_and_sums = [&](unsigned chunks) {
         float* partial = (float*)device_scratch(ladder.stream, 2 * chunks * C * sizeof(float));
         unsigned strips = (unsigned)divide_up(C, WARP);
         dim3 block(WARP, WARP);
@@ -257,8 +259,8 @@ static void ladder_backward(bool centered, size_t N, size_t C) {
         add_partial<float><<<dim3(strips, centered ? 2 : 1), block, 0, ladder.stream->compute>>>(
             dweight, dbias, partial, chunks, C);
     };
-    ladder_rung("warp", [&] { in_two(1); });
-    ladder_rung("split", [&] { in_two(CHUNKS); });
+    ladder_rung("warp", [&] { dx_and_sums(1); });
+    ladder_rung("split", [&] { dx_and_sums(CHUNKS); });
     ladder_rung("shipped", shipped);
 }
 

@@ -7,8 +7,8 @@
 //
 // IEEE 754 fixes the result of +, -, *, /, square root and fused multiply-add to the bit. Builds differ in which
 // operations the compiler fuses (none: the Makefile passes -ffp-contract=off, as a project that copies this must; ours
-// are written as multiply_add), in the order in which a vectorized loop adds (ours add in SUM_LANES partial sums), and
-// in the library's functions (not used where weights depend on them). So a run gives the same weights with AVX2,
+// are written as `multiply_add`), in the order in which a vectorized loop adds (ours add in SUM_LANES partial sums),
+// and in the library's functions (not used where weights depend on them). So a run gives the same weights with AVX2,
 // AVX-512 and NEON, with gcc and clang, at -O1 to -O3: dev/test/golden.c shows it. A processor without fused
 // multiply-add gives other weights.
 //

@@ -45,9 +45,9 @@ typedef enum { REDUCE_FLOAT, REDUCE_STORAGE, REDUCE_EXACT } ReduceKind;
 
 typedef struct {
     const Transport* transport;  // NULL: one rank, or only a plan is wanted
-    size_t rank, world; // 0 of 0 means 0 of 1
-    size_t local_rank;  // among those of this machine: chooses the device
-    size_t stage;       // of ZeRO: 0 to 2
+    size_t rank, world;          // 0 of 0 means 0 of 1
+    size_t local_rank;           // among those of this machine: chooses the device
+    size_t stage;                // of ZeRO: 0 to 2
     ReduceKind reduce;
 } RankOptions;
 

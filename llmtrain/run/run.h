@@ -129,9 +129,11 @@ static inline bool run_options_check(const RunOptions* o, const Cadence* cadence
         fail_with(error, "--out is longer than 3900 characters; give a shorter path");
 }
 
+// `record` is what a checkpoint records: the configuration and, in record.state, what changes from step to step.
+// `model` is what computes, as model.options say. `options` are the flags of this header: guards, checkpoints, checks.
 typedef struct {
     const RunOptions* options;
-    RunRecord record;             // configuration and state: what a checkpoint records
+    RunRecord record;
     Model model;
     Comm comm;
     Dataset train, val;

@@ -50,7 +50,7 @@ static inline bool step_read(Run* run, StepLog* s, bool stop, Error* error) {
     return !ends || run_save_complete_or_report(run, error);
 }
 
-// What makes a step one that must not change the parameters has the norm NAN.
+// The norm from which the guard decides: NAN, which skips the step, if the loss is not finite.
 static inline double guarded_norm(const StepResult* result) { return isfinite(result->loss) ? result->grad_norm : NAN; }
 
 static inline void run_update(Run* run, const StepLog* s, double factor) {
