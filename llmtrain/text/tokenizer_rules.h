@@ -71,7 +71,7 @@ static inline void rules_free(Rules* rules) {
     if (!rules) return;
     vocabulary_free(&rules->vocabulary);
     free(rules->unicode);
-    nfc_close(rules->nfc);
+    free(rules->nfc);
     free(rules->added);
     text_free(&rules->added_text);
     free(rules->raw.nodes);
