@@ -164,10 +164,9 @@ static inline bool input_start_gzip(Input* input, Error* error) {
     input->kind = INPUT_GZIP;
     return true;
 #else
-    return fail_with(error,
-                     "%.600s is compressed with gzip, which this program cannot decompress; install zlib's headers "
-                     "(apt-get install -y zlib1g-dev) and make build/tokenize again, or decompress it with gunzip",
-                     input->name);
+    return fail_with(error, "%.600s is compressed with gzip, which this program cannot decompress; install zlib's "
+                     "headers (apt-get install -y zlib1g-dev) and make build/tokenize again, or decompress it with "
+                     "gunzip", input->name);
 #endif
 }
 
@@ -178,11 +177,9 @@ static inline bool input_start_zstd(Input* input, Error* error) {
     input->kind = INPUT_ZSTD;
     return true;
 #else
-    return fail_with(
-        error,
-        "%.600s is compressed with zstd, which this program cannot decompress; install libzstd's "
-        "headers (apt-get install -y libzstd-dev) and make build/tokenize again, or decompress it with unzstd",
-        input->name);
+    return fail_with(error, "%.600s is compressed with zstd, which this program cannot decompress; install libzstd's "
+                     "headers (apt-get install -y libzstd-dev) and make build/tokenize again, or decompress it with "
+                     "unzstd", input->name);
 #endif
 }
 

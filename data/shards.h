@@ -235,8 +235,7 @@ static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error)
     if (!same)
         fail_with(error, "%.600s was made with the tokenizer %s (%016llx), but these shards would be made with %s "
                   "(%016llx); give another --out, or remove it", shard, other.name, (unsigned long long)other.hash,
-                  set->tokenizer->name,
-                  (unsigned long long)set->tokenizer->hash);
+                  set->tokenizer->name, (unsigned long long)set->tokenizer->hash);
     tokenizer_close(&other);
     return same;
 }
@@ -263,9 +262,8 @@ static inline bool shard_set_may_replace(const ShardSet* set, Error* error) {
         series_path(shard, &set->series[i], 0);
         if (access(shard, F_OK) == 0) return true;
     }
-    return fail_with(error,
-                     "%.600s exists without shards, and these would replace it; move it away, or give another --out",
-                     path);
+    return fail_with(error, "%.600s exists without shards, and these would replace it; move it away, or give another "
+                     "--out", path);
 }
 
 // Renames all shards and the tokenizer's files to their final names, in place of an earlier set. The caller has asked

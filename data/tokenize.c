@@ -110,19 +110,16 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
         return fail_with(error, "--at and --tokens are for --show FILE, the shard to print from; give it too");
     if (o->show) {
         if (o->bytes || o->text || o->jsonl || o->out || o->encode || o->decode)
-            return fail_with(error,
-                             "--show prints a part of a shard; leave --bytes, --text, --jsonl, --out, --encode and "
-                             "--decode out");
+            return fail_with(error, "--show prints a part of a shard; leave --bytes, --text, --jsonl, --out, --encode "
+                             "and --decode out");
         return o->show[0] || fail_with(error, "--show is empty; give the path of a shard");
     }
     if (o->encode || o->decode) {
         if (o->encode && o->decode)
             return fail_with(error, "--encode and --decode are given together; give one of them");
         if (o->bytes || o->text || o->jsonl || o->out)
-            return fail_with(error,
-                             "--%s reads standard input and writes standard output; leave --bytes, --text, --jsonl "
-                             "and --out out",
-                             o->encode ? "encode" : "decode");
+            return fail_with(error, "--%s reads standard input and writes standard output; leave --bytes, --text, "
+                             "--jsonl and --out out", o->encode ? "encode" : "decode");
         return (o->tokenizer && o->tokenizer[0]) || fail_with(error, "--tokenizer PATH is missing; give a tokenizer");
     }
     int sources = (o->bytes != NULL) + (o->text != NULL) + (o->jsonl != NULL);
@@ -169,10 +166,8 @@ static bool divide(uint64_t* train_bytes, const Input* input, const Options* opt
     *train_bytes = val == 0 ? UINT64_MAX : 0;
     if (val == 0 || val == 1) return true;
     if (!input->size_known)
-        return fail_with(error,
-                         "the size of %s is not known in advance, so its end cannot be kept for validation; give "
-                         "--val 0 or 1, or save the text as a file first",
-                         input->name);
+        return fail_with(error, "the size of %s is not known in advance, so its end cannot be kept for validation; "
+                         "give --val 0 or 1, or save the text as a file first", input->name);
     uint64_t kept = (uint64_t)((double)input->size * val + 0.5);
     if (input->size > 0 && (kept == 0 || kept >= input->size))
         return fail_with(error, "%s has %llu bytes, which --val %g cannot divide; give more text, or --val 0",
@@ -333,10 +328,8 @@ static bool conversion_split(Conversion* c, Error* error) {
     if (c->options->jsonl || c->documents.files.count > 1 || val == 0 || val == 1) return true;
     bool ok = input_open(&input, c->documents.files.names[0], error) && input_unpack(&input, error);
     if (ok && (input.kind != INPUT_PLAIN || !input.size_known))
-        ok = fail_with(error,
-                       "%.600s is compressed and the only document, so its end cannot be kept for validation; give "
-                       "--val 0 or 1, or decompress it",
-                       input.name);
+        ok = fail_with(error, "%.600s is compressed and the only document, so its end cannot be kept for validation; "
+                       "give --val 0 or 1, or decompress it", input.name);
     uint64_t size = ok ? input.size : 0;
     if (ok && size == 0) ok = fail_with(error, "%.600s is empty; give a text", input.name);
     input_close(&input);

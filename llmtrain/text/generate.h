@@ -284,9 +284,8 @@ static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
         char* end;
         unsigned long id = strtoul(text, &end, 10);
         if (text[0] < '0' || text[0] > '9' || id >= V)
-            return fail_with(error,
-                             "--prompt-ids has '%.*s'; give numbers below the vocabulary, %zu, separated by spaces",
-                             (int)min_size(strcspn(text, " ,\t\n"), 40), text, V);
+            return fail_with(error, "--prompt-ids has '%.*s'; give numbers below the vocabulary, %zu, separated by "
+                             "spaces", (int)min_size(strcspn(text, " ,\t\n"), 40), text, V);
         if (!tokens_reserve(&s->ids, 1, error)) return false;
         s->ids.ids[s->ids.count++] = (int32_t)id;
         text = end;
@@ -306,10 +305,8 @@ static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const
     if (!tokenizer_encode(ids, tokenizer, text, strlen(text), error)) return false;
     for (size_t i = first; i < ids->count; i++)
         if ((size_t)ids->ids[i] >= V)
-            return fail_with(error,
-                             "the tokenizer %s has produced the id %d, but the model's vocabulary is %zu; they do not "
-                             "belong together",
-                             tokenizer->name, (int)ids->ids[i], V);
+            return fail_with(error, "the tokenizer %s has produced the id %d, but the model's vocabulary is %zu; they "
+                             "do not belong together", tokenizer->name, (int)ids->ids[i], V);
     return true;
 }
 
@@ -321,11 +318,9 @@ static inline bool sampler_read_prompt(Sampler* s, const Tokenizer* tokenizer, s
     if (!known && V == (size_t)s->bytes.vocabulary) tokenizer = &s->bytes, known = true;
     s->tokenizer = known ? tokenizer : NULL;
     if (!known && !(s->prompt_ids && s->print_ids))
-        return fail_with(
-            error,
-            "the model's vocabulary is %zu, but without a tokenizer next to it, text is read and written as "
-            "bytes, of which there are %d; build/generate takes ids instead, with --prompt-ids and --print-ids",
-            V, s->bytes.vocabulary);
+        return fail_with(error, "the model's vocabulary is %zu, but without a tokenizer next to it, text is read and "
+                         "written as bytes, of which there are %d; build/generate takes ids instead, with --prompt-ids "
+                         "and --print-ids", V, s->bytes.vocabulary);
     bool ok = s->prompt_ids ? sampler_read_ids(s, V, error)
                             : sampler_encode(&s->ids, tokenizer, s->prompt, true, V, error);
     if (ok && s->ids.count == 0) ok = fail_with(error, "the prompt is empty; give at least one token");

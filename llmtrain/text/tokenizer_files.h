@@ -228,10 +228,8 @@ static inline bool tokenizer_files_find_in(TokenizerFiles* s, const char* direct
     }
     bool gpt2 = s->paths[FILE_ENCODER] && s->paths[FILE_MERGES];
     return s->paths[FILE_JSON] || s->paths[FILE_RANKS] || gpt2 ||
-           fail_with(error,
-                     "%.600s has no tokenizer.json, nor vocab.json with merges.txt, nor encoder.json with vocab.bpe; "
-                     "give a directory with a tokenizer",
-                     directory);
+           fail_with(error, "%.600s has no tokenizer.json, nor vocab.json with merges.txt, nor encoder.json with "
+                     "vocab.bpe; give a directory with a tokenizer", directory);
 }
 
 // Finds the files of a tokenizer: in a directory, or next to a file.

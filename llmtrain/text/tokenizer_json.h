@@ -53,10 +53,8 @@ typedef struct {
 } TokenizerReader;
 
 static inline bool tokenizer_refuse(const TokenizerReader* r, const char* what, const char* name) {
-    return fail_with(r->error,
-                     "%.600s: its %s is '%.100s', which is not supported here, and ignoring it would change the "
-                     "tokens; use a tokenizer without it",
-                     r->path, what, name);
+    return fail_with(r->error, "%.600s: its %s is '%.100s', which is not supported here, and ignoring it would change "
+                     "the tokens; use a tokenizer without it", r->path, what, name);
 }
 
 // The decoded bytes of a string, and a zero byte; NULL if the node is not a string.
@@ -234,10 +232,8 @@ static inline bool read_merge(const TokenizerReader* r, const char* left, size_t
     if (a < 0 || b < 0) problem = "joins a token that is not in the vocabulary";
     else if (whole < 0) problem = "makes a token that is not in the vocabulary";
     else if (!merges_add(v, a, b, whole, rank)) problem = "occurs twice";
-    return problem == NULL || fail_with(r->error,
-                                        "%.600s: merge %zu, of '%.*s' and '%.*s', %s; the file is damaged, use "
-                                        "another copy",
-                                        r->path, rank, (int)min_size(left_bytes, 60), left,
+    return problem == NULL || fail_with(r->error, "%.600s: merge %zu, of '%.*s' and '%.*s', %s; the file is damaged, "
+                                        "use another copy", r->path, rank, (int)min_size(left_bytes, 60), left,
                                         (int)min_size(right_bytes, 60), right, problem);
 }
 
@@ -246,10 +242,8 @@ static inline bool read_merge_line(const TokenizerReader* r, const char* line, s
     const char* space = (const char*)memchr(line, ' ', bytes);
     size_t left = space ? (size_t)(space - line) : 0;
     if (!space || memchr(space + 1, ' ', bytes - left - 1))
-        return fail_with(r->error,
-                         "%.600s: merge %zu, '%.*s', is not two tokens with a space between them; the file is "
-                         "damaged, use another copy",
-                         r->path, rank, (int)min_size(bytes, 100), line);
+        return fail_with(r->error, "%.600s: merge %zu, '%.*s', is not two tokens with a space between them; the file "
+                         "is damaged, use another copy", r->path, rank, (int)min_size(bytes, 100), line);
     return read_merge(r, line, left, space + 1, bytes - left - 1, rank);
 }
 
@@ -268,9 +262,8 @@ static inline bool read_merges(const TokenizerReader* r, uint32_t merges) {
         }
         uint32_t a = json_first(json, i), b = json_next(json, a);
         if (json_count(json, i) != 2 || !json_text(json, a) || !json_text(json, b))
-            return fail_with(r->error,
-                             "%.600s: merge %zu is not a pair of tokens; the file is damaged, use another copy",
-                             r->path, rank);
+            return fail_with(r->error, "%.600s: merge %zu is not a pair of tokens; the file is damaged, use another "
+                             "copy", r->path, rank);
         if (!read_merge(r, json_text(json, a), json->nodes[a].bytes, json_text(json, b), json->nodes[b].bytes, rank++))
             return false;
     }
@@ -478,10 +471,8 @@ static inline bool read_template(const TokenizerReader* r, uint32_t node, int32_
     uint64_t id;
     if (json_count(json, ids) != 1 || !json_u64(json, json_first(json, ids), &id) ||
         id >= r->rules->vocabulary.size || r->rules->vocabulary.tokens[id].kind == TOKEN_ABSENT)
-        return fail_with(r->error,
-                         "%.600s: its template begins with '%.100s', which is not a token; the file is damaged, "
-                         "use another copy",
-                         r->path, before);
+        return fail_with(r->error, "%.600s: its template begins with '%.100s', which is not a token; the file is "
+                         "damaged, use another copy", r->path, before);
     *begin_of_text = (int32_t)id;
     return true;
 }
@@ -665,10 +656,9 @@ static inline bool check_named(const TokenizerFiles* s, const Json* json, uint32
     size_t bytes;
     const char* text = named_text(&bytes, json, node);
     return !text || !s->paths[FILE_JSON] || added_find(s->rules, text, bytes) >= 0 ||
-           fail_with(error,
-                     "%.600s: its %.40s '%.80s' is not among the added tokens of %s; save the tokenizer again (in "
-                     "Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))",
-                     path, what, text, TOKENIZER_FILES[FILE_JSON]);
+           fail_with(error, "%.600s: its %.40s '%.80s' is not among the added tokens of %s; save the tokenizer again "
+                     "(in Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", path, what, text,
+                     TOKENIZER_FILES[FILE_JSON]);
 }
 
 // The special tokens of tokenizer_config.json or special_tokens_map.json.
