@@ -360,8 +360,7 @@ static inline bool bpe_push_changed(BpeTrainer* t, Error* error) {
 }
 
 // Merges a pair in a word, from the left, and counts the pairs that its neighbors lose and form.
-static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_t word, BpeMerge merge,
-                                  Error* error) {
+static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_t word, BpeMerge merge, Error* error) {
     int32_t* tokens = t->tokens + t->starts[word];
     int64_t count = (int64_t)words->words[word].count;
     size_t length = t->lengths[word], kept = 0;

@@ -97,111 +97,90 @@ static const char* const corpus_lines[][2] = {
 
     // Words.
     {"He", "9 {^hero.1} / 1 {hero.0}"},
-    {"name|she|her|her|girl",
-     "2 Anna / 2 Mia / 2 Lily / Ella / Rosa / 2 Nora / Ruby / Ivy / 2 Zoe / 2 Lucy / Molly / Ada / Clara / "
-     "2 Emma / Eve / June / 2 Kate / Maya / Nina / Olive / Sara / Lena / Tess / Pia"},
-    {"name|he|him|his|boy",
-     "2 Tom / 2 Max / 2 Ben / 2 Sam / 2 Leo / Finn / 2 Jack / Hugo / Otis / 2 Theo / Noah / Liam / Owen / Eli / "
-     "2 Luke / Adam / Felix / Henry / Ian / Miles / Otto / 2 Pete / Ravi / Karl"},
-    {"relative",
-     "mother / father / sister / brother / aunt / uncle / cousin / friend / dad / mom / granny / twin / nurse / "
-     "son / niece / boss"},
+    {"name|she|her|her|girl", "2 Anna / 2 Mia / 2 Lily / Ella / Rosa / 2 Nora / Ruby / Ivy / 2 Zoe / 2 Lucy / Molly / "
+     "Ada / Clara / 2 Emma / Eve / June / 2 Kate / Maya / Nina / Olive / Sara / Lena / Tess / Pia"},
+    {"name|he|him|his|boy", "2 Tom / 2 Max / 2 Ben / 2 Sam / 2 Leo / Finn / 2 Jack / Hugo / Otis / 2 Theo / Noah / "
+     "Liam / Owen / Eli / 2 Luke / Adam / Felix / Henry / Ian / Miles / Otto / 2 Pete / Ravi / Karl"},
+    {"relative", "mother / father / sister / brother / aunt / uncle / cousin / friend / dad / mom / granny / twin / "
+     "nurse / son / niece / boss"},
 
     {"animal|air", "2 owl / 2 crow / robin / swan / goose / 2 bee / bat / eagle / finch / stork / moth / fly"},
     {"animal|water", "2 duck / 2 frog / 2 fish / otter / 2 crab / whale / seal / newt / toad / eel"},
-    {"animal|land",
-     "2 fox / 2 cat / 2 dog / 2 pig / 2 goat / horse / mouse / 2 bear / wolf / hen / lamb / cow / deer / snail / "
-     "sheep / mole / tiger / lion / panda / camel / pony / hare / ant / rat / ox"},
+    {"animal|land", "2 fox / 2 cat / 2 dog / 2 pig / 2 goat / horse / mouse / 2 bear / wolf / hen / lamb / cow / "
+     "deer / snail / sheep / mole / tiger / lion / panda / camel / pony / hare / ant / rat / ox"},
     {"air", "flew over {a scene} {place} / perched on {a look} {spot} / sang {near} the {spot}"},
     {"water", "swam in {a scene} {pool} / dived for {look} {things} / splashed {look} {things}"},
     {"land", "ran to {a scene} {place} / slept {near} {a look} {spot} / dug {near} the {spot}"},
     {"pool", "lake / pond / river"},
-    {"creatures",
-     "2 ducks / 2 frogs / kittens / 2 birds / snails / pups / mice / geese / lambs / bees / crows / ants / hens / "
-     "sheep / goats / chicks / ponies / worms / swans / 2 pigs / 2 fish / foxes / owls / 2 cats / 2 dogs / cows / "
-     "moths / crabs / moles / toads / seals / bears / flies / calves / cubs / bats / rats / eels"},
+    {"creatures", "2 ducks / 2 frogs / kittens / 2 birds / snails / pups / mice / geese / lambs / bees / crows / "
+     "ants / hens / sheep / goats / chicks / ponies / worms / swans / 2 pigs / 2 fish / foxes / owls / 2 cats / "
+     "2 dogs / cows / moths / crabs / moles / toads / seals / bears / flies / calves / cubs / bats / rats / eels"},
 
     {"a trait", "14 a {trait} / 3 an {open trait}"},
     {"A trait", "14 A {trait} / 3 An {open trait}"},
     {"open trait", "odd / old / eager / angry"},
-    {"trait",
-     "2 kind / 2 shy / 2 brave / smart / funny / lazy / calm / young / 2 quiet / sweet / 2 little / 2 tall / "
+    {"trait", "2 kind / 2 shy / 2 brave / smart / funny / lazy / calm / young / 2 quiet / sweet / 2 little / 2 tall / "
      "silly / 2 wise / busy / grumpy / proud / merry / 2 bold / neat / quick / slow / plump / gentle / 2 clever / "
-     "jolly / dreamy / fussy / nosy / dizzy / tidy / strong / wild / sly / noisy / fat / thin / poor / rich / "
-     "polite / keen / small / loud / vain"},
+     "jolly / dreamy / fussy / nosy / dizzy / tidy / strong / wild / sly / noisy / fat / thin / poor / rich / polite / "
+     "keen / small / loud / vain"},
     {"a look", "14 a {look} / 2 an {open look}"},
     {"open look", "old / odd / ugly"},
-    {"look",
-     "2 tiny / 2 shiny / pretty / 2 dusty / 2 big / 2 small / 2 new / dirty / plain / bright / bent / fine / "
-     "nice / cheap / rare / wet / cold / smooth / muddy / magic / huge / sticky / clean / worn / pale / dull / "
-     "fancy / broken / cute / grand / warm / long / rough / damp / good / flat / round / strange / lovely / "
-     "secret / short / heavy / wide / neat"},
+    {"look", "2 tiny / 2 shiny / pretty / 2 dusty / 2 big / 2 small / 2 new / dirty / plain / bright / bent / fine / "
+     "nice / cheap / rare / wet / cold / smooth / muddy / magic / huge / sticky / clean / worn / pale / dull / fancy / "
+     "broken / cute / grand / warm / long / rough / damp / good / flat / round / strange / lovely / secret / short / "
+     "heavy / wide / neat"},
     {"a scene", "12 a {scene} / 2 an {open scene}"},
     {"open scene", "old / icy / empty"},
-    {"scene",
-     "wide / dark / quiet / sunny / windy / misty / lonely / hidden / big / small / pretty / busy / dusty / "
+    {"scene", "wide / dark / quiet / sunny / windy / misty / lonely / hidden / big / small / pretty / busy / dusty / "
      "shady / sleepy / muddy / snowy / wild / lovely / hot / cool / green / calm / new / cold / warm"},
-    {"color",
-     "red / blue / green / yellow / white / black / brown / pink / purple / grey / gold / silver / orange / tan / "
-     "teal"},
+    {"color", "red / blue / green / yellow / white / black / brown / pink / purple / grey / gold / silver / orange / "
+     "tan / teal"},
     {"number", "two / three / four / five / six / seven / eight / nine / ten / eleven / twelve / many / some"},
 
-    {"thing",
-     "key / shell / coin / feather / button / ribbon / stone / ring / bottle / map / bell / book / letter / "
-     "lamp / cup / spoon / kite / ball / drum / doll / brush / mirror / candle / clock / flute / rope / nail / "
-     "wheel / mask / fan / comb / jar / brick / stamp / crown / pen / pot / harp / toy / pipe / fork / sled / "
-     "whistle / puzzle / ladder / globe / mop / saw"},
-    {"things",
-     "boats / books / shells / trains / stones / drums / cakes / kites / bells / flags / hats / cups / pots / "
-     "rings / lamps / pens / plates / bowls / spoons / coins / dolls / tents / carts / chairs / clocks / keys / "
-     "blocks / toys / bikes / leaves / balls / maps / jars / sticks / cards / masks / nails / sleds / combs / "
-     "forks / beds / wigs / nuts / socks"},
+    {"thing", "key / shell / coin / feather / button / ribbon / stone / ring / bottle / map / bell / book / letter / "
+     "lamp / cup / spoon / kite / ball / drum / doll / brush / mirror / candle / clock / flute / rope / nail / wheel / "
+     "mask / fan / comb / jar / brick / stamp / crown / pen / pot / harp / toy / pipe / fork / sled / whistle / "
+     "puzzle / ladder / globe / mop / saw"},
+    {"things", "boats / books / shells / trains / stones / drums / cakes / kites / bells / flags / hats / cups / "
+     "pots / rings / lamps / pens / plates / bowls / spoons / coins / dolls / tents / carts / chairs / clocks / keys / "
+     "blocks / toys / bikes / leaves / balls / maps / jars / sticks / cards / masks / nails / sleds / combs / forks / "
+     "beds / wigs / nuts / socks"},
     {"box", "box / bag / basket / chest / tin / sack / jug / trunk / crate / case"},
     {"flowers", "roses / tulips / daisies / lilies / poppies / seeds / bulbs / weeds / ferns / vines"},
-    {"wear",
-     "2 hat / 2 coat / scarf / glove / boot / sock / shoe / cap / shirt / jacket / belt / vest / cape / skirt / "
-     "bow / hood / watch / wig"},
-    {"food",
-     "honey / nuts / bread / butter / jam / corn / rice / beans / peas / milk / cream / eggs / ham / "
-     "oats / leeks / onions"},
+    {"wear", "2 hat / 2 coat / scarf / glove / boot / sock / shoe / cap / shirt / jacket / belt / vest / cape / "
+     "skirt / bow / hood / watch / wig"},
+    {"food", "honey / nuts / bread / butter / jam / corn / rice / beans / peas / milk / cream / eggs / ham / oats / "
+     "leeks / onions"},
     {"herb", "mint / salt / ginger / pepper / garlic / basil / thyme / sage / dill / cocoa / oil / chili"},
-    {"fruit",
-     "apples / plums / pears / cherries / grapes / berries / figs / dates / peaches / melons / olives / limes / "
-     "kiwis"},
+    {"fruit", "apples / plums / pears / cherries / grapes / berries / figs / dates / peaches / melons / olives / "
+     "limes / kiwis"},
     {"dish", "2 soup / 2 pie / 2 cake / stew / salad / pizza / tarts / curry / toast / rolls / buns"},
     {"taste",
      "2 sweet / good / sour / spicy / warm / fresh / hot / salty / thick / crisp / cold / tasty / mild / rich"},
 
-    {"place",
-     "2 forest / 2 river / 2 lake / 2 pond / 2 hill / 2 farm / beach / 2 market / park / 2 garden / village / "
+    {"place", "2 forest / 2 river / 2 lake / 2 pond / 2 hill / 2 farm / beach / 2 market / park / 2 garden / village / "
      "meadow / bay / school / castle / valley / field / town / mill / inn / island / cave / road / zoo / swamp / "
      "port / camp / shop / hut / path"},
-    {"spot",
-     "bed / table / oak / bench / gate / fence / wall / bridge / swing / chair / shed / barn / window / stove / "
-     "cart / bush / sofa / tent / tower / rock / log / desk / shelf / roof / piano / stool / pump / rug / tree / "
-     "hedge / stump / sink / pole / crib / arch"},
+    {"spot", "bed / table / oak / bench / gate / fence / wall / bridge / swing / chair / shed / barn / window / "
+     "stove / cart / bush / sofa / tent / tower / rock / log / desk / shelf / roof / piano / stool / pump / rug / "
+     "tree / hedge / stump / sink / pole / crib / arch"},
     {"at", "at / near / by / beyond / behind"},
     {"near", "near / behind / under / on / by"},
 
-    {"weather",
-     "sunny / rainy / cold / warm / windy / snowy / foggy / bright / hot / cloudy / wet / cool / misty / grey / "
-     "dark / icy"},
+    {"weather", "sunny / rainy / cold / warm / windy / snowy / foggy / bright / hot / cloudy / wet / cool / misty / "
+     "grey / dark / icy"},
     {"daytime", "2 morning / 2 evening / 2 day / 2 night / Sunday / Monday / Friday / spring / autumn / winter"},
     {"hour", "2 night / dawn / noon / dusk / one / two / four / five / six / nine / ten"},
     {"storm", "rain / snow / hail / fog / wind / frost"},
-    {"mood",
-     "2 happy / sad / proud / 2 tired / calm / 2 glad / lucky / bored / jolly / sleepy / lonely / hungry / "
+    {"mood", "2 happy / sad / proud / 2 tired / calm / 2 glad / lucky / bored / jolly / sleepy / lonely / hungry / "
      "merry / cold / silly / brave / dizzy / cozy"},
-    {"feeling",
-     "warm / curious / safe / strong / full / free / quiet / loved / rich / wise / hopeful / clever / shy / "
+    {"feeling", "warm / curious / safe / strong / full / free / quiet / loved / rich / wise / hopeful / clever / shy / "
      "grand / ready / new / well / bold"},
 
     {"then", "then / soon / later / once / next / now"},
-    {"went",
-     "2 went / 2 walked / 2 ran / hiked / raced / rode / crept / hopped / jogged / rushed / danced / sailed / "
+    {"went", "2 went / 2 walked / 2 ran / hiked / raced / rode / crept / hopped / jogged / rushed / danced / sailed / "
      "drove / skated"},
-    {"sat",
-     "2 sat / stood / slept / hid / lay / sang / ate / danced / cried / played / hummed / woke / hopped / "
+    {"sat", "2 sat / stood / slept / hid / lay / sang / ate / danced / cried / played / hummed / woke / hopped / "
      "rested / waited"},
     {"lived", "2 lived / worked / slept / sat / played / fished / cooked / camped / hid"},
     {"sold", "sold / made / kept / hid / found / washed / drew / lost"},
@@ -212,11 +191,9 @@ static const char* const corpus_lines[][2] = {
     {"use", "buy / clean / fix / make / find / hide / paint"},
     {"said", "2 said / cried / called / sang / sighed / yelled / joked / hissed"},
     {"asked", "asked / cried / begged / called / wept"},
-    {"act",
-     "2 laughed / 2 smiled / 2 sang / giggled / 2 danced / clapped / cheered / yawned / waved / cried / bowed / "
+    {"act", "2 laughed / 2 smiled / 2 sang / giggled / 2 danced / clapped / cheered / yawned / waved / cried / bowed / "
      "hummed / nodded / hopped / blushed / sneezed / grinned / winked / jumped / sighed"},
-    {"act2",
-     "2 played / talked / 2 read / ate / drew / rested / shouted / sat / wrote / counted / swam / prayed / "
+    {"act2", "2 played / talked / 2 read / ate / drew / rested / shouted / sat / wrote / counted / swam / prayed / "
      "skipped / argued / baked / sewed / ran / dug"},
     {"cooked", "made / ate / tried / sold / shared"},
     {"counted", "counted / saw / met / drew / fed / washed / led"},

@@ -54,22 +54,18 @@ static Flags options_flags(Options* o) {
     const Flag table[] = {
         FLAG_HEADING("Texts"),
         FLAG_TEXT("bytes", &o->bytes, NULL, "FILE", 0, "text file to convert, one token per byte; -: standard input"),
-        FLAG_TEXT("text", &o->text, NULL, "GLOB", 0,
-                  "text files to convert with --tokenizer, each a document: paths and patterns, separated by commas; "
-                  "gzip and zstd files are decompressed"),
-        FLAG_TEXT("jsonl", &o->jsonl, NULL, "GLOB", 0,
-                  "JSON Lines files to convert with --tokenizer: paths and patterns, separated by commas; the member "
-                  "--field of each line is a document"),
+        FLAG_TEXT("text", &o->text, NULL, "GLOB", 0, "text files to convert with --tokenizer, each a document: paths "
+                  "and patterns, separated by commas; gzip and zstd files are decompressed"),
+        FLAG_TEXT("jsonl", &o->jsonl, NULL, "GLOB", 0, "JSON Lines files to convert with --tokenizer: paths and "
+                  "patterns, separated by commas; the member --field of each line is a document"),
         FLAG_TEXT("field", &o->field, "text", "NAME", 0, "with --jsonl: name of the member that holds the text"),
         FLAG_HEADING("Tokenizer"),
-        FLAG_TEXT("tokenizer", &o->tokenizer, NULL, "PATH", 0,
-                  "tokenizer.json, vocab.json with merges.txt next to it, encoder.json with vocab.bpe next to it, a "
-                  "tiktoken rank file, or a directory that has one of them"),
+        FLAG_TEXT("tokenizer", &o->tokenizer, NULL, "PATH", 0, "tokenizer.json, vocab.json with merges.txt next to it, "
+                  "encoder.json with vocab.bpe next to it, a tiktoken rank file, or a directory that has one of them"),
         FLAG_TEXT("pattern", &o->pattern, NULL, "NAME", 0,
                   "with a tiktoken rank file: pattern that splits words: gpt2, cl100k or o200k"),
-        FLAG_COUNT("train-bpe", &o->vocabulary, 0, BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX, 0,
-                   "train a byte-level BPE tokenizer of N tokens, with GPT-2's pattern, on the texts, and write "
-                   "OUT/tokenizer.json"),
+        FLAG_COUNT("train-bpe", &o->vocabulary, 0, BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX, 0, "train a byte-level BPE "
+                   "tokenizer of N tokens, with GPT-2's pattern, on the texts, and write OUT/tokenizer.json"),
         FLAG_HEADING("Standard input"),
         FLAG_SWITCH("encode", &o->encode, false, 0, "print the tokens of the text on standard input"),
         FLAG_SWITCH("decode", &o->decode, false, 0, "print the text of the tokens on standard input"),
@@ -88,13 +84,11 @@ static Flags options_flags(Options* o) {
         FLAG_TEXT("out", &o->out, NULL, "PREFIX", 0,
                   "prefix of the shards: PREFIX_train_000000.bin, PREFIX_val_000000.bin, ..., and of the tokenizer: "
                   "PREFIX_tokenizer/; with --train-bpe: the directory to write"),
-        FLAG_REAL("val", &o->val, 0.1, 0, 1, 0,
-                  "fraction of the documents (of a single text: its end) for validation; 0: train shards only, 1: val "
-                  "shards only"),
+        FLAG_REAL("val", &o->val, 0.1, 0, 1, 0, "fraction of the documents (of a single text: its end) for validation; "
+                  "0: train shards only, 1: val shards only"),
         FLAG_COUNT("shard-tokens", &o->shard_tokens, 100000000, 1, 1e12, 0, "maximum tokens per shard"),
-        FLAG_REAL("entropy", &o->entropy, 0, 0, 100, 0,
-                  "entropy floor (loss of the text's true source) in nats per byte, stored in the shards per token; 0: "
-                  "unknown"),
+        FLAG_REAL("entropy", &o->entropy, 0, 0, 100, 0, "entropy floor (loss of the text's true source) in nats per "
+                  "byte, stored in the shards per token; 0: unknown"),
         FLAG_HEADING("Program"),
         FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
