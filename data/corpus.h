@@ -253,9 +253,12 @@ typedef struct {
     int variable_symbols[MAX_VARIABLES];  // the one symbol whose choices a variable holds
 } Grammar;
 
-static inline Span span_make(const char* text, const char* end) {
-    Span s = {text, (int)(end - text)};
-    return s;
+// Takes a character off the front of a span, if the span begins with it.
+static inline bool span_take(Span* rest, char c) {
+    bool taken = rest->length > 0 && rest->text[0] == c;
+    rest->text += taken;
+    rest->length -= taken;
+    return taken;
 }
 
 static inline bool span_equal(Span a, Span b) {
@@ -275,17 +278,15 @@ static inline Span span_cut(Span* rest, const char* mark) {
 
 // The symbol of this name, or -1.
 static inline int symbol_find(const Grammar* g, Span name) {
-    for (int i = 0; i < g->symbol_count; i++) {
+    for (int i = 0; i < g->symbol_count; i++)
         if (span_equal(g->symbols[i].name, name)) return i;
-    }
     return -1;
 }
 
 // The variable of this name, a new one if there is none yet; -1 when there are too many.
 static inline int variable_find(Grammar* g, Span name) {
-    for (int i = 0; i < g->variable_count; i++) {
+    for (int i = 0; i < g->variable_count; i++)
         if (span_equal(g->variables[i], name)) return i;
-    }
     if (g->variable_count == MAX_VARIABLES) return -1;
     g->variables[g->variable_count] = name;
     g->variable_symbols[g->variable_count] = -1;
@@ -294,55 +295,48 @@ static inline int variable_find(Grammar* g, Span name) {
 
 // Parses the text between { and }: ^ or not, then "symbol", "variable:symbol", "variable.form" or "@variable.form".
 static inline bool piece_compile(Piece* piece, Grammar* g, Span inside, Error* error) {
+    const char* problem = NULL;
     Span all = inside;
     memset(piece, 0, sizeof *piece);
     piece->symbol = piece->variable = -1;
-    if (inside.length > 0 && inside.text[0] == '^') {
-        piece->capital = true;
-        inside = span_make(inside.text + 1, inside.text + inside.length);
-    }
-    bool by_form = inside.length > 0 && inside.text[0] == '@';
-    if (by_form) inside = span_make(inside.text + 1, inside.text + inside.length);
-    Span rest = inside;
-    Span head = span_cut(&rest, ".");
+    piece->capital = span_take(&inside, '^');
+    bool by_form = span_take(&inside, '@');
+    Span form = inside, symbol = inside, head = span_cut(&form, ".");
     if (head.length < inside.length) {
         piece->kind = by_form ? PIECE_BY_FORM : PIECE_FORM;
         piece->variable = variable_find(g, head);
-        piece->form = rest.length == 1 ? rest.text[0] - '0' : -1;
-        if (piece->variable >= 0 && piece->form >= 0 && piece->form < MAX_FORMS) return true;
-        return fail_with(error, "corpus.h: {%.*s} has too many variables before it or a wrong form", all.length,
-                         all.text);
+        piece->form = form.length == 1 ? form.text[0] - '0' : -1;
+        if (piece->variable < 0 || piece->form < 0 || piece->form >= MAX_FORMS)
+            problem = " has too many variables before it or a wrong form";
+    } else {
+        head = span_cut(&symbol, ":");
+        bool named = head.length < inside.length;
+        piece->kind = PIECE_SYMBOL;
+        piece->symbol = symbol_find(g, named ? symbol : inside);
+        if (named) piece->variable = variable_find(g, head);
+        int* holds = piece->variable >= 0 ? &g->variable_symbols[piece->variable] : NULL;
+        if (piece->symbol < 0) problem = " names no symbol";
+        else if (named && !holds) problem = " is one variable too many";
+        else if (holds && *holds >= 0 && *holds != piece->symbol)
+            problem = ", but this variable holds another symbol elsewhere";
+        else if (holds) *holds = piece->symbol;
     }
-    rest = inside;
-    head = span_cut(&rest, ":");
-    piece->kind = PIECE_SYMBOL;
-    piece->symbol = symbol_find(g, head.length < inside.length ? rest : inside);
-    if (piece->symbol < 0) return fail_with(error, "corpus.h: {%.*s} names no symbol", all.length, all.text);
-    if (head.length == inside.length) return true;
-    piece->variable = variable_find(g, head);
-    if (piece->variable < 0) return fail_with(error, "corpus.h: {%.*s} is one variable too many", all.length, all.text);
-    int* holds = &g->variable_symbols[piece->variable];
-    if (*holds >= 0 && *holds != piece->symbol) {
-        return fail_with(error, "corpus.h: {%.*s}, but this variable holds another symbol elsewhere", all.length,
-                         all.text);
-    }
-    *holds = piece->symbol;
-    return true;
+    return !problem || fail_with(error, "corpus.h: {%.*s}%s", all.length, all.text, problem);
 }
 
 // One choice: "4 text with {pieces}", and the forms 1, 2, ... of its line, separated by |.
 static inline bool choice_compile(Grammar* g, Span text, Span forms, Error* error) {
     if (g->choice_count == MAX_CHOICES) return fail_with(error, "corpus.h: more than %d choices", MAX_CHOICES);
     Choice* choice = &g->choices[g->choice_count++];
+    Span rest = text;
     memset(choice, 0, sizeof *choice);
     int digits = 0;
-    uint32_t weight = 0;
-    for (; digits < text.length && text.text[digits] >= '0' && text.text[digits] <= '9'; digits++) {
-        weight = 10 * weight + (uint32_t)(text.text[digits] - '0');
+    for (; rest.length > 0 && rest.text[0] >= '0' && rest.text[0] <= '9'; digits++) {
+        choice->weight = 10 * choice->weight + (uint32_t)(rest.text[0] - '0');
+        span_take(&rest, rest.text[0]);
     }
-    bool weighted = digits > 0 && digits < text.length && text.text[digits] == ' ';
-    choice->weight = weighted ? weight : 1;
-    if (weighted) text = span_make(text.text + digits + 1, text.text + text.length);
+    if (digits > 0 && span_take(&rest, ' ')) text = rest;
+    else choice->weight = 1;
     if (choice->weight == 0 || digits > 6) return fail_with(error, "corpus.h: a weight must be from 1 to 999999");
     if (text.length == 0) return fail_with(error, "corpus.h: an empty choice");
     choice->forms[0] = text;
@@ -353,9 +347,7 @@ static inline bool choice_compile(Grammar* g, Span text, Span forms, Error* erro
     choice->first_piece = g->piece_count;
     while (text.length > 0) {
         if (g->piece_count + 2 > MAX_PIECES) return fail_with(error, "corpus.h: more than %d pieces", MAX_PIECES);
-        Piece words;
-        memset(&words, 0, sizeof words);
-        words.text = span_cut(&text, "{");
+        Piece words = {.kind = PIECE_TEXT, .text = span_cut(&text, "{")};
         if (words.text.length > 0) g->pieces[g->piece_count++] = words;
         if (text.length == 0) break;
         if (!piece_compile(&g->pieces[g->piece_count++], g, span_cut(&text, "}"), error)) return false;
@@ -383,9 +375,8 @@ static inline int piece_longest(const Grammar* g, const Piece* piece, int depth,
         if (length < 0) longest = held = -1;
     }
     Span name = g->variables[piece->variable];
-    if (longest < 0) {
+    if (longest < 0)
         fail_with(error, "corpus.h: {%.*s.%d} is not set, or not plain words", name.length, name.text, piece->form);
-    }
     return longest;
 }
 
@@ -475,9 +466,8 @@ static inline void story_expand(Story* story, const Grammar* g, int symbol, int 
         const Piece* piece = &g->pieces[g->choices[chosen].first_piece + i];
         size_t begin = story->length;
         Span form = {"", 0};
-        if (piece->kind == PIECE_FORM || piece->kind == PIECE_BY_FORM) {
+        if (piece->kind == PIECE_FORM || piece->kind == PIECE_BY_FORM)
             form = g->choices[story->bound[piece->variable]].forms[piece->form];
-        }
         if (piece->kind == PIECE_TEXT) story_add(story, piece->text);
         if (piece->kind == PIECE_FORM) story_add(story, form);
         if (piece->kind == PIECE_SYMBOL) story_expand(story, g, piece->symbol, piece->variable);
