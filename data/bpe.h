@@ -83,28 +83,18 @@ static inline bool word_table_open(WordTable* table, Error* error) {
 }
 
 static inline bool word_table_append(WordTable* table, const char* word, size_t bytes, uint64_t hash, Error* error) {
-    if (table->count == table->places) {
-        size_t places = 2 * table->places + 1024;
-        Word* words = (Word*)realloc(table->words, places * sizeof *words);
-        if (!words)
-            return fail_with(error, "out of memory for %zu different words; train on a part of the text", places);
-        table->words = words;
-        table->places = places;
-    }
-    if (table->room - table->used < bytes) {
-        size_t room = 2 * table->room + max_size(bytes, 65536);
-        char* all = (char*)realloc(table->bytes, room);
-        if (!all) return fail_with(error, "out of memory for %zu bytes of words; train on a part of the text", room);
-        table->bytes = all;
-        table->room = room;
-    }
+    size_t used = table->used + bytes;
+    if (!memory_grow(&table->words, &table->places, table->count + 1, sizeof *table->words))
+        return fail_with(error, "out of memory for %zu different words; train on a part of the text", table->count + 1);
+    if (!memory_grow(&table->bytes, &table->room, used, 1))
+        return fail_with(error, "out of memory for %zu bytes of words; train on a part of the text", used);
     Word* entry = &table->words[table->count++];
     entry->count = 0;
     entry->hash = hash;
     entry->start = table->used;
     entry->bytes = bytes;
     memcpy(table->bytes + table->used, word, bytes);
-    table->used += bytes;
+    table->used = used;
     return true;
 }
 
@@ -208,15 +198,15 @@ static inline size_t pair_slot(const PairTable* table, uint64_t key) {
 
 static inline bool pair_table_grow(PairTable* table, Error* error) {
     size_t slot_count = max_size(2 * table->slot_count, 4096);
-    Pair* pairs = (Pair*)realloc(table->pairs, slot_count / 2 * sizeof *pairs);
-    if (pairs) table->pairs = pairs;
-    size_t* slots = pairs ? (size_t*)memory_allocate(slot_count * sizeof *slots) : NULL;
-    if (!slots) return bpe_out_of_memory(error);
+    size_t* slots = (size_t*)memory_allocate(slot_count * sizeof *slots);
+    if (!slots || !memory_grow(&table->pairs, &table->places, slot_count / 2, sizeof *table->pairs)) {
+        free(slots);
+        return bpe_out_of_memory(error);
+    }
     free(table->slots);
     table->slots = slots;
     table->slot_count = slot_count;
-    table->places = slot_count / 2;
-    for (size_t i = 0; i < table->count; i++) slots[pair_slot(table, pairs[i].key)] = i + 1;
+    for (size_t i = 0; i < table->count; i++) slots[pair_slot(table, table->pairs[i].key)] = i + 1;
     return true;
 }
 
@@ -237,13 +227,8 @@ static inline bool pair_find(size_t* number, PairTable* table, int32_t left, int
 
 static inline bool pair_add_word(Pair* pair, uint32_t word, Error* error) {
     if (pair->word_count > 0 && pair->words[pair->word_count - 1] == word) return true;
-    if (pair->word_count == pair->places) {
-        size_t places = 2 * pair->places + 2;
-        uint32_t* words = (uint32_t*)realloc(pair->words, places * sizeof *words);
-        if (!words) return bpe_out_of_memory(error);
-        pair->words = words;
-        pair->places = places;
-    }
+    if (!memory_grow(&pair->words, &pair->places, pair->word_count + 1, sizeof *pair->words))
+        return bpe_out_of_memory(error);
     pair->words[pair->word_count++] = word;
     return true;
 }
@@ -253,13 +238,8 @@ static inline bool heap_before(const HeapEntry* a, const HeapEntry* b) {
 }
 
 static inline bool heap_push(PairTable* table, size_t pair, Error* error) {
-    if (table->heap_count == table->heap_places) {
-        size_t places = 2 * table->heap_places + 1024;
-        HeapEntry* heap = (HeapEntry*)realloc(table->heap, places * sizeof *heap);
-        if (!heap) return bpe_out_of_memory(error);
-        table->heap = heap;
-        table->heap_places = places;
-    }
+    if (!memory_grow(&table->heap, &table->heap_places, table->heap_count + 1, sizeof *table->heap))
+        return bpe_out_of_memory(error);
     HeapEntry entry = {table->pairs[pair].count, table->pairs[pair].key, pair};
     size_t at = table->heap_count++;
     for (; at > 0 && heap_before(&entry, &table->heap[(at - 1) / 2]); at = (at - 1) / 2)
@@ -336,13 +316,8 @@ static inline bool bpe_count(BpeTrainer* t, int32_t left, int32_t right, int64_t
     if (by < 0) return true;
     if (!pair_add_word(pair, word, error)) return false;
     if (pair->changed) return true;
-    if (t->changed_count == t->changed_places) {
-        size_t places = 2 * t->changed_places + 256;
-        size_t* changed = (size_t*)realloc(t->changed, places * sizeof *changed);
-        if (!changed) return bpe_out_of_memory(error);
-        t->changed = changed;
-        t->changed_places = places;
-    }
+    if (!memory_grow(&t->changed, &t->changed_places, t->changed_count + 1, sizeof *t->changed))
+        return bpe_out_of_memory(error);
     pair->changed = true;
     t->changed[t->changed_count++] = number;
     return true;
@@ -444,12 +419,8 @@ static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, si
             if (pair->count > 0 && !heap_push(&t->pairs, top.pair, error)) return false;
             continue;
         }
-        if (bpe->merge_count == places) {
-            places = 2 * places + 1024;
-            BpeMerge* merges = (BpeMerge*)realloc(bpe->merges, places * sizeof *merges);
-            if (!merges) return bpe_out_of_memory(error);
-            bpe->merges = merges;
-        }
+        if (!memory_grow(&bpe->merges, &places, bpe->merge_count + 1, sizeof *bpe->merges))
+            return bpe_out_of_memory(error);
         BpeMerge merge = {(int32_t)(top.key >> 32), (int32_t)(uint32_t)top.key, 0};
         if (!bpe_join(bpe, &merge, error) || !bpe_merge(t, words, top.pair, merge, error)) return false;
         bpe->merges[bpe->merge_count++] = merge;

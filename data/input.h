@@ -38,7 +38,7 @@
 
 typedef struct {
     char** names;  // (count), each owned; sorted by their bytes, each once
-    size_t count;
+    size_t count, places;
 } FileList;
 
 static inline void file_list_free(FileList* files) {
@@ -48,10 +48,11 @@ static inline void file_list_free(FileList* files) {
 }
 
 static inline bool file_list_add(FileList* files, const char* name, Error* error) {
-    char** names = (char**)realloc(files->names, (files->count + 1) * sizeof *names);
-    if (names) files->names = names;
-    char* copy = names ? strdup(name) : NULL;
-    if (!copy) return fail_with(error, "out of memory for the names of %zu files", files->count + 1);
+    char* copy = strdup(name);
+    if (!copy || !memory_grow(&files->names, &files->places, files->count + 1, sizeof *files->names)) {
+        free(copy);
+        return fail_with(error, "out of memory for the names of %zu files", files->count + 1);
+    }
     files->names[files->count++] = copy;
     return true;
 }
@@ -375,13 +376,8 @@ static inline uint64_t documents_taken(const Documents* d) { return d->taken + d
 
 // Makes a piece of the first `bytes` of the waiting text.
 static inline bool documents_cut(Documents* d, Batch* batch, size_t bytes, bool ends, Error* error) {
-    if (batch->count == batch->places) {
-        size_t places = 2 * batch->places + 64;
-        Piece* pieces = (Piece*)realloc(batch->pieces, places * sizeof *pieces);
-        if (!pieces) return fail_with(error, "out of memory for %zu pieces of text", places);
-        batch->pieces = pieces;
-        batch->places = places;
-    }
+    if (!memory_grow(&batch->pieces, &batch->places, batch->count + 1, sizeof *batch->pieces))
+        return fail_with(error, "out of memory for %zu pieces of text", batch->count + 1);
     Piece* piece = &batch->pieces[batch->count++];
     piece->start = batch->bytes - d->waiting;
     piece->bytes = bytes;
@@ -465,14 +461,9 @@ static inline bool documents_cut_text(Documents* d, Batch* batch, bool last, Err
 
 // Reads a step of the file, and cuts the pieces that it completes.
 static inline bool documents_step(Documents* d, Batch* batch, Error* error) {
-    if (batch->room - batch->bytes < DOCUMENT_STEP) {
-        size_t room = 2 * batch->room + DOCUMENT_STEP;
-        char* text = (char*)realloc(batch->text, room);
-        if (!text) return fail_with(error, "out of memory for %zu bytes of text", room);
-        batch->text = text;
-        batch->room = room;
-    }
     size_t bytes;
+    if (!memory_grow(&batch->text, &batch->room, batch->bytes + DOCUMENT_STEP, 1))
+        return fail_with(error, "out of memory for %zu bytes of text", batch->bytes + DOCUMENT_STEP);
     if (!input_read(&d->input, &bytes, batch->text + batch->bytes, DOCUMENT_STEP, error)) return false;
     batch->bytes += bytes;
     d->waiting += bytes;

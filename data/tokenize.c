@@ -379,14 +379,10 @@ enum { SKETCHES = 1024 };  // pieces at a time
 
 static bool leave_out(Conversion* c, uint64_t document, Error* error) {
     size_t byte = (size_t)(document / 8);
-    if (byte >= c->left_out_bytes) {
-        size_t bytes = 2 * byte + 1024;
-        uint8_t* left_out = (uint8_t*)realloc(c->left_out, bytes);
-        if (!left_out) return fail_with(error, "out of memory for a bit per document, of %zu bytes", bytes);
-        memset(left_out + c->left_out_bytes, 0, bytes - c->left_out_bytes);
-        c->left_out = left_out;
-        c->left_out_bytes = bytes;
-    }
+    size_t before = c->left_out_bytes;
+    if (!memory_grow(&c->left_out, &c->left_out_bytes, byte + 1, 1))
+        return fail_with(error, "out of memory for a bit per document, of %zu bytes", byte + 1);
+    memset(c->left_out + before, 0, c->left_out_bytes - before);
     c->left_out[byte] |= (uint8_t)(1 << document % 8);
     return true;
 }

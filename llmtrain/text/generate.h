@@ -174,24 +174,14 @@ static inline void sample_text_begin(SampleText* t, const Tokenizer* tokenizer, 
     t->ended = false;
 }
 
-static inline bool sample_text_append(SampleText* t, const char* text, size_t bytes, Error* error) {
-    if (bytes > t->capacity - t->bytes) {
-        size_t capacity = max_size(2 * t->capacity, t->bytes + max_size(bytes, 1024));
-        char* grown = (char*)realloc(t->text, capacity);
-        if (!grown) return fail_with(error, "out of memory for %zu bytes of text; make --tokens smaller", capacity);
-        t->text = grown;
-        t->capacity = capacity;
-    }
-    memcpy(t->text + t->bytes, text, bytes);
-    t->bytes += bytes;
-    return true;
-}
-
 // Adds decoded text, and ends the text before the first stop string in it.
 static inline bool sample_text_grow(SampleText* t, const char* text, size_t bytes, const TextList* stops,
                                     Error* error) {
     size_t before = t->bytes, end = SIZE_MAX;
-    if (!sample_text_append(t, text, bytes, error)) return false;
+    t->bytes += bytes;
+    if (!memory_grow(&t->text, &t->capacity, max_size(t->bytes, 1), 1))
+        return fail_with(error, "out of memory for %zu bytes of text; make --tokens smaller", t->bytes);
+    memcpy(t->text + before, text, bytes);
     for (size_t i = 0; i < stops->count; i++) {
         size_t length = strlen(stops->texts[i]);
         for (size_t at = before >= length ? before - length + 1 : 0; at < end && at + length <= t->bytes; at++)

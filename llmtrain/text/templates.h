@@ -949,18 +949,13 @@ static inline TemplateValue template_evaluate(Template* t, const char* start, co
 }
 
 static inline void template_write(Template* t, const char* text, size_t bytes) {
-    if (bytes > t->out_capacity - t->out_bytes) {
-        size_t capacity = max_size(2 * t->out_capacity, t->out_bytes + bytes + 1024);
-        char* out = capacity < TEMPLATE_MEMORY ? (char*)realloc(t->out, capacity) : NULL;
-        if (!out) {
-            template_fail(t, "writes more than %d MB; shorten the conversation", TEMPLATE_MEMORY >> 20);
-            return;
-        }
-        t->out = out;
-        t->out_capacity = capacity;
+    size_t all = t->out_bytes + bytes;
+    if (all >= TEMPLATE_MEMORY || !memory_grow(&t->out, &t->out_capacity, all, 1)) {
+        template_fail(t, "writes more than %d MB; shorten the conversation", TEMPLATE_MEMORY >> 20);
+        return;
     }
     if (bytes > 0) memcpy(t->out + t->out_bytes, text, bytes);
-    t->out_bytes += bytes;
+    t->out_bytes = all;
 }
 
 // name = value, or name.member = value

@@ -89,13 +89,9 @@ static inline uint32_t trie_child(const Trie* trie, uint32_t node, uint8_t byte)
 }
 
 static inline bool trie_node(Trie* trie, uint32_t* node, uint8_t byte, Error* error) {
-    if (trie->count == trie->capacity) {
-        size_t capacity = max_size(256, 2 * trie->capacity);
-        TrieNode* nodes = (TrieNode*)realloc(trie->nodes, capacity * sizeof(TrieNode));
-        if (!nodes) return fail_with(error, "out of memory for added tokens: %zu bytes", capacity * sizeof(TrieNode));
-        trie->nodes = nodes;
-        trie->capacity = capacity;
-    }
+    size_t count = trie->count + 1;
+    if (!memory_grow(&trie->nodes, &trie->capacity, count, sizeof(TrieNode)))
+        return fail_with(error, "out of memory for added tokens: %zu bytes", count * sizeof(TrieNode));
     TrieNode fresh = {0, 0, -1, byte};
     *node = (uint32_t)trie->count;
     trie->nodes[trie->count++] = fresh;
@@ -149,13 +145,8 @@ typedef struct {
 
 static inline bool spans_append(Spans* spans, size_t start, size_t end, int32_t id, bool first, Error* error) {
     if (id < 0 && start >= end) return true;
-    if (spans->count == spans->capacity) {
-        size_t capacity = max_size(16, 2 * spans->capacity);
-        Span* list = (Span*)realloc(spans->list, capacity * sizeof(Span));
-        if (!list) return fail_with(error, "out of memory for %zu parts of a text; give a shorter text", capacity);
-        spans->list = list;
-        spans->capacity = capacity;
-    }
+    if (!memory_grow(&spans->list, &spans->capacity, spans->count + 1, sizeof(Span)))
+        return fail_with(error, "out of memory for %zu parts of a text; give a shorter text", spans->count + 1);
     Span span = {start, end - start, id, first};
     spans->list[spans->count++] = span;
     return true;

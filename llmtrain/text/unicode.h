@@ -33,13 +33,9 @@ static inline void text_free(Text* text) {
 
 // Makes room for `more` bytes after those that are there.
 static inline bool text_reserve(Text* text, size_t more, Error* error) {
-    if (more <= text->capacity - text->count) return true;
-    size_t capacity = max_size(text->capacity + text->capacity / 2, text->count + max_size(more, 256));
-    char* bytes = capacity < more ? NULL : (char*)realloc(text->bytes, capacity);
-    if (!bytes) return fail_with(error, "out of memory for %zu bytes of text; give a shorter text", capacity);
-    text->bytes = bytes;
-    text->capacity = capacity;
-    return true;
+    return more <= text->capacity - text->count ||
+           memory_grow(&text->bytes, &text->capacity, text->count + max_size(more, 256), 1) ||
+           fail_with(error, "out of memory for %zu bytes of text; give a shorter text", text->count + more);
 }
 
 static inline bool text_append(Text* text, const char* bytes, size_t count, Error* error) {

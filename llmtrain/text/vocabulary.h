@@ -37,14 +37,9 @@ static inline void tokens_free(Tokens* tokens) {
 
 // Makes room for `more` tokens after those that are there.
 static inline bool tokens_reserve(Tokens* tokens, size_t more, Error* error) {
-    if (more <= tokens->capacity - tokens->count) return true;
-    size_t capacity = max_size(tokens->capacity + tokens->capacity / 2, tokens->count + max_size(more, 256));
-    int32_t* ids = capacity < more || capacity > SIZE_MAX / sizeof(int32_t)
-                       ? NULL : (int32_t*)realloc(tokens->ids, capacity * sizeof(int32_t));
-    if (!ids) return fail_with(error, "out of memory for %zu tokens; give a shorter text", capacity);
-    tokens->ids = ids;
-    tokens->capacity = capacity;
-    return true;
+    return more <= tokens->capacity - tokens->count ||
+           memory_grow(&tokens->ids, &tokens->capacity, tokens->count + max_size(more, 256), sizeof(int32_t)) ||
+           fail_with(error, "out of memory for %zu tokens; give a shorter text", tokens->count + more);
 }
 
 static inline bool tokens_append(Tokens* tokens, const int32_t* ids, size_t count, Error* error) {
