@@ -463,8 +463,7 @@ static inline void bpe_write_piece(char text[2 * TOKEN_BYTES_MAX + 1], const Bpe
 
 // {"type": type, ...} of the parts that look at bytes: pre-tokenizer, post-processor, decoder.
 static inline void bpe_write_byte_level(JsonWriter* w, const char* part) {
-    json_write_key(w, part);
-    json_write_begin(w, '{');
+    json_member_begin(w, part, '{');
     json_member_string(w, "type", "ByteLevel");
     json_member_bool(w, "add_prefix_space", false);
     json_member_bool(w, "trim_offsets", true);
@@ -479,8 +478,7 @@ static inline void json_member_null(JsonWriter* w, const char* key) {
 
 static inline void bpe_write_model(JsonWriter* w, const Bpe* bpe) {
     char left[2 * TOKEN_BYTES_MAX + 1], right[2 * TOKEN_BYTES_MAX + 1], both[4 * TOKEN_BYTES_MAX + 2];
-    json_write_key(w, "model");
-    json_write_begin(w, '{');
+    json_member_begin(w, "model", '{');
     json_member_string(w, "type", "BPE");
     json_member_null(w, "dropout");
     json_member_null(w, "unk_token");
@@ -489,16 +487,14 @@ static inline void bpe_write_model(JsonWriter* w, const Bpe* bpe) {
     json_member_bool(w, "fuse_unk", false);
     json_member_bool(w, "byte_fallback", false);
     json_member_bool(w, "ignore_merges", false);
-    json_write_key(w, "vocab");
-    json_write_begin(w, '{');
+    json_member_begin(w, "vocab", '{');
     for (size_t i = 0; i < bpe->pieces.count; i++) {
         bpe_write_piece(left, bpe, (int32_t)i);
         json_member_u64(w, left, i);
     }
     json_member_u64(w, BPE_END_OF_TEXT, bpe->pieces.count);
     json_write_end(w, '}');
-    json_write_key(w, "merges");
-    json_write_begin(w, '[');
+    json_member_begin(w, "merges", '[');
     for (size_t i = 0; i < bpe->merge_count; i++) {
         bpe_write_piece(left, bpe, bpe->merges[i].left);
         bpe_write_piece(right, bpe, bpe->merges[i].right);
@@ -515,8 +511,7 @@ static inline void bpe_write(JsonWriter* w, const Bpe* bpe) {
     json_member_string(w, "version", "1.0");
     json_member_null(w, "truncation");
     json_member_null(w, "padding");
-    json_write_key(w, "added_tokens");
-    json_write_begin(w, '[');
+    json_member_begin(w, "added_tokens", '[');
     json_write_begin(w, '{');
     json_member_u64(w, "id", bpe->pieces.count);
     json_member_string(w, "content", BPE_END_OF_TEXT);

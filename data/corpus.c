@@ -82,8 +82,7 @@ static bool json_append(FileWriter* file, uint64_t seed, const Summary parts[2],
     json_write_begin(&w, '{');
     json_member_u64(&w, "seed", seed);
     for (int i = 0; i < 2; i++) {
-        json_write_key(&w, i == 0 ? "train" : "val");
-        json_write_begin(&w, '{');
+        json_member_begin(&w, i == 0 ? "train" : "val", '{');
         json_member_u64(&w, "bytes", parts[i].bytes);
         json_member_u64(&w, "stories", parts[i].stories);
         json_member_number(&w, "nats", parts[i].nats);

@@ -33,62 +33,23 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Tokenizer
 
-typedef struct {
-    char name[64];                      // what it is, for messages; `hash` tells it from others
-    int32_t vocabulary;                 // every id is below it
-    int32_t begin_of_text;              // -1: the tokenizer's template does not put one before a text
-    int32_t begin_token;                // what chat templates call bos_token, put there or not; -1: none
-    int32_t end_of_text;                // -1: none
-    uint64_t hash;                      // XXH64 of its files
-    char* chat_template;                // Jinja, owned; NULL: none
-    Rules* rules;                       // owned; NULL: a token is a byte
-    char* paths[FILES_COUNT];           // of its files, owned; NULL: not a part of it
-    const Pattern* pattern;             // of a rank file
-} Tokenizer;
-
 #define BYTES_TOKENIZER_HASH 0x4c21f914bfb24708ull // of what tokenizer_save writes for bytes
 
 // The byte tokenizer: a token is a byte, the vocabulary 256. There is nothing to close.
 static inline Tokenizer tokenizer_of_bytes(void) {
-    Tokenizer tokenizer;
-    memset(&tokenizer, 0, sizeof tokenizer);
-    snprintf(tokenizer.name, sizeof tokenizer.name, "bytes");
-    tokenizer.vocabulary = 256;
-    tokenizer.begin_of_text = tokenizer.begin_token = tokenizer.end_of_text = -1;
-    tokenizer.hash = BYTES_TOKENIZER_HASH;
+    Tokenizer tokenizer = {.name = "bytes", .vocabulary = 256, .begin_of_text = -1, .begin_token = -1,
+                           .end_of_text = -1, .hash = BYTES_TOKENIZER_HASH};
     return tokenizer;
-}
-
-static inline void tokenizer_close(Tokenizer* tokenizer) {
-    free(tokenizer->chat_template);
-    rules_free(tokenizer->rules);
-    for (int i = 0; i < FILES_COUNT; i++) free(tokenizer->paths[i]);
-    memset(tokenizer, 0, sizeof *tokenizer);
 }
 
 // Opens a directory of Hugging Face or GPT-2, or a file: tokenizer.json, vocab.json, or a rank file of tiktoken. For a
 // rank file `pattern` (gpt2, cl100k, o200k) says how words are split; otherwise it is NULL. After a failure there is
 // nothing to close.
 static inline bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* pattern, Error* error) {
-    TokenizerFiles s;
-    memset(tokenizer, 0, sizeof *tokenizer);
-    bool ok = tokenizer_files_find(&s, path, pattern, error) && tokenizer_files_read(&s, error);
-    if (ok && s.hash == BYTES_TOKENIZER_HASH) {
-        *tokenizer = tokenizer_of_bytes();
-    } else if (ok) {
-        tokenizer->vocabulary = (int32_t)s.rules->vocabulary.size;
-        snprintf(tokenizer->name, sizeof tokenizer->name, "%s of %d tokens", s.kind, (int)tokenizer->vocabulary);
-        tokenizer->begin_of_text = s.begin_of_text;
-        tokenizer->begin_token = s.begin_token >= 0 ? s.begin_token : s.begin_of_text;
-        tokenizer->end_of_text = s.end_of_text;
-        tokenizer->hash = s.hash;
-        tokenizer->chat_template = s.chat_template;
-        tokenizer->rules = s.rules;
-        tokenizer->pattern = s.pattern;
-        memcpy(tokenizer->paths, s.paths, sizeof s.paths);
-        memset(&s, 0, sizeof s);  // the tokenizer owns it now
-    }
-    tokenizer_files_free(&s);
+    bool ok = tokenizer_files_find(tokenizer, path, pattern, error) && tokenizer_files_read(tokenizer, error);
+    if (ok && tokenizer->hash != BYTES_TOKENIZER_HASH) return true;
+    tokenizer_close(tokenizer);
+    if (ok) *tokenizer = tokenizer_of_bytes();
     return ok;
 }
 
@@ -114,36 +75,31 @@ static inline TokenKind tokenizer_kind(const Tokenizer* tokenizer, int32_t token
 
 // A tokenizer.json of bytes: 256 tokens, no merges.
 static inline bool tokenizer_write_bytes(const char* path, Error* error) {
+    static const char* const parts[2] = {"pre_tokenizer", "decoder"};
     JsonWriter w;
     memset(&w, 0, sizeof w);
     json_write_begin(&w, '{');
     json_member_string(&w, "version", "1.0");
-    json_write_key(&w, "added_tokens");
-    json_write_begin(&w, '[');
+    json_member_begin(&w, "added_tokens", '[');
     json_write_end(&w, ']');
-    static const char* const parts[2] = {"pre_tokenizer", "decoder"};
     for (int i = 0; i < 2; i++) {
-        json_write_key(&w, parts[i]);
-        json_write_begin(&w, '{');
+        json_member_begin(&w, parts[i], '{');
         json_member_string(&w, "type", "ByteLevel");
         json_member_bool(&w, "add_prefix_space", false);
         json_member_bool(&w, "trim_offsets", false);
         json_member_bool(&w, "use_regex", false);
         json_write_end(&w, '}');
     }
-    json_write_key(&w, "model");
-    json_write_begin(&w, '{');
+    json_member_begin(&w, "model", '{');
     json_member_string(&w, "type", "BPE");
-    json_write_key(&w, "vocab");
-    json_write_begin(&w, '{');
+    json_member_begin(&w, "vocab", '{');
     for (uint32_t byte = 0; byte < 256; byte++) {
         char name[5] = {0};
         utf8_write(name, symbol_of_byte((unsigned char)byte));
         json_member_u64(&w, name, byte);
     }
     json_write_end(&w, '}');
-    json_write_key(&w, "merges");
-    json_write_begin(&w, '[');
+    json_member_begin(&w, "merges", '[');
     json_write_end(&w, ']');
     json_write_end(&w, '}');
     json_write_end(&w, '}');

@@ -1,9 +1,7 @@
 // tokenizer_files.h: finds and reads tokenizers: tokenizer.json, GPT-2's two files, rank files of tiktoken.
 //
-//   TokenizerFiles files;
-//   bool ok = tokenizer_files_find(&files, "models/x", NULL, &error) && tokenizer_files_read(&files, &error);
-//   files.rules, files.begin_of_text, ...        the caller takes what it keeps, and frees the rest:
-//   tokenizer_files_free(&files);
+//   Tokenizer tokenizer;
+//   bool ok = tokenizer_files_find(&tokenizer, "models/x", NULL, &error) && tokenizer_files_read(&tokenizer, &error);
 //
 // tokenizer_json.h says what is read of a tokenizer.json. A damaged file is refused with a message that says what is
 // wrong with it. Memory is in proportion to the file.
@@ -29,7 +27,7 @@ static inline bool add_special(const TokenizerReader* r, const char* text, int32
 }
 
 // Reads the vocabulary, vocab.json or encoder.json, and the merges, the lines of merges.txt or vocab.bpe.
-static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* merges, size_t bytes) {
+static inline bool read_gpt2(TokenizerReader* r, Tokenizer* t, const char* merges, size_t bytes) {
     const char* end = merges + bytes;
     size_t size, lines = 0, rank = 0;
     r->byte_level = true;
@@ -38,7 +36,7 @@ static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* 
     if (!count_ids(r, &size, 0, JSON_NONE) || !read_vocabulary(r, 0, size) ||
         !merges_begin(&r->rules->vocabulary, lines + 1, r->error) || !rules_add_begin(r->rules, 1, r->error))
         return false;
-    r->path = s->paths[FILE_MERGES];
+    r->path = t->paths[FILE_MERGES];
     for (const char *p = merges, *line; p < end; p = line + 1) {
         line = (const char*)memchr(p, '\n', (size_t)(end - p));
         if (!line) line = end;
@@ -51,9 +49,9 @@ static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* 
         if (!read_merge_line(r, p, length, rank++)) return false;
     }
     find_symbols(&r->rules->vocabulary, true, false);
-    s->end_of_text = find_name(r, "<|endoftext|>", 13);
-    snprintf(s->kind, sizeof s->kind, "GPT-2 BPE");
-    return s->end_of_text < 0 || add_special(r, "<|endoftext|>", s->end_of_text);
+    t->end_of_text = find_name(r, "<|endoftext|>", 13);
+    snprintf(t->name, sizeof t->name, "GPT-2 BPE of %zu tokens", size);
+    return t->end_of_text < 0 || add_special(r, "<|endoftext|>", t->end_of_text);
 }
 
 // Decodes four characters of base 64; returns the number of bytes, 0 if they are not base 64.
@@ -149,7 +147,7 @@ static const RankSpecial RANK_SPECIALS[] = {
 };
 enum { RANK_SPECIALS_COUNT = sizeof RANK_SPECIALS / sizeof RANK_SPECIALS[0] };
 
-static inline bool read_ranks(TokenizerReader* r, TokenizerFiles* s, const char* text, size_t bytes) {
+static inline bool read_ranks(TokenizerReader* r, Tokenizer* t, const char* text, size_t bytes) {
     Vocabulary* v = &r->rules->vocabulary;
     size_t ranks = 0, size;
     if (!read_rank_lines(r, text, bytes, false, &ranks)) return false;
@@ -157,12 +155,12 @@ static inline bool read_ranks(TokenizerReader* r, TokenizerFiles* s, const char*
     bool published = false;
     for (size_t i = 0; i < RANK_SPECIALS_COUNT; i++) {
         const RankSpecial* special = &RANK_SPECIALS[i];
-        if (strcmp(special->pattern, s->pattern->name) != 0 || special->ranks != ranks) continue;
+        if (strcmp(special->pattern, t->pattern->name) != 0 || special->ranks != ranks) continue;
         published = true;
         size = max_size(size, (size_t)special->id + 1);
     }
     r->byte_level = true;
-    r->rules->split = s->pattern->split;
+    r->rules->split = t->pattern->split;
     if (!vocabulary_begin(v, size, r->error) || !read_rank_lines(r, text, bytes, true, &ranks) ||
         !merges_of_ranks(v, r->error) || !rules_add_begin(r->rules, RANK_SPECIALS_COUNT, r->error))
         return false;
@@ -171,26 +169,26 @@ static inline bool read_ranks(TokenizerReader* r, TokenizerFiles* s, const char*
     for (int i = 0; i < 256; i++)
         if (v->bytes[i] < 0)
             return fail_with(r->error, "%.600s: it has no token for the byte %d; use another copy", r->path, i);
-    s->end_of_text = (int32_t)ranks;
+    t->end_of_text = (int32_t)ranks;
     for (size_t i = 0; i < RANK_SPECIALS_COUNT; i++) {
         const RankSpecial* special = &RANK_SPECIALS[i];
-        if (strcmp(special->pattern, s->pattern->name) != 0 || special->ranks != ranks) continue;
-        if (strcmp(special->text, "<|endoftext|>") == 0) s->end_of_text = special->id;
+        if (strcmp(special->pattern, t->pattern->name) != 0 || special->ranks != ranks) continue;
+        if (strcmp(special->text, "<|endoftext|>") == 0) t->end_of_text = special->id;
         if (!add_special(r, special->text, special->id)) return false;
     }
-    snprintf(s->kind, sizeof s->kind, "tiktoken %s", s->pattern->name);
-    return published || add_special(r, "<|endoftext|>", s->end_of_text);
+    snprintf(t->name, sizeof t->name, "tiktoken %s of %zu tokens", t->pattern->name, size);
+    return published || add_special(r, "<|endoftext|>", t->end_of_text);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Finding and reading
 
-static inline bool tokenizer_files_path(TokenizerFiles* s, int file, const char* directory, const char* name,
+static inline bool tokenizer_files_path(Tokenizer* t, int file, const char* directory, const char* name,
                                         Error* error) {
     size_t bytes = strlen(directory) + strlen(name) + 2;
-    s->paths[file] = (char*)malloc(bytes);
-    if (!s->paths[file]) return fail_with(error, "out of memory for a path");
-    snprintf(s->paths[file], bytes, "%s%s%s", directory, directory[0] && name[0] ? "/" : "", name);
+    t->paths[file] = (char*)malloc(bytes);
+    if (!t->paths[file]) return fail_with(error, "out of memory for a path");
+    snprintf(t->paths[file], bytes, "%s%s%s", directory, directory[0] && name[0] ? "/" : "", name);
     return true;
 }
 
@@ -200,48 +198,48 @@ static inline void ranks_name(char name[32], const Pattern* pattern) {
 }
 
 // Takes a file of a directory if it is there.
-static inline bool tokenizer_files_take(TokenizerFiles* s, int file, const char* directory, const char* name,
+static inline bool tokenizer_files_take(Tokenizer* t, int file, const char* directory, const char* name,
                                         Error* error) {
-    if (!tokenizer_files_path(s, file, directory, name, error)) return false;
-    if (access(s->paths[file], F_OK) == 0) return true;
-    free(s->paths[file]);
-    s->paths[file] = NULL;
+    if (!tokenizer_files_path(t, file, directory, name, error)) return false;
+    if (access(t->paths[file], F_OK) == 0) return true;
+    free(t->paths[file]);
+    t->paths[file] = NULL;
     return true;
 }
 
 // GPT-2's two files, by the names of Hugging Face and by those of OpenAI.
 static const char* const GPT2_FILES[2][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
 
-static inline bool tokenizer_files_find_in(TokenizerFiles* s, const char* directory, Error* error) {
+static inline bool tokenizer_files_find_in(Tokenizer* t, const char* directory, Error* error) {
     for (int i = 0; i < FILE_ENCODER; i++)
-        if (!tokenizer_files_take(s, i, directory, TOKENIZER_FILES[i], error)) return false;
-    for (int i = 0; i < 2 && !s->paths[FILE_JSON] && !s->paths[FILE_ENCODER]; i++)
-        if (!tokenizer_files_take(s, FILE_ENCODER, directory, GPT2_FILES[i][0], error) ||
-            (s->paths[FILE_ENCODER] && !tokenizer_files_take(s, FILE_MERGES, directory, GPT2_FILES[i][1], error)))
+        if (!tokenizer_files_take(t, i, directory, TOKENIZER_FILES[i], error)) return false;
+    for (int i = 0; i < 2 && !t->paths[FILE_JSON] && !t->paths[FILE_ENCODER]; i++)
+        if (!tokenizer_files_take(t, FILE_ENCODER, directory, GPT2_FILES[i][0], error) ||
+            (t->paths[FILE_ENCODER] && !tokenizer_files_take(t, FILE_MERGES, directory, GPT2_FILES[i][1], error)))
             return false;
-    for (size_t i = 0; i < PATTERNS_COUNT && !s->paths[FILE_RANKS] && !s->paths[FILE_JSON]; i++) {
+    for (size_t i = 0; i < PATTERNS_COUNT && !t->paths[FILE_RANKS] && !t->paths[FILE_JSON]; i++) {
         char name[32];
         if (!PATTERNS[i].name) continue;
         ranks_name(name, &PATTERNS[i]);
-        if (!tokenizer_files_take(s, FILE_RANKS, directory, name, error)) return false;
-        if (s->paths[FILE_RANKS]) s->pattern = &PATTERNS[i];
+        if (!tokenizer_files_take(t, FILE_RANKS, directory, name, error)) return false;
+        if (t->paths[FILE_RANKS]) t->pattern = &PATTERNS[i];
     }
-    bool gpt2 = s->paths[FILE_ENCODER] && s->paths[FILE_MERGES];
-    return s->paths[FILE_JSON] || s->paths[FILE_RANKS] || gpt2 ||
+    bool gpt2 = t->paths[FILE_ENCODER] && t->paths[FILE_MERGES];
+    return t->paths[FILE_JSON] || t->paths[FILE_RANKS] || gpt2 ||
            fail_with(error, "%.600s has no tokenizer.json, nor vocab.json with merges.txt, nor encoder.json with "
                      "vocab.bpe; give a directory with a tokenizer", directory);
 }
 
 // Finds the files of a tokenizer: in a directory, or next to a file.
-static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, const char* pattern, Error* error) {
-    memset(s, 0, sizeof *s);
-    s->begin_of_text = s->begin_token = s->end_of_text = -1;
+static inline bool tokenizer_files_find(Tokenizer* t, const char* path, const char* pattern, Error* error) {
+    memset(t, 0, sizeof *t);
+    t->begin_of_text = t->begin_token = t->end_of_text = -1;
     if (pattern && !pattern_named(pattern))
         return fail_with(error, "there is no pattern '%.100s'; give one of " PATTERN_NAMES, pattern);
     if (directory_exists(path)) {
         if (pattern)
             return fail_with(error, "%.600s is a directory, but --pattern is for a rank file; leave it out", path);
-        return tokenizer_files_find_in(s, path, error);
+        return tokenizer_files_find_in(t, path, error);
     }
     if (access(path, F_OK) != 0) return fail_file(error, "open", path);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -251,28 +249,28 @@ static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, con
         return fail_with(error, "%.600s is a rank file, which does not say how words are split; give --pattern, one of "
                          PATTERN_NAMES, path);
     if (pattern) {
-        s->pattern = pattern_named(pattern);
-        return tokenizer_files_path(s, FILE_RANKS, "", path, error);
+        t->pattern = pattern_named(pattern);
+        return tokenizer_files_path(t, FILE_RANKS, "", path, error);
     }
     char directory[FILE_PATH_MAX];
     if (!path_copy(directory, slash ? path : ".", error)) return false;
     if (slash) directory[slash == path ? 1 : slash - path] = 0;
     for (int i = 0; i < 2; i++)
         if (strcmp(name, GPT2_FILES[i][0]) == 0)
-            return tokenizer_files_path(s, FILE_ENCODER, directory, name, error) &&
-                   tokenizer_files_path(s, FILE_MERGES, directory, GPT2_FILES[i][1], error);
-    return tokenizer_files_path(s, FILE_JSON, "", path, error) &&
-           tokenizer_files_take(s, FILE_CONFIG, directory, TOKENIZER_FILES[FILE_CONFIG], error) &&
-           tokenizer_files_take(s, FILE_TEMPLATE, directory, TOKENIZER_FILES[FILE_TEMPLATE], error);
+            return tokenizer_files_path(t, FILE_ENCODER, directory, name, error) &&
+                   tokenizer_files_path(t, FILE_MERGES, directory, GPT2_FILES[i][1], error);
+    return tokenizer_files_path(t, FILE_JSON, "", path, error) &&
+           tokenizer_files_take(t, FILE_CONFIG, directory, TOKENIZER_FILES[FILE_CONFIG], error) &&
+           tokenizer_files_take(t, FILE_TEMPLATE, directory, TOKENIZER_FILES[FILE_TEMPLATE], error);
 }
 
 // Reads a file of the tokenizer, and adds it to the hash. A file that the tokenizer does not have is empty.
-static inline bool tokenizer_files_load(const TokenizerFiles* s, int file, char** text, size_t* bytes, Hash* hash,
+static inline bool tokenizer_files_load(const Tokenizer* t, int file, char** text, size_t* bytes, Hash* hash,
                                Error* error) {
     *text = NULL;
     *bytes = 0;
-    if (!s->paths[file]) return true;
-    if (!file_read(s->paths[file], file == FILE_RANKS ? RANKS_BYTES_MAX : TOKENIZER_BYTES_MAX, text, bytes, error))
+    if (!t->paths[file]) return true;
+    if (!file_read(t->paths[file], file == FILE_RANKS ? RANKS_BYTES_MAX : TOKENIZER_BYTES_MAX, text, bytes, error))
         return false;
     uint64_t length = *bytes;
     hash_add(hash, &length, sizeof length);
@@ -280,23 +278,23 @@ static inline bool tokenizer_files_load(const TokenizerFiles* s, int file, char*
     return true;
 }
 
-static inline bool tokenizer_files_read_main(TokenizerFiles* s, char* const texts[FILES_COUNT], const size_t* bytes,
+static inline bool tokenizer_files_read_main(Tokenizer* t, char* const texts[FILES_COUNT], const size_t* bytes,
                                     const Json* config, Error* error) {
     Json json;
     memset(&json, 0, sizeof json);
-    int file = s->paths[FILE_JSON] ? FILE_JSON : s->paths[FILE_RANKS] ? FILE_RANKS : FILE_ENCODER;
-    TokenizerReader r = {&json, s->paths[file], s->rules, false, error, config};
-    if (file == FILE_RANKS) return read_ranks(&r, s, texts[file], bytes[file]);
-    if (!json_parse(&json, texts[file], bytes[file], s->paths[file], error)) return false;
-    bool ok = file == FILE_JSON ? read_rules(&r, s) : read_gpt2(&r, s, texts[FILE_MERGES], bytes[FILE_MERGES]);
+    int file = t->paths[FILE_JSON] ? FILE_JSON : t->paths[FILE_RANKS] ? FILE_RANKS : FILE_ENCODER;
+    TokenizerReader r = {&json, t->paths[file], t->rules, false, error, config};
+    if (file == FILE_RANKS) return read_ranks(&r, t, texts[file], bytes[file]);
+    if (!json_parse(&json, texts[file], bytes[file], t->paths[file], error)) return false;
+    bool ok = file == FILE_JSON ? read_rules(&r, t) : read_gpt2(&r, t, texts[FILE_MERGES], bytes[FILE_MERGES]);
     json_free(&json);
     return ok;
 }
 
 // GPT-2's two files do not say which tokenizer they belong to. Refuses by name, from tokenizer_config.json, another
 // tokenizer, and added tokens that the two files do not have.
-static inline bool check_gpt2_config(const TokenizerFiles* s, const Json* json, Error* error) {
-    const char* path = s->paths[FILE_CONFIG];
+static inline bool check_gpt2_config(const Tokenizer* t, const Json* json, Error* error) {
+    const char* path = t->paths[FILE_CONFIG];
     const char* kind = json_text(json, json_get(json, 0, "tokenizer_class"));
     uint32_t added = json_get(json, 0, "added_tokens_decoder");
     bool prefix = false;
@@ -308,44 +306,46 @@ static inline bool check_gpt2_config(const TokenizerFiles* s, const Json* json, 
         return fail_with(error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; save it as one",
                          path);
     for (uint32_t i = json_first(json, added); i != JSON_NONE; i = json_next(json, i))
-        if (strtoull(json_key(json, i), NULL, 10) >= s->rules->vocabulary.size)
+        if (strtoull(json_key(json, i), NULL, 10) >= t->rules->vocabulary.size)
             return fail_with(error, "%.600s: the added token %.40s is not in %s; save the tokenizer as tokenizer.json",
                              path, json_key(json, i), GPT2_FILES[0][0]);
     return true;
 }
 
 // Reads the files that tokenizer_files_find has found.
-static inline bool tokenizer_files_read(TokenizerFiles* s, Error* error) {
+static inline bool tokenizer_files_read(Tokenizer* t, Error* error) {
     char* texts[FILES_COUNT] = {NULL};
     size_t bytes[FILES_COUNT] = {0};
     Hash hash = hash_begin(0);
     bool ok = true;
-    s->rules = (Rules*)memory_allocate(sizeof(Rules));
-    if (!s->rules) ok = fail_with(error, "out of memory for a tokenizer");
-    if (ok) ok = (s->rules->unicode = unicode_open(error)) != NULL;
-    for (int i = 0; ok && i < FILES_COUNT; i++) ok = tokenizer_files_load(s, i, &texts[i], &bytes[i], &hash, error);
-    if (s->pattern) hash_add(&hash, s->pattern->name, strlen(s->pattern->name));
-    s->hash = hash_end(&hash);
+    t->rules = (Rules*)memory_allocate(sizeof(Rules));
+    if (!t->rules) ok = fail_with(error, "out of memory for a tokenizer");
+    if (ok) ok = (t->rules->unicode = unicode_open(error)) != NULL;
+    for (int i = 0; ok && i < FILES_COUNT; i++) ok = tokenizer_files_load(t, i, &texts[i], &bytes[i], &hash, error);
+    if (t->pattern) hash_add(&hash, t->pattern->name, strlen(t->pattern->name));
+    t->hash = hash_end(&hash);
     if (ok && texts[FILE_TEMPLATE]) {
-        s->chat_template = strdup(texts[FILE_TEMPLATE]);
-        ok = s->chat_template || fail_with(error, "out of memory for a chat template");
+        t->chat_template = strdup(texts[FILE_TEMPLATE]);
+        ok = t->chat_template || fail_with(error, "out of memory for a chat template");
     }
     bool has_config = texts[FILE_CONFIG] != NULL, has_map = texts[FILE_SPECIAL] != NULL;
     Json config, map;
     memset(&config, 0, sizeof config);
     memset(&map, 0, sizeof map);
     if (has_config)
-        ok = ok && json_parse(&config, texts[FILE_CONFIG], bytes[FILE_CONFIG], s->paths[FILE_CONFIG], error);
-    if (has_map) ok = ok && json_parse(&map, texts[FILE_SPECIAL], bytes[FILE_SPECIAL], s->paths[FILE_SPECIAL], error);
-    ok = ok && tokenizer_files_read_main(s, texts, bytes, has_config ? &config : NULL, error);
+        ok = ok && json_parse(&config, texts[FILE_CONFIG], bytes[FILE_CONFIG], t->paths[FILE_CONFIG], error);
+    if (has_map) ok = ok && json_parse(&map, texts[FILE_SPECIAL], bytes[FILE_SPECIAL], t->paths[FILE_SPECIAL], error);
+    ok = ok && tokenizer_files_read_main(t, texts, bytes, has_config ? &config : NULL, error);
     if (has_config)
-        ok = ok && (!s->paths[FILE_ENCODER] || check_gpt2_config(s, &config, error)) && read_config(s, &config, error);
+        ok = ok && (!t->paths[FILE_ENCODER] || check_gpt2_config(t, &config, error)) && read_config(t, &config, error);
     // transformers does not read the older file where the newer one lists the added tokens.
     if (has_map && !(has_config && json_get(&config, 0, "added_tokens_decoder") != JSON_NONE))
-        ok = ok && read_named(s, &map, s->paths[FILE_SPECIAL], error);
+        ok = ok && read_named(t, &map, t->paths[FILE_SPECIAL], error);
     json_free(&config);
     json_free(&map);
-    if (ok) guess_end_of_text(s);
+    if (ok) guess_end_of_text(t);
+    if (ok) t->vocabulary = (int32_t)t->rules->vocabulary.size;
+    if (t->begin_token < 0) t->begin_token = t->begin_of_text;
     for (int i = 0; i < FILES_COUNT; i++) free(texts[i]);
     return ok;
 }

@@ -23,20 +23,23 @@ static const char* const TOKENIZER_FILES[FILES_COUNT] = {
     "vocab.json", "merges.txt", "ranks.tiktoken"};
 
 typedef struct {
-    char* paths[FILES_COUNT];  // owned; NULL: not a part of it
-    const Pattern* pattern;    // of a rank file
-    Rules* rules;
-    char kind[32];             // "byte-level BPE", ...
-    int32_t begin_of_text, begin_token, end_of_text;
-    char* chat_template;       // owned; NULL: none
-    uint64_t hash;
-} TokenizerFiles;
+    char name[64];                      // what it is, for messages; `hash` tells it from others
+    int32_t vocabulary;                 // every id is below it
+    int32_t begin_of_text;              // -1: the tokenizer's template does not put one before a text
+    int32_t begin_token;                // what chat templates call bos_token, put there or not; -1: none
+    int32_t end_of_text;                // -1: none
+    uint64_t hash;                      // XXH64 of its files
+    char* chat_template;                // Jinja, owned; NULL: none
+    Rules* rules;                       // owned; NULL: a token is a byte
+    char* paths[FILES_COUNT];           // of its files, owned; NULL: not a part of it
+    const Pattern* pattern;             // of a rank file
+} Tokenizer;
 
-static inline void tokenizer_files_free(TokenizerFiles* s) {
-    for (int i = 0; i < FILES_COUNT; i++) free(s->paths[i]);
-    rules_free(s->rules);
-    free(s->chat_template);
-    memset(s, 0, sizeof *s);
+static inline void tokenizer_close(Tokenizer* t) {
+    free(t->chat_template);
+    rules_free(t->rules);
+    for (int i = 0; i < FILES_COUNT; i++) free(t->paths[i]);
+    memset(t, 0, sizeof *t);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -594,7 +597,7 @@ static inline bool merges_stay_in_words(const Vocabulary* v) {
     return true;
 }
 
-static inline bool read_rules(TokenizerReader* r, TokenizerFiles* s) {
+static inline bool read_rules(TokenizerReader* r, Tokenizer* t) {
     const Json* json = r->json;
     Rules* rules = r->rules;
     uint32_t model = json_get(json, 0, "model"), added = json_get(json, 0, "added_tokens");
@@ -614,14 +617,14 @@ static inline bool read_rules(TokenizerReader* r, TokenizerFiles* s) {
     if (!read_parts(r, json_get(json, 0, "decoder"), "decoders", "decoder", read_decoder)) return false;
     if (!count_ids(r, &size, json_get(json, model, "vocab"), added) || !read_model(r, model, size) ||
         !read_added(r, added) ||
-        !read_post_processor(r, json_get(json, 0, "post_processor"), &s->begin_of_text))
+        !read_post_processor(r, json_get(json, 0, "post_processor"), &t->begin_of_text))
         return false;
     for (size_t i = 0; i < rules->normalizer_count; i++)  // put in front of each part, so dropped from each again
         if (rules->normalizers[i].kind == NORMALIZE_PREPEND && rules->strip == STRIP_FIRST) rules->strip = STRIP_EACH;
     if (rules->prefix == PREFIX_ALWAYS && rules->strip == STRIP_FIRST) rules->strip = STRIP_EACH;
     if (!r->byte_level && rules->split == SPLIT_WHOLE && merges_stay_in_words(&rules->vocabulary))
         rules->split = SPLIT_SPACED;
-    snprintf(s->kind, sizeof s->kind, r->byte_level ? "byte-level BPE" : "BPE of characters");
+    snprintf(t->name, sizeof t->name, "%s of %zu tokens", r->byte_level ? "byte-level BPE" : "BPE of characters", size);
     return true;
 }
 
@@ -651,48 +654,48 @@ static inline int32_t named_token(const Rules* rules, const Json* json, uint32_t
 
 // If a configuration names a token that tokenizer.json does not have, transformers adds it, which changes how texts are
 // tokenized. Here such a file is refused.
-static inline bool check_named(const TokenizerFiles* s, const Json* json, uint32_t node, const char* path,
+static inline bool check_named(const Tokenizer* t, const Json* json, uint32_t node, const char* path,
                                const char* what, Error* error) {
     size_t bytes;
     const char* text = named_text(&bytes, json, node);
-    return !text || !s->paths[FILE_JSON] || added_find(s->rules, text, bytes) >= 0 ||
+    return !text || !t->paths[FILE_JSON] || added_find(t->rules, text, bytes) >= 0 ||
            fail_with(error, "%.600s: its %.40s '%.80s' is not among the added tokens of %s; save the tokenizer again "
                      "(in Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", path, what, text,
                      TOKENIZER_FILES[FILE_JSON]);
 }
 
 // The special tokens of tokenizer_config.json or special_tokens_map.json.
-static inline bool read_named(TokenizerFiles* s, const Json* json, const char* path, Error* error) {
+static inline bool read_named(Tokenizer* t, const Json* json, const char* path, Error* error) {
     static const char* const names[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
                                         "mask_token"};
     static const char* const lists[] = {"additional_special_tokens", "extra_special_tokens"};
     for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
-        if (!check_named(s, json, json_get(json, 0, names[k]), path, names[k], error)) return false;
+        if (!check_named(t, json, json_get(json, 0, names[k]), path, names[k], error)) return false;
     for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
         uint32_t list = json_get(json, 0, lists[k]);
         for (uint32_t i = json_first(json, list); i != JSON_NONE; i = json_next(json, i))
-            if (!check_named(s, json, i, path, lists[k], error)) return false;
+            if (!check_named(t, json, i, path, lists[k], error)) return false;
     }
-    int32_t begin = named_token(s->rules, json, json_get(json, 0, "bos_token"));
-    int32_t end = named_token(s->rules, json, json_get(json, 0, "eos_token"));
-    if (begin >= 0) s->begin_token = begin;
-    if (end >= 0) s->end_of_text = end;
+    int32_t begin = named_token(t->rules, json, json_get(json, 0, "bos_token"));
+    int32_t end = named_token(t->rules, json, json_get(json, 0, "eos_token"));
+    if (begin >= 0) t->begin_token = begin;
+    if (end >= 0) t->end_of_text = end;
     return true;
 }
 
 // tokenizer_config.json: the tokens that begin and end a text, and the template of a chat.
-static inline bool read_config(TokenizerFiles* s, const Json* json, Error* error) {
-    const char* path = s->paths[FILE_CONFIG];
+static inline bool read_config(Tokenizer* t, const Json* json, Error* error) {
+    const char* path = t->paths[FILE_CONFIG];
     uint32_t decoder = json_get(json, 0, "added_tokens_decoder");
     bool add;
-    for (uint32_t i = json_first(json, decoder); s->paths[FILE_JSON] && i != JSON_NONE; i = json_next(json, i)) {
-        if (!check_named(s, json, i, path, "added token", error)) return false;
-        if ((uint64_t)named_token(s->rules, json, i) != strtoull(json_key(json, i), NULL, 10))
+    for (uint32_t i = json_first(json, decoder); t->paths[FILE_JSON] && i != JSON_NONE; i = json_next(json, i)) {
+        if (!check_named(t, json, i, path, "added token", error)) return false;
+        if ((uint64_t)named_token(t->rules, json, i) != strtoull(json_key(json, i), NULL, 10))
             return fail_with(error, "%.600s: the added token %.40s has another id in %s; use another copy", path,
                              json_key(json, i), TOKENIZER_FILES[FILE_JSON]);
     }
-    if (!read_named(s, json, path, error)) return false;
-    if (json_bool(json, json_get(json, 0, "add_bos_token"), &add)) s->begin_of_text = add ? s->begin_token : -1;
+    if (!read_named(t, json, path, error)) return false;
+    if (json_bool(json, json_get(json, 0, "add_bos_token"), &add)) t->begin_of_text = add ? t->begin_token : -1;
     uint32_t chat = json_get(json, 0, "chat_template");
     if (json_is(json, chat, JSON_ARRAY)) {  // several, each with a name
         uint32_t list = chat;
@@ -703,16 +706,16 @@ static inline bool read_config(TokenizerFiles* s, const Json* json, Error* error
         }
     }
     const char* text = json_text(json, chat);
-    if (!text || s->chat_template) return true;
-    s->chat_template = strdup(text);
-    return s->chat_template || fail_with(error, "out of memory for a chat template");
+    if (!text || t->chat_template) return true;
+    t->chat_template = strdup(text);
+    return t->chat_template || fail_with(error, "out of memory for a chat template");
 }
 
 // Without a configuration, end-of-text is the added token with one of the usual names.
-static inline void guess_end_of_text(TokenizerFiles* s) {
+static inline void guess_end_of_text(Tokenizer* t) {
     static const char* const usual[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
-    for (size_t k = 0; k < sizeof usual / sizeof usual[0] && s->end_of_text < 0; k++)
-        s->end_of_text = added_find(s->rules, usual[k], strlen(usual[k]));
+    for (size_t k = 0; k < sizeof usual / sizeof usual[0] && t->end_of_text < 0; k++)
+        t->end_of_text = added_find(t->rules, usual[k], strlen(usual[k]));
 }
 
 #endif  // LLMTRAIN_TOKENIZER_JSON_H
