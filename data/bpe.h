@@ -1,9 +1,9 @@
 // bpe.h: trains a byte-level byte-pair encoding, and writes it as a tokenizer.json that Hugging Face opens.
 //
-//   WordTable words;
+//   WordTable words = {0};
 //   Bpe bpe;
-//   bool ok = word_table_open(&words, &error) && word_table_add_text(&words, unicode, text, bytes, &error) &&
-//             bpe_train(&bpe, &words, 4096, &error) && bpe_save(&bpe, "data/tokenizer", &error);
+//   bool ok = word_table_add_text(&words, unicode, text, bytes, &error) && bpe_train(&bpe, &words, 4096, &error) &&
+//             bpe_save(&bpe, "data/tokenizer", &error);
 //   bpe_free(&bpe);
 //   word_table_close(&words);
 //
@@ -57,7 +57,6 @@ static inline void word_table_close(WordTable* table) {
     memset(table, 0, sizeof *table);
 }
 
-// Twice the slots.
 static inline bool word_table_grow(WordTable* table, Error* error) {
     size_t count = max_size(2 * table->slot_count, 1024);
     uint32_t* slots = (uint32_t*)memory_allocate(count * sizeof *slots);
@@ -76,42 +75,29 @@ static inline bool word_table_grow(WordTable* table, Error* error) {
     return true;
 }
 
-// After a failure there is nothing to close.
-static inline bool word_table_open(WordTable* table, Error* error) {
-    memset(table, 0, sizeof *table);
-    return word_table_grow(table, error);
-}
-
-static inline bool word_table_append(WordTable* table, const char* word, size_t bytes, uint64_t hash, Error* error) {
-    size_t used = table->used + bytes;
-    if (!memory_grow(&table->words, &table->places, table->count + 1, sizeof *table->words))
-        return fail_with(error, "out of memory for %zu different words; train on a part of the text", table->count + 1);
-    if (!memory_grow(&table->bytes, &table->room, used, 1))
-        return fail_with(error, "out of memory for %zu bytes of words; train on a part of the text", used);
-    Word* entry = &table->words[table->count++];
-    entry->count = 0;
-    entry->hash = hash;
-    entry->start = table->used;
-    entry->bytes = bytes;
-    memcpy(table->bytes + table->used, word, bytes);
-    table->used = used;
-    return true;
-}
-
-static inline bool word_table_add(WordTable* table, const char* word, size_t bytes, uint64_t count, Error* error) {
+// Adds `count` to the occurrences of a word, which is put into the table if it is new. NULL after a failure.
+static inline Word* word_table_add(WordTable* table, const char* word, size_t bytes, uint64_t count, Error* error) {
+    if (2 * table->count >= table->slot_count && !word_table_grow(table, error)) return NULL;
     uint64_t hash = hash_bytes(word, bytes);
-    size_t at = hash & (table->slot_count - 1);
+    size_t at = hash & (table->slot_count - 1), used = table->used + bytes;
     for (; table->slots[at]; at = (at + 1) & (table->slot_count - 1)) {
         Word* entry = &table->words[table->slots[at] - 1];
         if (entry->hash != hash || entry->bytes != bytes || memcmp(table->bytes + entry->start, word, bytes) != 0)
             continue;
         entry->count += count;
-        return true;
+        return entry;
     }
-    if (!word_table_append(table, word, bytes, hash, error)) return false;
-    table->words[table->count - 1].count = count;
+    bool ok = memory_grow(&table->words, &table->places, table->count + 1, sizeof *table->words) ||
+              fail_with(error, "out of memory for %zu different words; train on a part of the text", table->count + 1);
+    ok = ok && (memory_grow(&table->bytes, &table->room, used, 1) ||
+                fail_with(error, "out of memory for %zu bytes of words; train on a part of the text", used));
+    if (!ok) return NULL;
+    Word fresh = {count, hash, table->used, bytes};
+    memcpy(table->bytes + table->used, word, bytes);
+    table->used = used;
+    table->words[table->count++] = fresh;
     table->slots[at] = (uint32_t)table->count;
-    return 2 * table->count <= table->slot_count || word_table_grow(table, error);
+    return &table->words[table->count - 1];
 }
 
 // Counts the words of a text that is valid UTF-8.
@@ -128,10 +114,9 @@ static inline bool word_table_add_valid(WordTable* table, const Unicode* unicode
 // Counts the words of a text, in which U+FFFD replaces invalid UTF-8.
 static inline bool word_table_add_text(WordTable* table, const Unicode* unicode, const char* text, size_t bytes,
                                        Error* error) {
-    Text repaired;
+    Text repaired = {0};
     size_t replaced = 0;
     if (utf8_valid(text, bytes) == bytes) return word_table_add_valid(table, unicode, text, bytes, error);
-    memset(&repaired, 0, sizeof repaired);
     bool ok = utf8_repair(&repaired, &replaced, text, bytes, error) &&
               word_table_add_valid(table, unicode, repaired.bytes, repaired.count, error);
     text_free(&repaired);
@@ -400,13 +385,9 @@ static inline bool bpe_join(Bpe* bpe, BpeMerge* merge, Error* error) {
         memcpy(text + bytes, pieces->bytes + part->start, part->bytes);
         bytes += part->bytes;
     }
-    size_t before = pieces->count;
-    if (!word_table_add(pieces, text, bytes, 1, error)) return false;
-    merge->token = (int32_t)before;
-    for (size_t i = 256; pieces->count == before && i < before; i++)
-        if (pieces->words[i].bytes == bytes && memcmp(pieces->bytes + pieces->words[i].start, text, bytes) == 0)
-            merge->token = (int32_t)i;
-    return true;
+    const Word* joined = word_table_add(pieces, text, bytes, 1, error);
+    if (joined) merge->token = (int32_t)(joined - pieces->words);
+    return joined != NULL;
 }
 
 static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, size_t vocabulary, Error* error) {
@@ -432,19 +413,15 @@ static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, si
 
 // Trains on the words. vocabulary: the number of tokens. The caller frees with bpe_free, also after a failure.
 static inline bool bpe_train(Bpe* bpe, const WordTable* words, size_t vocabulary, Error* error) {
-    BpeTrainer trainer;
+    BpeTrainer trainer = {0};
     memset(bpe, 0, sizeof *bpe);
-    memset(&trainer, 0, sizeof trainer);
     if (vocabulary < BPE_VOCABULARY_MIN || vocabulary > BPE_VOCABULARY_MAX)
         return fail_with(error, "a vocabulary has %d to %d tokens, not %zu", BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX,
                          vocabulary);
-    bool ok = word_table_open(&bpe->pieces, error);
-    int bytes[256];
-    for (int i = 0; i < 256; i++) bytes[byte_token(i)] = i;
-    for (int i = 0; ok && i < 256; i++) {
-        char byte = (char)bytes[i];
-        ok = word_table_add(&bpe->pieces, &byte, 1, 1, error);
-    }
+    bool ok = true;
+    char bytes[256];
+    for (int i = 0; i < 256; i++) bytes[byte_token(i)] = (char)i;
+    for (int i = 0; ok && i < 256; i++) ok = word_table_add(&bpe->pieces, &bytes[i], 1, 1, error) != NULL;
     ok = ok && bpe_begin(&trainer, words, error) && bpe_learn(bpe, &trainer, words, vocabulary, error);
     bpe_trainer_free(&trainer);
     return ok;
@@ -552,9 +529,7 @@ static inline bool bpe_write_file(const char* directory, const char* name, JsonW
 
 // Writes tokenizer.json and tokenizer_config.json in a directory, which is made where there is none.
 static inline bool bpe_save(const Bpe* bpe, const char* directory, Error* error) {
-    JsonWriter tokenizer, config;
-    memset(&tokenizer, 0, sizeof tokenizer);
-    memset(&config, 0, sizeof config);
+    JsonWriter tokenizer = {0}, config = {0};
     bpe_write(&tokenizer, bpe);
     bpe_write_config(&config);
     bool ok = directory_make(directory, error) && bpe_write_file(directory, "tokenizer.json", &tokenizer, error) &&

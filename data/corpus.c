@@ -76,9 +76,7 @@ static bool stories_write(Summary* summary, FileWriter* file, const Grammar* g, 
 }
 
 static bool json_append(FileWriter* file, uint64_t seed, const Summary parts[2], Error* error) {
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
-    w.line_depth = 1;
+    JsonWriter w = {.line_depth = 1};
     json_write_begin(&w, '{');
     json_member_u64(&w, "seed", seed);
     for (int i = 0; i < 2; i++) {

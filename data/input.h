@@ -58,8 +58,7 @@ static inline bool file_list_add(FileList* files, const char* name, Error* error
 }
 
 static inline bool file_list_add_pattern(FileList* files, const char* pattern, Error* error) {
-    glob_t found;
-    memset(&found, 0, sizeof found);
+    glob_t found = {0};
     if (access(pattern, F_OK) == 0) return file_list_add(files, pattern, error);  // also a name with a bracket in it
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     bool ok = result == 0;
@@ -160,10 +159,9 @@ static inline bool input_open(Input* input, const char* name, Error* error) {
 
 static inline bool input_start_gzip(Input* input, Error* error) {
 #ifdef LLMTRAIN_ZLIB
-    if (inflateInit2(&input->gzip, 15 + 16) != Z_OK)
-        return fail_with(error, "out of memory to decompress %.600s", input->name);
     input->kind = INPUT_GZIP;
-    return true;
+    return inflateInit2(&input->gzip, 15 + 16) == Z_OK ||
+           fail_with(error, "out of memory to decompress %.600s", input->name);
 #else
     return fail_with(error, "%.600s is compressed with gzip, which this program cannot decompress; install zlib's "
                      "headers (apt-get install -y zlib1g-dev) and make build/tokenize again, or decompress it with "
@@ -173,10 +171,9 @@ static inline bool input_start_gzip(Input* input, Error* error) {
 
 static inline bool input_start_zstd(Input* input, Error* error) {
 #ifdef LLMTRAIN_ZSTD
-    input->zstd = ZSTD_createDStream();
-    if (!input->zstd) return fail_with(error, "out of memory to decompress %.600s", input->name);
     input->kind = INPUT_ZSTD;
-    return true;
+    input->zstd = ZSTD_createDStream();
+    return input->zstd || fail_with(error, "out of memory to decompress %.600s", input->name);
 #else
     return fail_with(error, "%.600s is compressed with zstd, which this program cannot decompress; install libzstd's "
                      "headers (apt-get install -y libzstd-dev) and make build/tokenize again, or decompress it with "

@@ -571,7 +571,6 @@ static bool tokenizer_train(const Options* o, Error* error) {
     Unicode* unicode = unicode_open(error);
     WordTable* tables = (WordTable*)memory_allocate(threads * sizeof *tables);
     bool ok = unicode && (tables || fail_with(error, "out of memory for %zu threads; give fewer --threads", threads));
-    for (size_t i = 0; ok && i < threads; i++) ok = word_table_open(&tables[i], error);
     ok = ok && words_count(tables, threads, unicode, &documents, &batch, error);
     for (size_t i = 1; ok && i < threads; i++) ok = word_table_merge(&tables[0], &tables[i], error);
     if (ok && tables[0].count == 0)
@@ -608,7 +607,7 @@ static bool stream(const Options* o, Error* error) {
 int main(int argc, char** argv) {
     Options options;
     Error error;
-    struct sigaction action;
+    struct sigaction action = {.sa_handler = interrupt};
     files_open_standard();
     if (flags_want_help(argc, argv)) {
         Flags flags = options_flags(&options);
@@ -626,8 +625,6 @@ int main(int argc, char** argv) {
         fprintf(stderr, "tokenize: %s\n", error.text);
         return 1;
     }
-    memset(&action, 0, sizeof action);
-    action.sa_handler = interrupt;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message

@@ -9,6 +9,7 @@ are found by calling the package too: Python cannot read its tables.
 """
 import re
 import sys
+import textwrap
 
 try:
     import tokenizers
@@ -115,7 +116,8 @@ def array(declaration, numbers):
 
 def main():
     pairs = decompositions()
-    names = "".join(f"    UNICODE_{name},\n" for name in CLASSES) + "    UNICODE_CLASSES"
+    names = textwrap.fill(", ".join(f"UNICODE_{name}" for name in CLASSES + ["CLASSES"]), 116)
+    names = textwrap.indent(names, "    ")
     versions = f"Unicode {unicode.unidata_version} and tokenizers {tokenizers.__version__}"
     print(f"""// unicode_tables.h: what unicode.h knows of each character.
 //

@@ -246,8 +246,7 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
 // order of the shards is part of the order of the samples. After a failure there is nothing to close.
 static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* error) {
     memset(dataset, 0, sizeof *dataset);
-    glob_t found;
-    memset(&found, 0, sizeof found);
+    glob_t found = {0};
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     bool ok = false;
     char* literal = (char*)pattern;

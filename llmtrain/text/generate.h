@@ -322,7 +322,6 @@ static inline bool sampler_open(Sampler* s, Model* model, const Tokenizer* token
     if (s->samples == 0) s->samples = 1;
     s->texts = (SampleText*)memory_allocate(s->samples * sizeof(SampleText));
     if (!s->texts) return fail_with(error, "out of memory for %zu samples; make --samples smaller", s->samples);
-    memset(s->texts, 0, s->samples * sizeof(SampleText));
     return generator_open(&s->generator, model, &s->options, s->samples, s->ids.count + s->tokens, error);
 }
 

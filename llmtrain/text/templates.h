@@ -540,13 +540,15 @@ static inline TemplateValue template_subscript(Template* t, TemplateValue of) {
         if (given[i] && part[i].kind != VALUE_NUMBER && (slice || of.kind == VALUE_LIST))
             return template_fail(t, "has a subscript that is not a number"), value_of(VALUE_UNDEFINED, 0);
     if (!slice && given[0] && part[0].kind == VALUE_STRING) return template_member(t, of, part[0]);
-    if (of.kind != VALUE_LIST || (!slice && !given[0])) return template_undefined(t, "the subscript of", value_word("[ ]"));
+    if (of.kind != VALUE_LIST || (!slice && !given[0]))
+        return template_undefined(t, "the subscript of", value_word("[ ]"));
     int64_t count = (int64_t)of.count, step = given[2] ? part[2].number : 1;
     if (!slice) {
         int64_t i = part[0].number < 0 ? part[0].number + count : part[0].number;
         return i >= 0 && i < count ? of.items[i] : value_of(VALUE_UNDEFINED, 0);
     }
-    if (step != 1 && (step != -1 || given[0] || given[1])) return template_undefined(t, "the slice", value_word("[a:b:c]"));
+    if (step != 1 && (step != -1 || given[0] || given[1]))
+        return template_undefined(t, "the slice", value_word("[a:b:c]"));
     int64_t first = given[0] ? part[0].number : 0, end = given[1] ? part[1].number : count;
     first = first < 0 ? first + count : first;
     end = end < 0 ? end + count : end > count ? count : end;

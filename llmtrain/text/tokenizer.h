@@ -76,8 +76,7 @@ static inline TokenKind tokenizer_kind(const Tokenizer* tokenizer, int32_t token
 // A tokenizer.json of bytes: 256 tokens, no merges.
 static inline bool tokenizer_write_bytes(const char* path, Error* error) {
     static const char* const parts[2] = {"pre_tokenizer", "decoder"};
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
+    JsonWriter w = {0};
     json_write_begin(&w, '{');
     json_member_string(&w, "version", "1.0");
     json_member_begin(&w, "added_tokens", '[');
@@ -183,45 +182,35 @@ static inline bool spans_cut(Spans* spans, const Rules* rules, const char* base,
     return ok;
 }
 
-// Encodes groups of spans, each of about ENCODE_PIECE bytes, on all threads, and joins the results.
+// Encodes groups of consecutive spans on all threads, and joins the results.
 static inline bool tokenizer_encode_parallel(Tokens* out, const Rules* rules, const char* base, const Spans* spans,
-                                             Error* error) {
-    size_t* ends = (size_t*)malloc((spans->count + 1) * sizeof(size_t));  // of group g: first span after it
-    size_t groups = 0, sum = 0;
-    if (!ends) return fail_with(error, "out of memory for %zu parts of a text; give a shorter text", spans->count);
-    for (size_t i = 0; i < spans->count; i++) {
-        sum += spans->list[i].bytes;
-        if (sum < ENCODE_PIECE && i + 1 < spans->count) continue;
-        ends[groups++] = i + 1;
-        sum = 0;
-    }
+                                             size_t bytes, Error* error) {
+    size_t count = spans->count, groups = min_size(count, bytes / ENCODE_PIECE + 1);
     Tokens* found = (Tokens*)memory_allocate(groups * sizeof(Tokens));
-    bool ok = found || fail_with(error, "out of memory for %zu parts of a text; give a shorter text", groups);
-    if (ok) {
+    if (!found) return fail_with(error, "out of memory for %zu parts of a text; give a shorter text", groups);
+    bool ok = true;
 #pragma omp parallel
-        {
-            WordEncoder encoder = word_encoder_open(&rules->vocabulary, true);
-            Error own;
+    {
+        WordEncoder encoder = word_encoder_open(&rules->vocabulary, true);
+        Error own;
 #pragma omp for schedule(dynamic)
-            for (size_t g = 0; g < groups; g++) {
-                size_t first = g == 0 ? 0 : ends[g - 1];
-                const Span* group = spans->list + first;
-                if (tokenizer_encode_spans(&found[g], rules, &encoder, base, group, ends[g] - first, &own)) continue;
-#pragma omp critical(tokenizer_error)
-                {
-                    *error = own;
-                    ok = false;
-                }
-            }
-            word_encoder_close(&encoder);
-        }
         for (size_t g = 0; g < groups; g++) {
-            ok = ok && tokens_append(out, found[g].ids, found[g].count, error);
-            tokens_free(&found[g]);
+            size_t first = g * count / groups, end = (g + 1) * count / groups;
+            const Span* group = spans->list + first;
+            if (tokenizer_encode_spans(&found[g], rules, &encoder, base, group, end - first, &own)) continue;
+#pragma omp critical(tokenizer_error)
+            {
+                *error = own;
+                ok = false;
+            }
         }
+        word_encoder_close(&encoder);
+    }
+    for (size_t g = 0; g < groups; g++) {
+        ok = ok && tokens_append(out, found[g].ids, found[g].count, error);
+        tokens_free(&found[g]);
     }
     free(found);
-    free(ends);
     return ok;
 }
 
@@ -252,7 +241,7 @@ static inline bool tokenizer_encode_by(Tokens* out, const Tokenizer* tokenizer, 
     }
     ok = ok && rules_apply(&spans, &base, buffers, rules, text, bytes, error);
     if (ok && !encoder && bytes > 2 * ENCODE_PIECE) {
-        ok = spans_cut(&spans, rules, base, error) && tokenizer_encode_parallel(out, rules, base, &spans, error);
+        ok = spans_cut(&spans, rules, base, error) && tokenizer_encode_parallel(out, rules, base, &spans, bytes, error);
     } else if (ok) {
         WordEncoder own = word_encoder_open(&rules->vocabulary, !encoder && bytes >= ENCODE_CACHE_FROM);
         ok = tokenizer_encode_spans(out, rules, encoder ? encoder : &own, base, spans.list, spans.count, error);

@@ -19,10 +19,7 @@
 
 // Adds a special token, by its text.
 static inline bool add_special(const TokenizerReader* r, const char* text, int32_t id) {
-    AddedToken added;
-    memset(&added, 0, sizeof added);
-    added.id = id;
-    added.special = true;
+    AddedToken added = {.id = id, .special = true};
     return rules_add(r, added, text, strlen(text));
 }
 
@@ -280,8 +277,7 @@ static inline bool tokenizer_files_load(const Tokenizer* t, int file, char** tex
 
 static inline bool tokenizer_files_read_main(Tokenizer* t, char* const texts[FILES_COUNT], const size_t* bytes,
                                     const Json* config, Error* error) {
-    Json json;
-    memset(&json, 0, sizeof json);
+    Json json = {0};
     int file = t->paths[FILE_JSON] ? FILE_JSON : t->paths[FILE_RANKS] ? FILE_RANKS : FILE_ENCODER;
     TokenizerReader r = {&json, t->paths[file], t->rules, false, error, config};
     if (file == FILE_RANKS) return read_ranks(&r, t, texts[file], bytes[file]);
@@ -329,9 +325,7 @@ static inline bool tokenizer_files_read(Tokenizer* t, Error* error) {
         ok = t->chat_template || fail_with(error, "out of memory for a chat template");
     }
     bool has_config = texts[FILE_CONFIG] != NULL, has_map = texts[FILE_SPECIAL] != NULL;
-    Json config, map;
-    memset(&config, 0, sizeof config);
-    memset(&map, 0, sizeof map);
+    Json config = {0}, map = {0};
     if (has_config)
         ok = ok && json_parse(&config, texts[FILE_CONFIG], bytes[FILE_CONFIG], t->paths[FILE_CONFIG], error);
     if (has_map) ok = ok && json_parse(&map, texts[FILE_SPECIAL], bytes[FILE_SPECIAL], t->paths[FILE_SPECIAL], error);

@@ -313,12 +313,12 @@ static inline bool read_model(TokenizerReader* r, uint32_t model, size_t size) {
 // Normalizers, pre-tokenizers, decoders
 
 // Calls `read` for a part, or for each part of a sequence of them.
-static inline bool read_parts(TokenizerReader* r, uint32_t node, const char* list, const char* what,
+static inline bool read_parts(TokenizerReader* r, uint32_t node, const char* list,
                               bool (*read)(TokenizerReader* r, uint32_t node)) {
     if (json_absent(r->json, node)) return true;
     if (strcmp(json_type(r, node), "Sequence") != 0) return read(r, node);
     for (uint32_t i = json_first(r->json, json_get(r->json, node, list)); i != JSON_NONE; i = json_next(r->json, i))
-        if (!read_parts(r, i, list, what, read)) return false;
+        if (!read_parts(r, i, list, read)) return false;
     return true;
 }
 
@@ -559,11 +559,10 @@ static inline bool read_added(const TokenizerReader* r, uint32_t list) {
     for (size_t i = 0; i < r->rules->vocabulary.size; i++) next += r->rules->vocabulary.tokens[i].kind != TOKEN_ABSENT;
     if (!rules_add_begin(r->rules, json_count(json, list), r->error)) return false;
     for (uint32_t i = json_first(json, list); i != JSON_NONE; i = json_next(json, i)) {
-        AddedToken added;
+        AddedToken added = {0};
         uint64_t id = 0;
         uint32_t content = json_get(json, i, "content");
         const char* text = json_text(json, content);
-        memset(&added, 0, sizeof added);
         if (!known_members(r, i, "id|content|single_word|lstrip|rstrip|normalized|special", "added token's member"))
             return false;
         if (!text || json->nodes[content].bytes == 0) return bad_added(r, "", "has no content");
@@ -608,13 +607,13 @@ static inline bool read_rules(TokenizerReader* r, Tokenizer* t) {
     if (version && strcmp(version, "1.0") != 0) return tokenizer_refuse(r, "version", version);
     if (!json_absent(json, json_get(json, 0, "truncation"))) return tokenizer_refuse(r, "member", "truncation");
     if (!json_absent(json, json_get(json, 0, "padding"))) return tokenizer_refuse(r, "member", "padding");
-    if (!read_parts(r, json_get(json, 0, "normalizer"), "normalizers", "normalizer", read_normalizer) ||
-        !read_parts(r, json_get(json, 0, "pre_tokenizer"), "pretokenizers", "pre_tokenizer", read_pre_tokenizer))
+    if (!read_parts(r, json_get(json, 0, "normalizer"), "normalizers", read_normalizer) ||
+        !read_parts(r, json_get(json, 0, "pre_tokenizer"), "pretokenizers", read_pre_tokenizer))
         return false;
     if (rules->digits && !r->byte_level) return tokenizer_refuse(r, "pre_tokenizer", "Digits without ByteLevel");
     if (!r->byte_level && rules->split != SPLIT_WHOLE && rules->split != SPLIT_META)
         return tokenizer_refuse(r, "pre_tokenizer", "a Split without ByteLevel");
-    if (!read_parts(r, json_get(json, 0, "decoder"), "decoders", "decoder", read_decoder)) return false;
+    if (!read_parts(r, json_get(json, 0, "decoder"), "decoders", read_decoder)) return false;
     if (!count_ids(r, &size, json_get(json, model, "vocab"), added) || !read_model(r, model, size) ||
         !read_added(r, added) ||
         !read_post_processor(r, json_get(json, 0, "post_processor"), &t->begin_of_text))

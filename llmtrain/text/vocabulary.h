@@ -236,9 +236,7 @@ static inline void word_encoder_close(WordEncoder* e) {
 
 // The cache takes 2 MB: worth it for more than a page of text. Without memory for it, there is none.
 static inline WordEncoder word_encoder_open(const Vocabulary* vocabulary, bool cache) {
-    WordEncoder e;
-    memset(&e, 0, sizeof e);
-    e.vocabulary = vocabulary;
+    WordEncoder e = {.vocabulary = vocabulary};
     if (cache) e.cache = (CachedWord*)memory_allocate(CACHE_SLOTS * sizeof(CachedWord));
     return e;
 }
