@@ -100,7 +100,6 @@ static inline Word* word_table_add(WordTable* table, const char* word, size_t by
     return &table->words[table->count - 1];
 }
 
-// Counts the words of a text that is valid UTF-8.
 static inline bool word_table_add_valid(WordTable* table, const Unicode* unicode, const char* text, size_t bytes,
                                         Error* error) {
     size_t length;
@@ -123,7 +122,6 @@ static inline bool word_table_add_text(WordTable* table, const Unicode* unicode,
     return ok;
 }
 
-// Adds the words of another table.
 static inline bool word_table_merge(WordTable* table, const WordTable* other, Error* error) {
     for (size_t i = 0; i < other->count; i++) {
         const Word* word = &other->words[i];
@@ -342,7 +340,6 @@ static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_
     return true;
 }
 
-// Merges a pair in all words.
 static inline bool bpe_merge(BpeTrainer* t, const WordTable* words, size_t number, BpeMerge merge, Error* error) {
     Pair taken = t->pairs.pairs[number];  // the table may move, and this pair may be created again
     Pair* pair = &t->pairs.pairs[number];

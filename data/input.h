@@ -344,7 +344,6 @@ static inline bool documents_open(Documents* d, const char* patterns, const char
     return true;
 }
 
-// Returns to the first document.
 static inline void documents_rewind(Documents* d) {
     input_close(&d->input);
     d->file = d->waiting = d->searched = 0;

@@ -163,7 +163,6 @@ static inline bool series_add(Series* series, const int32_t* tokens, size_t coun
     return true;
 }
 
-// Removes the shards from number `first` on.
 static inline bool series_remove(const Series* series, size_t first, Error* error) {
     char path[FILE_PATH_MAX];
     for (size_t i = first;; i++) {
@@ -240,7 +239,6 @@ static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error)
     return same;
 }
 
-// Whether PREFIX_tokenizer/ already has the tokenizer of this set.
 static inline bool shard_set_has_tokenizer(const ShardSet* set) {
     char path[FILE_PATH_MAX];
     Tokenizer there;

@@ -536,7 +536,6 @@ static bool documents_to_shards(const Options* o, Error* error) {
 //
 // Each thread counts the words of pieces in a table of its own. The number of threads does not change the tables' sum.
 
-// Counts the words of all documents.
 static bool words_count(WordTable* tables, size_t threads, const Unicode* unicode, Documents* documents, Batch* batch,
                         Error* error) {
     Progress progress = progress_begin("counting words", documents->size);

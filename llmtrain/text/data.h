@@ -366,7 +366,6 @@ static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* err
                      dataset->shard_count > 1 ? "the longest shard, " : "", longest->path, longest->count, T, T + 1);
 }
 
-// The window of training sample number `sample`.
 static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint64_t sample, size_t T) {
     uint64_t samples = dataset_samples(dataset, T);
     uint64_t epoch = sample / samples;

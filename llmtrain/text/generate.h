@@ -49,7 +49,6 @@ static inline void generator_close(Generator* g) {
     memset(g, 0, sizeof *g);
 }
 
-// Forgets all text.
 static inline void generator_begin(Generator* g) {
     g->known = g->common = g->seen = 0;
     g->model->cache.length = 0;
@@ -246,7 +245,6 @@ typedef struct {
     SampleText* texts;        // (samples)
 } Sampler;
 
-// Appends the flags of sampling, and sets the defaults.
 static inline void sampler_flags(Flags* flags, Sampler* s) {
     enum { FREE = FLAG_FREE };
     SamplingOptions* o = &s->options;
@@ -267,7 +265,6 @@ static inline void sampler_flags(Flags* flags, Sampler* s) {
     flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
-// Reads the ids of --prompt-ids, separated by spaces or commas.
 static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
     for (const char* text = s->prompt_ids; *(text += strspn(text, " ,\t\n")) != 0;) {
         char* end;

@@ -257,7 +257,6 @@ static inline bool template_node(Template* t, NodeKind kind, const char* start, 
     return true;
 }
 
-// Adds the node of a statement, without its keyword.
 static inline bool template_statement(Template* t, const char* start, const char* end) {
     t->at = start;
     t->end = end;
@@ -352,7 +351,6 @@ static inline bool template_match(Template* t) {
 static inline TemplateValue template_expression(Template* t);
 static inline TemplateValue template_unary(Template* t);
 
-// Consumes an operator, if it comes next.
 static inline bool code_take(Template* t, const char* mark) {
     size_t length = strlen(mark);
     code_skip(t);

@@ -17,7 +17,6 @@
 // ------------------------------------------------------------------------------------------------
 // GPT-2's files, and rank files
 
-// Adds a special token, by its text.
 static inline bool add_special(const TokenizerReader* r, const char* text, int32_t id) {
     AddedToken added = {.id = id, .special = true};
     return rules_add(r, added, text, strlen(text));

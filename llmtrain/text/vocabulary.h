@@ -374,7 +374,6 @@ static inline size_t word_merge_long(WordEncoder* e, size_t count) {
     return kept;
 }
 
-// Makes room for a word of that many symbols.
 static inline bool word_reserve(WordEncoder* e, size_t symbols, Error* error) {
     if (symbols <= e->room) return true;
     if (symbols > (size_t)1 << 31)
@@ -392,7 +391,6 @@ static inline bool word_reserve(WordEncoder* e, size_t symbols, Error* error) {
            fail_with(error, "out of memory for a word of %zu bytes; put spaces or line breaks into the text", symbols);
 }
 
-// Appends the tokens of a word that is not in the cache.
 static inline bool word_encode_new(Tokens* out, WordEncoder* e, const char* word, size_t bytes, Error* error) {
     const Vocabulary* v = e->vocabulary;
     int32_t whole = v->whole_words ? vocabulary_find(v, word, bytes) : -1;
@@ -405,7 +403,6 @@ static inline bool word_encode_new(Tokens* out, WordEncoder* e, const char* word
     return tokens_append(out, (const int32_t*)ids, count, error);
 }
 
-// Appends the tokens of a word.
 static inline bool word_encode(Tokens* out, WordEncoder* e, const char* word, size_t bytes, Error* error) {
     if (!e->cache || bytes > CACHED_BYTES) return word_encode_new(out, e, word, bytes, error);
     CachedWord* cached = &e->cache[word_hash(word, bytes) >> 40 & (CACHE_SLOTS - 1)];
