@@ -23,7 +23,8 @@ static inline bool add_special(const TokenizerReader* r, const char* text, int32
 }
 
 // Reads the vocabulary, vocab.json or encoder.json, and the merges, the lines of merges.txt or vocab.bpe.
-static inline bool read_gpt2(TokenizerReader* r, Tokenizer* t, const char* merges, size_t bytes) {
+static inline bool read_gpt2(TokenizerReader* r, const char* merges, size_t bytes) {
+    Tokenizer* t = r->tokenizer;
     const char* end = merges + bytes;
     size_t size, lines = 0, rank = 0;
     r->byte_level = true;
@@ -39,9 +40,7 @@ static inline bool read_gpt2(TokenizerReader* r, Tokenizer* t, const char* merge
         size_t length = (size_t)(line - p);
         if (length > 0 && p[length - 1] == '\r') length--;
         if (length == 0 || (length >= 8 && memcmp(p, "#version", 8) == 0)) continue;
-        if (utf8_valid(p, length) != length)
-            return fail_with(r->error, "%.600s: merge %zu is not UTF-8; the file is damaged, use another copy", r->path,
-                             rank);
+        if (utf8_valid(p, length) != length) return tokenizer_damaged(r, "merge %zu is not UTF-8", rank);
         if (!read_merge_line(r, p, length, rank++)) return false;
     }
     find_symbols(&r->rules->vocabulary, true, false);
@@ -143,7 +142,8 @@ static const RankSpecial RANK_SPECIALS[] = {
 };
 enum { RANK_SPECIALS_COUNT = sizeof RANK_SPECIALS / sizeof RANK_SPECIALS[0] };
 
-static inline bool read_ranks(TokenizerReader* r, Tokenizer* t, const char* text, size_t bytes) {
+static inline bool read_ranks(TokenizerReader* r, const char* text, size_t bytes) {
+    Tokenizer* t = r->tokenizer;
     Vocabulary* v = &r->rules->vocabulary;
     size_t ranks = 0, size;
     if (!read_rank_lines(r, text, bytes, false, &ranks)) return false;
@@ -179,8 +179,7 @@ static inline bool read_ranks(TokenizerReader* r, Tokenizer* t, const char* text
 // ------------------------------------------------------------------------------------------------
 // Finding and reading
 
-static inline bool tokenizer_files_path(Tokenizer* t, int file, const char* directory, const char* name,
-                                        Error* error) {
+static inline bool tokenizer_files_path(Tokenizer* t, int file, const char* directory, const char* name, Error* error) {
     size_t bytes = strlen(directory) + strlen(name) + 2;
     t->paths[file] = (char*)malloc(bytes);
     if (!t->paths[file]) return fail_with(error, "out of memory for a path");
@@ -194,8 +193,7 @@ static inline void ranks_name(char name[32], const Pattern* pattern) {
 }
 
 // Takes a file of a directory if it is there.
-static inline bool tokenizer_files_take(Tokenizer* t, int file, const char* directory, const char* name,
-                                        Error* error) {
+static inline bool tokenizer_files_take(Tokenizer* t, int file, const char* directory, const char* name, Error* error) {
     if (!tokenizer_files_path(t, file, directory, name, error)) return false;
     if (access(t->paths[file], F_OK) == 0) return true;
     free(t->paths[file]);
@@ -274,36 +272,24 @@ static inline bool tokenizer_files_load(const Tokenizer* t, int file, char** tex
     return true;
 }
 
-static inline bool tokenizer_files_read_main(Tokenizer* t, char* const texts[FILES_COUNT], const size_t* bytes,
-                                    const Json* config, Error* error) {
-    Json json = {0};
-    int file = t->paths[FILE_JSON] ? FILE_JSON : t->paths[FILE_RANKS] ? FILE_RANKS : FILE_ENCODER;
-    TokenizerReader r = {&json, t->paths[file], t->rules, false, error, config};
-    if (file == FILE_RANKS) return read_ranks(&r, t, texts[file], bytes[file]);
-    if (!json_parse(&json, texts[file], bytes[file], t->paths[file], error)) return false;
-    bool ok = file == FILE_JSON ? read_rules(&r, t) : read_gpt2(&r, t, texts[FILE_MERGES], bytes[FILE_MERGES]);
-    json_free(&json);
-    return ok;
-}
-
 // GPT-2's two files do not say which tokenizer they belong to. Refuses by name, from tokenizer_config.json, another
 // tokenizer, and added tokens that the two files do not have.
-static inline bool check_gpt2_config(const Tokenizer* t, const Json* json, Error* error) {
-    const char* path = t->paths[FILE_CONFIG];
+static inline bool check_gpt2_config(const TokenizerReader* r) {
+    const Json* json = r->json;
     const char* kind = json_text(json, json_get(json, 0, "tokenizer_class"));
     uint32_t added = json_get(json, 0, "added_tokens_decoder");
     bool prefix = false;
     if (kind && strcmp(kind, "GPT2Tokenizer") != 0 && strcmp(kind, "GPT2TokenizerFast") != 0)
-        return fail_with(error, "%.600s: a %.80s cannot be read from %s and %s; save it as tokenizer.json (in Python, "
-                         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", path, kind, GPT2_FILES[0][0],
-                         GPT2_FILES[0][1]);
+        return fail_with(r->error, "%.600s: a %.80s cannot be read from %s and %s; save it as tokenizer.json (in "
+                         "Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", r->path, kind,
+                         GPT2_FILES[0][0], GPT2_FILES[0][1]);
     if (json_bool(json, json_get(json, 0, "add_prefix_space"), &prefix) && prefix)
-        return fail_with(error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; save it as one",
-                         path);
+        return fail_with(r->error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; save it as one",
+                         r->path);
     for (uint32_t i = json_first(json, added); i != JSON_NONE; i = json_next(json, i))
-        if (strtoull(json_key(json, i), NULL, 10) >= t->rules->vocabulary.size)
-            return fail_with(error, "%.600s: the added token %.40s is not in %s; save the tokenizer as tokenizer.json",
-                             path, json_key(json, i), GPT2_FILES[0][0]);
+        if (strtoull(json_key(json, i), NULL, 10) >= r->rules->vocabulary.size)
+            return fail_with(r->error, "%.600s: the added token %.40s is not in %s; save the tokenizer as "
+                             "tokenizer.json", r->path, json_key(json, i), GPT2_FILES[0][0]);
     return true;
 }
 
@@ -311,11 +297,14 @@ static inline bool check_gpt2_config(const Tokenizer* t, const Json* json, Error
 static inline bool tokenizer_files_read(Tokenizer* t, Error* error) {
     char* texts[FILES_COUNT] = {NULL};
     size_t bytes[FILES_COUNT] = {0};
+    Json json[FILES_COUNT];
     Hash hash = hash_begin(0);
-    bool ok = true;
+    int file = t->paths[FILE_JSON] ? FILE_JSON : t->paths[FILE_RANKS] ? FILE_RANKS : FILE_ENCODER;
+    const Json* config = t->paths[FILE_CONFIG] ? &json[FILE_CONFIG] : NULL;
+    memset(json, 0, sizeof json);
     t->rules = (Rules*)memory_allocate(sizeof(Rules));
-    if (!t->rules) ok = fail_with(error, "out of memory for a tokenizer");
-    if (ok) ok = (t->rules->unicode = unicode_open(error)) != NULL;
+    bool ok = t->rules || fail_with(error, "out of memory for a tokenizer");
+    ok = ok && (t->rules->unicode = unicode_open(error)) != NULL;
     for (int i = 0; ok && i < FILES_COUNT; i++) ok = tokenizer_files_load(t, i, &texts[i], &bytes[i], &hash, error);
     if (t->pattern) hash_add(&hash, t->pattern->name, strlen(t->pattern->name));
     t->hash = hash_end(&hash);
@@ -323,23 +312,30 @@ static inline bool tokenizer_files_read(Tokenizer* t, Error* error) {
         t->chat_template = strdup(texts[FILE_TEMPLATE]);
         ok = t->chat_template || fail_with(error, "out of memory for a chat template");
     }
-    bool has_config = texts[FILE_CONFIG] != NULL, has_map = texts[FILE_SPECIAL] != NULL;
-    Json config = {0}, map = {0};
-    if (has_config)
-        ok = ok && json_parse(&config, texts[FILE_CONFIG], bytes[FILE_CONFIG], t->paths[FILE_CONFIG], error);
-    if (has_map) ok = ok && json_parse(&map, texts[FILE_SPECIAL], bytes[FILE_SPECIAL], t->paths[FILE_SPECIAL], error);
-    ok = ok && tokenizer_files_read_main(t, texts, bytes, has_config ? &config : NULL, error);
-    if (has_config)
-        ok = ok && (!t->paths[FILE_ENCODER] || check_gpt2_config(t, &config, error)) && read_config(t, &config, error);
+    for (int i = 0; ok && i < FILES_COUNT; i++)
+        if (texts[i] && (i == FILE_CONFIG || i == FILE_SPECIAL || (i == file && file != FILE_RANKS)))
+            ok = json_parse(&json[i], texts[i], bytes[i], t->paths[i], error);
+    TokenizerReader r = {t, t->rules, &json[file], t->paths[file], config, false, error};
+    ok = ok && (file == FILE_RANKS ? read_ranks(&r, texts[file], bytes[file]) : file == FILE_JSON ? read_rules(&r)
+                                   : read_gpt2(&r, texts[FILE_MERGES], bytes[FILE_MERGES]));
+    if (config) {
+        r.json = config;
+        r.path = t->paths[FILE_CONFIG];
+        ok = ok && (!t->paths[FILE_ENCODER] || check_gpt2_config(&r)) && read_config(&r);
+    }
     // transformers does not read the older file where the newer one lists the added tokens.
-    if (has_map && !(has_config && json_get(&config, 0, "added_tokens_decoder") != JSON_NONE))
-        ok = ok && read_named(t, &map, t->paths[FILE_SPECIAL], error);
-    json_free(&config);
-    json_free(&map);
+    if (ok && texts[FILE_SPECIAL] && !(config && json_get(config, 0, "added_tokens_decoder") != JSON_NONE)) {
+        r.json = &json[FILE_SPECIAL];
+        r.path = t->paths[FILE_SPECIAL];
+        ok = read_named(&r);
+    }
     if (ok) guess_end_of_text(t);
     if (ok) t->vocabulary = (int32_t)t->rules->vocabulary.size;
     if (t->begin_token < 0) t->begin_token = t->begin_of_text;
-    for (int i = 0; i < FILES_COUNT; i++) free(texts[i]);
+    for (int i = 0; i < FILES_COUNT; i++) {
+        free(texts[i]);
+        json_free(&json[i]);
+    }
     return ok;
 }
 

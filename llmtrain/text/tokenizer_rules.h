@@ -20,7 +20,6 @@
 
 typedef struct {
     int32_t id;
-    uint32_t start, bytes;                                // in Rules.added_text
     bool single_word, lstrip, rstrip, normalized, special;
 } AddedToken;
 
@@ -58,7 +57,6 @@ typedef struct {
     size_t normalizer_count;
     AddedToken* added;               // (added_count)
     size_t added_count;
-    Text added_text;
     Trie raw, normalized;            // of added tokens
     bool meta;                       // spaces become U+2581
     Prefix prefix;                   // where a space (or U+2581) is put in front of a text that has none
@@ -73,7 +71,6 @@ static inline void rules_free(Rules* rules) {
     free(rules->unicode);
     free(rules->nfc);
     free(rules->added);
-    text_free(&rules->added_text);
     free(rules->raw.nodes);
     free(rules->normalized.nodes);
     free(rules);
@@ -153,21 +150,17 @@ static inline bool spans_append(Spans* spans, size_t start, size_t end, int32_t 
 }
 
 static inline const char* spaces_before(const Unicode* unicode, const char* p, const char* begin) {
-    while (p > begin) {
-        const char* before = p - 1;
-        while (before > begin && (*before & 0xC0) == 0x80) before--;
-        if (!UNICODE_IN(character_at(unicode, before, p).kind, UNICODE_SPACES)) break;
-        p = before;
+    for (;;) {
+        Character c = character_before(unicode, p, begin);
+        if (!UNICODE_IN(c.kind, UNICODE_SPACES)) return p;
+        p -= c.bytes;
     }
-    return p;
 }
 
 // Whether no word character touches an added token, as single_word requires.
 static inline bool added_stands_alone(const Unicode* unicode, const char* p, const char* after, const char* begin,
                                       const char* end) {
-    const char* before = p;
-    while (before > begin && (*--before & 0xC0) == 0x80) {}
-    return !(p > begin && UNICODE_IN(character_at(unicode, before, end).kind, UNICODE_WORDS)) &&
+    return !UNICODE_IN(character_before(unicode, p, begin).kind, UNICODE_WORDS) &&
            !UNICODE_IN(character_at(unicode, after, end).kind, UNICODE_WORDS);
 }
 

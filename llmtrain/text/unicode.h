@@ -173,6 +173,13 @@ static inline Character character_at(const Unicode* unicode, const char* p, cons
     return c;
 }
 
+// The character before p; UNICODE_NO_KIND at the beginning of the text.
+static inline Character character_before(const Unicode* unicode, const char* p, const char* begin) {
+    const char* start = p;
+    while (start > begin && (*--start & 0xC0) == 0x80) {}
+    return character_at(unicode, start, p);
+}
+
 // Where a run of characters of a set ends.
 static inline const char* characters_skip(const Unicode* unicode, uint32_t set, const char* p, const char* end) {
     for (;;) {
