@@ -614,23 +614,18 @@ int main(int argc, char** argv) {
         flags_help(&flags);
         return 0;
     }
-    if (!options_read(&options, argc, argv, &error)) {
-        fprintf(stderr, "tokenize: %s\n", error.text);
-        return 2;
+    bool ok = options_read(&options, argc, argv, &error), usage = !ok;
+    if (ok && options.threads) threads_set(options.threads);
+    if (ok && (options.encode || options.decode || options.show)) {
+        ok = stream(&options, &error);
+    } else if (ok) {
+        sigaction(SIGINT, &action, NULL);
+        sigaction(SIGTERM, &action, NULL);
+        signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
+        ok = options.vocabulary ? tokenizer_train(&options, &error)
+             : options.bytes    ? bytes_to_shards(&options, &error)
+                                : documents_to_shards(&options, &error);
     }
-    if (options.threads) threads_set(options.threads);
-    if (options.encode || options.decode || options.show) {
-        if (stream(&options, &error)) return 0;
-        fprintf(stderr, "tokenize: %s\n", error.text);
-        return 1;
-    }
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
-    bool ok = options.vocabulary ? tokenizer_train(&options, &error)
-              : options.bytes    ? bytes_to_shards(&options, &error)
-                                 : documents_to_shards(&options, &error);
-    if (ok) return 0;
-    fprintf(stderr, "tokenize: %s\n", error.text);
-    return 1;
+    if (!ok) fprintf(stderr, "tokenize: %s\n", error.text);
+    return ok ? 0 : usage ? 2 : 1;
 }

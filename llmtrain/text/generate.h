@@ -272,8 +272,8 @@ static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
         if (text[0] < '0' || text[0] > '9' || id >= V)
             return fail_with(error, "--prompt-ids has '%.*s'; give numbers below the vocabulary, %zu, separated by "
                              "spaces", (int)min_size(strcspn(text, " ,\t\n"), 40), text, V);
-        if (!tokens_reserve(&s->ids, 1, error)) return false;
-        s->ids.ids[s->ids.count++] = (int32_t)id;
+        int32_t token = (int32_t)id;
+        if (!tokens_append(&s->ids, &token, 1, error)) return false;
         text = end;
     }
     return true;
@@ -284,10 +284,8 @@ static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
 static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const char* text, bool begin, size_t V,
                                   Error* error) {
     size_t first = ids->count;
-    if (begin && tokenizer->begin_of_text >= 0) {
-        if (!tokens_reserve(ids, 1, error)) return false;
-        ids->ids[ids->count++] = tokenizer->begin_of_text;
-    }
+    if (begin && tokenizer->begin_of_text >= 0 && !tokens_append(ids, &tokenizer->begin_of_text, 1, error))
+        return false;
     if (!tokenizer_encode(ids, tokenizer, text, strlen(text), error)) return false;
     for (size_t i = first; i < ids->count; i++)
         if ((size_t)ids->ids[i] >= V)

@@ -133,47 +133,43 @@ static inline bool merges_of_ranks(Vocabulary* v, Error* error) {
 }
 
 // The special tokens of the published files, which do not list them; another file has only end-of-text.
-typedef struct { const char* pattern; size_t ranks; const char* text; int32_t id; } RankSpecial;
-static const RankSpecial RANK_SPECIALS[] = {
-    {"cl100k", 100256, "<|endoftext|>", 100257}, {"cl100k", 100256, "<|fim_prefix|>", 100258},
-    {"cl100k", 100256, "<|fim_middle|>", 100259}, {"cl100k", 100256, "<|fim_suffix|>", 100260},
-    {"cl100k", 100256, "<|endofprompt|>", 100276},
-    {"o200k", 199998, "<|endoftext|>", 199999}, {"o200k", 199998, "<|endofprompt|>", 200018},
+typedef struct {
+    const char* pattern;
+    size_t ranks;
+    struct { const char* text; int32_t id; } tokens[5];  // the first is end-of-text
+} RankSpecials;
+static const RankSpecials RANK_SPECIALS[] = {
+    {"cl100k", 100256, {{"<|endoftext|>", 100257}, {"<|fim_prefix|>", 100258}, {"<|fim_middle|>", 100259},
+                        {"<|fim_suffix|>", 100260}, {"<|endofprompt|>", 100276}}},
+    {"o200k", 199998, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
 };
-enum { RANK_SPECIALS_COUNT = sizeof RANK_SPECIALS / sizeof RANK_SPECIALS[0] };
 
 static inline bool read_ranks(TokenizerReader* r, const char* text, size_t bytes) {
     Tokenizer* t = r->tokenizer;
     Vocabulary* v = &r->rules->vocabulary;
-    size_t ranks = 0, size;
+    size_t ranks = 0, size = 0;
     if (!read_rank_lines(r, text, bytes, false, &ranks)) return false;
-    size = ranks + 1;
-    bool published = false;
-    for (size_t i = 0; i < RANK_SPECIALS_COUNT; i++) {
-        const RankSpecial* special = &RANK_SPECIALS[i];
-        if (strcmp(special->pattern, t->pattern->name) != 0 || special->ranks != ranks) continue;
-        published = true;
-        size = max_size(size, (size_t)special->id + 1);
-    }
+    RankSpecials end = {NULL, ranks, {{"<|endoftext|>", (int32_t)ranks}}};
+    const RankSpecials* special = &end;
+    for (size_t i = 0; i < sizeof RANK_SPECIALS / sizeof RANK_SPECIALS[0]; i++)
+        if (strcmp(RANK_SPECIALS[i].pattern, t->pattern->name) == 0 && RANK_SPECIALS[i].ranks == ranks)
+            special = &RANK_SPECIALS[i];
+    for (int i = 0; i < 5 && special->tokens[i].text; i++) size = (size_t)special->tokens[i].id + 1;
     r->byte_level = true;
     r->rules->split = t->pattern->split;
     if (!vocabulary_begin(v, size, r->error) || !read_rank_lines(r, text, bytes, true, &ranks) ||
-        !merges_of_ranks(v, r->error) || !rules_add_begin(r->rules, RANK_SPECIALS_COUNT, r->error))
+        !merges_of_ranks(v, r->error) || !rules_add_begin(r->rules, 5, r->error))
         return false;
     find_symbols(v, true, false);
     v->whole_words = true;
     for (int i = 0; i < 256; i++)
         if (v->bytes[i] < 0)
             return fail_with(r->error, "%.600s: it has no token for the byte %d; use another copy", r->path, i);
-    t->end_of_text = (int32_t)ranks;
-    for (size_t i = 0; i < RANK_SPECIALS_COUNT; i++) {
-        const RankSpecial* special = &RANK_SPECIALS[i];
-        if (strcmp(special->pattern, t->pattern->name) != 0 || special->ranks != ranks) continue;
-        if (strcmp(special->text, "<|endoftext|>") == 0) t->end_of_text = special->id;
-        if (!add_special(r, special->text, special->id)) return false;
-    }
+    t->end_of_text = special->tokens[0].id;
+    for (int i = 0; i < 5 && special->tokens[i].text; i++)
+        if (!add_special(r, special->tokens[i].text, special->tokens[i].id)) return false;
     snprintf(t->name, sizeof t->name, "tiktoken %s of %zu tokens", t->pattern->name, size);
-    return published || add_special(r, "<|endoftext|>", t->end_of_text);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------
