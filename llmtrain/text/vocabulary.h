@@ -271,25 +271,18 @@ static inline size_t word_symbols(uint32_t* symbols, const Vocabulary* v, const 
 
 // Merges the pairs among at most SHORT_WORD symbols; returns how many symbols remain.
 static inline size_t word_merge_short(uint32_t* ids, const Vocabulary* v, size_t count) {
-    uint32_t ranks[SHORT_WORD], joined[SHORT_WORD];  // of each symbol with the next one
-    for (size_t i = 0; i + 1 < count; i++) {
-        const Merge* merge = merge_slot(v, ids[i], ids[i + 1]);
-        ranks[i] = merge->rank;
-        joined[i] = merge->id;
-    }
+    Merge pairs[SHORT_WORD];  // of each symbol with the next one
+    for (size_t i = 0; i + 1 < count; i++) pairs[i] = *merge_slot(v, ids[i], ids[i + 1]);
     while (count > 1) {
         size_t best = 0;
-        for (size_t i = 1; i + 1 < count; i++) if (ranks[i] < ranks[best]) best = i;
-        if (ranks[best] == MERGE_NONE) break;
-        ids[best] = joined[best];
+        for (size_t i = 1; i + 1 < count; i++) if (pairs[i].rank < pairs[best].rank) best = i;
+        if (pairs[best].rank == MERGE_NONE) break;
+        ids[best] = pairs[best].id;
         count--;
         for (size_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
-        for (size_t i = best + 1; i + 1 < count; i++) ranks[i] = ranks[i + 1], joined[i] = joined[i + 1];
-        for (size_t i = best > 0 ? best - 1 : 0; i <= best && i + 1 < count; i++) {
-            const Merge* merge = merge_slot(v, ids[i], ids[i + 1]);
-            ranks[i] = merge->rank;
-            joined[i] = merge->id;
-        }
+        for (size_t i = best + 1; i + 1 < count; i++) pairs[i] = pairs[i + 1];
+        for (size_t i = best > 0 ? best - 1 : 0; i <= best && i + 1 < count; i++)
+            pairs[i] = *merge_slot(v, ids[i], ids[i + 1]);
     }
     return count;
 }
