@@ -202,11 +202,10 @@ static inline bool merges_add(Vocabulary* v, int32_t left, int32_t right, int32_
 // ------------------------------------------------------------------------------------------------
 // A word
 //
-// A word is encoded in one of three ways: from the cache of words seen before; by repeatedly scanning its pairs for the
-// lowest rank, which is fastest for a few symbols; or, above SHORT_WORD symbols, with a tree of minima over the ranks,
-// so that a word of n symbols takes n log n, not n^2.
+// A word is taken from the cache of words seen before, or its pairs are merged by a tree of minima over the ranks, so
+// that a word of n symbols takes n log n, not n^2.
 
-enum { SHORT_WORD = 64, CACHED_BYTES = 31, CACHED_IDS = 7, CACHE_SLOTS = 1 << 15, TREE_FAN = 16, TREE_LEVELS = 8 };
+enum { CACHED_BYTES = 31, CACHED_IDS = 7, CACHE_SLOTS = 1 << 15, TREE_FAN = 16, TREE_LEVELS = 8 };
 
 // A word and its tokens: one cache line.
 typedef struct {
@@ -220,7 +219,7 @@ typedef struct {
 typedef struct {
     const Vocabulary* vocabulary;
     CachedWord* cache;       // (CACHE_SLOTS), or NULL: not worth it
-    uint32_t* ids;           // (room) of a long word: a symbol's id is at its first position
+    uint32_t* ids;           // (room) a symbol's id is at its first position
     uint32_t* spans;         // (room) how many positions a symbol spans, at its first and its last one
     uint32_t* ranks;         // rank of a symbol's merge with the next one; after these the levels of a tree
     size_t room;
@@ -266,24 +265,6 @@ static inline size_t word_symbols(uint32_t* symbols, const Vocabulary* v, const 
         unknown = true;
     }
     if (unknown) symbols[count++] = (uint32_t)v->unknown;
-    return count;
-}
-
-// Merges the pairs among at most SHORT_WORD symbols; returns how many symbols remain.
-static inline size_t word_merge_short(uint32_t* ids, const Vocabulary* v, size_t count) {
-    Merge pairs[SHORT_WORD];  // of each symbol with the next one
-    for (size_t i = 0; i + 1 < count; i++) pairs[i] = *merge_slot(v, ids[i], ids[i + 1]);
-    while (count > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < count; i++) if (pairs[i].rank < pairs[best].rank) best = i;
-        if (pairs[best].rank == MERGE_NONE) break;
-        ids[best] = pairs[best].id;
-        count--;
-        for (size_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
-        for (size_t i = best + 1; i + 1 < count; i++) pairs[i] = pairs[i + 1];
-        for (size_t i = best > 0 ? best - 1 : 0; i <= best && i + 1 < count; i++)
-            pairs[i] = *merge_slot(v, ids[i], ids[i + 1]);
-    }
     return count;
 }
 
@@ -335,8 +316,8 @@ static inline uint32_t word_rank(const WordEncoder* e, size_t at, size_t count) 
     return next < count ? merge_slot(e->vocabulary, e->ids[at], e->ids[next])->rank : MERGE_NONE;
 }
 
-// Merges the pairs among any number of symbols, which are in e->ids; returns how many symbols remain.
-static inline size_t word_merge_long(WordEncoder* e, size_t count) {
+// Merges the pairs among symbols, which are in e->ids; returns how many symbols remain.
+static inline size_t word_merge(WordEncoder* e, size_t count) {
     size_t starts[TREE_LEVELS + 1], size, levels = tree_layout(starts, &size, count);
     uint32_t *ids = e->ids, *spans = e->spans, *ranks = e->ranks;
     for (size_t i = 0; i < count; i++) spans[i] = 1;
@@ -388,12 +369,9 @@ static inline bool word_encode_new(Tokens* out, WordEncoder* e, const char* word
     const Vocabulary* v = e->vocabulary;
     int32_t whole = v->whole_words ? vocabulary_find(v, word, bytes) : -1;
     if (whole >= 0) return tokens_append(out, &whole, 1, error);
-    uint32_t few[SHORT_WORD + 1], *ids = few;
-    if (bytes > SHORT_WORD && !word_reserve(e, bytes + 1, error)) return false;
-    if (bytes > SHORT_WORD) ids = e->ids;
-    size_t count = word_symbols(ids, v, word, bytes);
-    count = count <= SHORT_WORD ? word_merge_short(ids, v, count) : word_merge_long(e, count);
-    return tokens_append(out, (const int32_t*)ids, count, error);
+    if (!word_reserve(e, bytes + 1, error)) return false;
+    size_t count = word_merge(e, word_symbols(e->ids, v, word, bytes));
+    return tokens_append(out, (const int32_t*)e->ids, count, error);
 }
 
 static inline bool word_encode(Tokens* out, WordEncoder* e, const char* word, size_t bytes, Error* error) {
