@@ -268,15 +268,14 @@ static inline bool tokenizer_encode(Tokens* out, const Tokenizer* tokenizer, con
 
 typedef struct {
     const Tokenizer* tokenizer;
-    char text[4 + TOKEN_BYTES_MAX];  // kept back, then the bytes of a token
-    char kept[4];
-    size_t kept_bytes;
+    char text[4 + TOKEN_BYTES_MAX];  // what was kept back, and the bytes of the last token
+    size_t bytes, kept;              // complete ones, and after them those kept back
     bool strip;                      // a space that comes next was put there by the tokenizer
 } TokenDecoder;
 
 static inline void decoder_begin(TokenDecoder* decoder, const Tokenizer* tokenizer) {
     decoder->tokenizer = tokenizer;
-    decoder->kept_bytes = 0;
+    decoder->bytes = decoder->kept = 0;
     decoder->strip = tokenizer->rules && tokenizer->rules->strip != STRIP_NONE;
 }
 
@@ -301,20 +300,19 @@ static inline const char* decoder_add(size_t* bytes, TokenDecoder* decoder, int3
     bool added = kind == TOKEN_ADDED || kind == TOKEN_SPECIAL;
     bool strips = decoder->strip && !added && more > 0 && piece[0] == ' ';
     if (more > 0) decoder->strip = added && tokenizer->rules->strip == STRIP_EACH;
-    memcpy(decoder->text, decoder->kept, decoder->kept_bytes);
-    memcpy(decoder->text + decoder->kept_bytes, piece + strips, more - strips);
-    size_t all = decoder->kept_bytes + more - strips;
-    decoder->kept_bytes = utf8_unfinished(decoder->text, all);
-    *bytes = all - decoder->kept_bytes;
-    memcpy(decoder->kept, decoder->text + *bytes, decoder->kept_bytes);
+    memmove(decoder->text, decoder->text + decoder->bytes, decoder->kept);
+    memcpy(decoder->text + decoder->kept, piece + strips, more - strips);
+    size_t all = decoder->kept + more - strips;
+    decoder->kept = utf8_unfinished(decoder->text, all);
+    *bytes = decoder->bytes = all - decoder->kept;
     return decoder->text;
 }
 
 // The bytes that were kept back: the beginning of a character that was not completed.
 static inline const char* decoder_end(size_t* bytes, TokenDecoder* decoder) {
-    *bytes = decoder->kept_bytes;
-    decoder->kept_bytes = 0;
-    return decoder->kept;
+    *bytes = decoder->kept;
+    decoder->kept = 0;
+    return decoder->text + decoder->bytes;
 }
 
 #endif  // LLMTRAIN_TOKENIZER_H

@@ -203,9 +203,9 @@ static inline const char* characters_skip(const Unicode* unicode, uint32_t set, 
 #define HANGUL_TRAILING 0x11A7u  // the number of "none"
 #define HANGUL_COUNT 11172u
 
-enum { NFC_COMBINES = 1, NFC_SECOND = 2, NFC_CHANGES = 4, NFC_JOINS = 8 };
+enum { NFC_SECOND = 1, NFC_CHANGES = 2, NFC_JOINS = 4 };
 
-enum { NFC_SLOTS = 8192 };  // a power of two, over twice the rows
+enum { NFC_SLOTS = 4096 };  // a power of two, over twice the compositions
 
 typedef struct {
     uint32_t character, first, second;  // second: 0 where there is none
@@ -213,36 +213,34 @@ typedef struct {
 
 typedef struct {
     uint8_t combining[UNICODE_END];     // canonical combining class
-    uint8_t marks[UNICODE_END];         // NFC_COMBINES: it has a decomposition; NFC_CHANGES: and is not composed again;
-                                        // NFC_SECOND: it is the second part of a composition; NFC_JOINS: its
-                                        // decomposition begins with a combining character (three Tibetan vowels)
+    uint8_t marks[UNICODE_END];         // NFC_CHANGES: it has a decomposition, which is not composed again; NFC_SECOND:
+                                        // it is the second part of a composition; NFC_JOINS: its decomposition begins
+                                        // with a combining character (three Tibetan vowels)
     NfcRow rows[UNICODE_PARTED];
     size_t row_count;
-    uint16_t by_character[NFC_SLOTS];   // row of a decomposition + 1, or 0: open addressing
-    uint16_t by_pair[NFC_SLOTS];        // row of a composition + 1, or 0
+    uint16_t by_character[UNICODE_END]; // row of a decomposition + 1, or 0
+    uint16_t by_pair[NFC_SLOTS];        // row of a composition + 1, or 0: open addressing
 } Nfc;
 
 static inline size_t nfc_hash(uint32_t a, uint32_t b) {
     return (size_t)(((uint64_t)a << 32 | b) * 0x9E3779B97F4A7C15u >> 40) % NFC_SLOTS;
 }
 
-static inline void nfc_place(uint16_t slots[NFC_SLOTS], size_t slot, size_t row) {
-    while (slots[slot]) slot = (slot + 1) % NFC_SLOTS;
-    slots[slot] = (uint16_t)(row + 1);
-}
-
 // Reads UNICODE_COMPOSITIONS or UNICODE_DECOMPOSITIONS.
 static inline void nfc_read(Nfc* nfc, const uint32_t* table, size_t count, bool composes) {
     for (const uint32_t *p = table, *end = table + count; p < end;) {
         NfcRow row = {0, 0, *p++};
-        for (uint32_t left = *p++; left > 0; left--, nfc->row_count++) {
+        for (uint32_t left = *p++; left > 0; left--) {
             row.character += *p++;
             row.first = *p++;
-            nfc->rows[nfc->row_count] = row;
-            nfc_place(nfc->by_character, nfc_hash(row.character, 0), nfc->row_count);
-            if (composes) nfc_place(nfc->by_pair, nfc_hash(row.first, row.second), nfc->row_count);
-            if (composes) nfc->marks[row.second] |= NFC_SECOND;
-            nfc->marks[row.character] |= composes ? NFC_COMBINES : NFC_COMBINES | NFC_CHANGES;
+            nfc->rows[nfc->row_count++] = row;
+            nfc->by_character[row.character] = (uint16_t)nfc->row_count;
+            if (composes) {
+                size_t slot = nfc_hash(row.first, row.second);
+                while (nfc->by_pair[slot]) slot = (slot + 1) % NFC_SLOTS;
+                nfc->by_pair[slot] = (uint16_t)nfc->row_count;
+            }
+            nfc->marks[composes ? row.second : row.character] |= composes ? NFC_SECOND : NFC_CHANGES;
             if (nfc->combining[row.first]) nfc->marks[row.character] |= NFC_JOINS;
         }
     }
@@ -280,13 +278,10 @@ static inline size_t nfc_decompose(uint32_t out[8], const Nfc* nfc, uint32_t cod
         out[2] = HANGUL_TRAILING + trailing;
         return trailing ? 3 : 2;
     }
-    if (!(nfc->marks[code] & NFC_COMBINES)) return out[0] = code, 1;
-    for (size_t slot = nfc_hash(code, 0);; slot = (slot + 1) % NFC_SLOTS) {
-        const NfcRow* row = &nfc->rows[nfc->by_character[slot] - 1];
-        if (row->character != code) continue;
-        size_t count = nfc_decompose(out, nfc, row->first);
-        return row->second ? count + nfc_decompose(out + count, nfc, row->second) : count;
-    }
+    if (!nfc->by_character[code]) return out[0] = code, 1;
+    const NfcRow* row = &nfc->rows[nfc->by_character[code] - 1];
+    size_t count = nfc_decompose(out, nfc, row->first);
+    return row->second ? count + nfc_decompose(out + count, nfc, row->second) : count;
 }
 
 // The composition of two characters, 0 if there is none.
