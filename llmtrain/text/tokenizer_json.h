@@ -200,7 +200,6 @@ static inline void find_symbols(Vocabulary* v, bool byte_level, bool byte_fallba
         char byte = (char)i, name[8];
         snprintf(name, sizeof name, "<0x%02X>", (unsigned)i);
         v->bytes[i] = byte_level ? vocabulary_find(v, &byte, 1) : byte_fallback ? vocabulary_find(v, name, 6) : -1;
-        if (i < 128) v->ascii[i] = byte_level ? -1 : vocabulary_find(v, &byte, 1);
     }
 }
 
@@ -310,8 +309,7 @@ static inline bool read_model(TokenizerReader* r, uint32_t model, size_t size) {
     if (json_absent(json, node)) return true;
     const char* unknown = json_text(json, node);
     v->unknown = unknown ? find_name(r, unknown, json->nodes[node].bytes) : -1;
-    return v->unknown >= 0 ||
-           tokenizer_damaged(r, "its unk_token is not in its vocabulary");
+    return v->unknown >= 0 || tokenizer_damaged(r, "its unk_token is not in its vocabulary");
 }
 
 // ------------------------------------------------------------------------------------------------

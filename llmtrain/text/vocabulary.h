@@ -80,10 +80,8 @@ typedef struct {
     size_t slot_count;        // a power of two
     Merge* merges;            // (merge_slots): open addressing by the pair
     size_t merge_slots;       // a power of two
-    size_t merge_count;
     bool by_characters;       // words begin as characters, not bytes
     int32_t bytes[256];       // the token of each byte, -1: none. by_characters: for characters without a token
-    int32_t ascii[128];       // by_characters: the token of each ASCII character
     int32_t unknown;          // for what has no token; -1: that is left out
     bool fuse_unknown;        // one for several consecutive unknown characters
     bool whole_words;         // a word that is a token is that token, whatever merges say
@@ -105,7 +103,6 @@ static inline bool vocabulary_begin(Vocabulary* v, size_t size, Error* error) {
     v->tokens = (Token*)memory_allocate(size * sizeof(Token));
     v->slots = (uint32_t*)memory_allocate(v->slot_count * sizeof(uint32_t));
     memset(v->bytes, 0xFF, sizeof v->bytes);
-    memset(v->ascii, 0xFF, sizeof v->ascii);
     return (v->tokens && v->slots) || fail_with(error, "out of memory for a vocabulary of %zu tokens", size);
 }
 
@@ -139,8 +136,8 @@ static inline int32_t vocabulary_find(const Vocabulary* v, const char* key, size
 // of memory.
 static inline bool vocabulary_add(Vocabulary* v, size_t id, const char* piece, size_t bytes, TokenKind kind,
                                   const char** problem, Error* error) {
-    *problem = bytes == 0 ? "is empty" : bytes > TOKEN_BYTES_MAX ? "has over 4096 bytes" : NULL;
-    if (!*problem && v->tokens[id].kind != TOKEN_ABSENT) *problem = "has the id of another token";
+    *problem = bytes == 0 ? "is empty" : bytes > TOKEN_BYTES_MAX ? "has over 4096 bytes"
+             : v->tokens[id].kind != TOKEN_ABSENT ? "has the id of another token" : NULL;
     if (*problem) return false;
     Token* token = &v->tokens[id];
     token->piece = (uint32_t)v->text.count;
@@ -152,10 +149,8 @@ static inline bool vocabulary_add(Vocabulary* v, size_t id, const char* piece, s
 // Gives a token the key by which words and merges find it.
 static inline bool vocabulary_add_key(Vocabulary* v, size_t id, const char* key, size_t bytes, const char** problem,
                                       Error* error) {
-    *problem = bytes > TOKEN_BYTES_MAX ? "is longer than 4096 bytes" : NULL;
-    if (*problem) return false;
-    uint32_t* slot = vocabulary_slot(v, key, bytes);
-    *problem = *slot ? "occurs twice" : NULL;
+    uint32_t* slot = bytes > TOKEN_BYTES_MAX ? NULL : vocabulary_slot(v, key, bytes);
+    *problem = !slot ? "is longer than 4096 bytes" : *slot ? "occurs twice" : NULL;
     if (*problem) return false;
     Token* token = &v->tokens[id];
     bool same = bytes == token->piece_bytes && memcmp(v->text.bytes + token->piece, key, bytes) == 0;
@@ -171,9 +166,7 @@ static inline const char* vocabulary_key(const Vocabulary* v, int32_t id, size_t
 }
 
 static inline bool merges_begin(Vocabulary* v, size_t count, Error* error) {
-    free(v->merges);
     for (v->merge_slots = 64; v->merge_slots < 2 * count;) v->merge_slots *= 2;
-    v->merge_count = 0;
     v->merges = (Merge*)memory_allocate(v->merge_slots * sizeof(Merge));
     if (!v->merges) return fail_with(error, "out of memory for %zu merges", count);
     for (size_t i = 0; i < v->merge_slots; i++) v->merges[i].rank = MERGE_NONE;
@@ -195,7 +188,6 @@ static inline bool merges_add(Vocabulary* v, int32_t left, int32_t right, int32_
     Merge* slot = merge_slot(v, merge.left, merge.right);
     if (slot->rank != MERGE_NONE) return false;
     *slot = merge;
-    v->merge_count++;
     return true;
 }
 
@@ -245,12 +237,8 @@ static inline size_t word_symbols(uint32_t* symbols, const Vocabulary* v, const 
     size_t count = 0, length = 1;
     bool unknown = false;  // one that is not written yet: it may fuse with the next
     for (size_t at = 0; at < bytes; at += length) {
-        unsigned char first = (unsigned char)word[at];
-        int32_t id = v->bytes[first];
-        if (v->by_characters) {
-            if (first < 0x80) id = v->ascii[first], length = 1;
-            else utf8_read(&length, word + at), id = vocabulary_find(v, word + at, length);
-        }
+        if (v->by_characters) utf8_read(&length, word + at);
+        int32_t id = v->by_characters ? vocabulary_find(v, word + at, length) : v->bytes[(unsigned char)word[at]];
         if (id >= 0) {
             if (unknown) symbols[count++] = (uint32_t)v->unknown;
             unknown = false;
