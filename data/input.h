@@ -307,7 +307,8 @@ typedef struct {
     size_t searched;      // the first of those bytes: no end of a line or piece is in them
     bool begun;           // a piece of this document was made already
     uint64_t offset;      // of the waiting bytes in the file
-    uint64_t split;       // where the one document is divided in two (documents_split); 0: nowhere
+    uint64_t split;       // 0, or set by the caller for a single file that is not packed: the first line that begins
+                          // after this byte, or without one the character there, begins a second document
     uint64_t size, taken; // bytes of all files where known; of those that are closed
 } Documents;
 
@@ -362,10 +363,6 @@ static inline const char* documents_locate(const Documents* d, uint64_t document
     *line = d->field ? document - d->first[low] + 1 : 0;
     return d->files.names[low];
 }
-
-// Divides the text of a single file that is not packed into two documents: the second begins with the first line that
-// begins after byte `split` > 0 or, if there is no such line, with the character at that byte.
-static inline void documents_split(Documents* d, uint64_t split) { d->split = split; }
 
 // Bytes of the files read so far, of d->size.
 static inline uint64_t documents_taken(const Documents* d) { return d->taken + d->input.taken; }
@@ -426,7 +423,7 @@ static inline size_t utf8_begin(const char* text, size_t i) {
     return i;
 }
 
-// Where the waiting text is divided (documents_split); 0: not here, or not yet.
+// Where the waiting text is divided by d->split; 0: not here, or not yet.
 static inline size_t documents_split_here(const Documents* d, const char* text, bool last) {
     if (d->split == 0 || d->document != 0 || d->split < d->offset || d->split - d->offset >= d->waiting) return 0;
     size_t from = (size_t)(d->split - d->offset);

@@ -120,7 +120,7 @@ static inline bool stream_show(const char* path, const char* tokenizer_path, con
     if (ok) decoder_begin(&decoder, &tokenizer);
     for (uint64_t i = at; ok && i < shard.count && i - at < count; i++) {
         uint32_t id = shard_token(&shard, i);
-        if (id >= (uint32_t)tokenizer.vocabulary || tokenizer_kind(&tokenizer, (int32_t)id) == TOKEN_ABSENT) {
+        if (tokenizer_kind(&tokenizer, (int32_t)id) == TOKEN_ABSENT) {
             printf("<|%u|>", id);
             continue;
         }

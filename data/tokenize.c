@@ -328,7 +328,7 @@ static bool conversion_split(Conversion* c, Error* error) {
     if (ok && size == 0) ok = fail_with(error, "%.600s is empty; give a text", input.name);
     input_close(&input);
     uint64_t split = (uint64_t)((double)size * (1 - val));
-    if (ok && split > 0) documents_split(&c->documents, split);
+    if (ok) c->documents.split = split;
     return ok;
 }
 

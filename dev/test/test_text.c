@@ -213,7 +213,7 @@ static bool read_documents(Read* r, const char* patterns, const char* field, uin
     Batch batch = {0};
     memset(r, 0, sizeof *r);
     bool ok = documents_open(&documents, patterns, field, &error);
-    if (ok && split > 0) documents_split(&documents, split);
+    if (ok) documents.split = split;
     for (int i = 0; ok && i < times; i++) {
         r->bytes = r->documents = r->pieces = r->longest = 0;
         r->ordered = true;
