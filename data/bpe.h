@@ -1,9 +1,9 @@
 // bpe.h: trains a byte-level byte-pair encoding, and writes it as a tokenizer.json that Hugging Face opens.
 //
-//   WordTable words;
+//   WordTable words = {0};
 //   Bpe bpe;
-//   bool ok = word_table_open(&words, &error) && word_table_add_text(&words, unicode, text, bytes, &error) &&
-//             bpe_train(&bpe, &words, 4096, &error) && bpe_save(&bpe, "data/tokenizer", &error);
+//   bool ok = word_table_add_text(&words, unicode, text, bytes, &error) && bpe_train(&bpe, &words, 4096, &error) &&
+//             bpe_save(&bpe, "data/tokenizer", &error);
 //   bpe_free(&bpe);
 //   word_table_close(&words);
 //
@@ -57,7 +57,6 @@ static inline void word_table_close(WordTable* table) {
     memset(table, 0, sizeof *table);
 }
 
-// Twice the slots.
 static inline bool word_table_grow(WordTable* table, Error* error) {
     size_t count = max_size(2 * table->slot_count, 1024);
     uint32_t* slots = (uint32_t*)memory_allocate(count * sizeof *slots);
@@ -76,55 +75,31 @@ static inline bool word_table_grow(WordTable* table, Error* error) {
     return true;
 }
 
-// After a failure there is nothing to close.
-static inline bool word_table_open(WordTable* table, Error* error) {
-    memset(table, 0, sizeof *table);
-    return word_table_grow(table, error);
-}
-
-static inline bool word_table_append(WordTable* table, const char* word, size_t bytes, uint64_t hash, Error* error) {
-    if (table->count == table->places) {
-        size_t places = 2 * table->places + 1024;
-        Word* words = (Word*)realloc(table->words, places * sizeof *words);
-        if (!words)
-            return fail_with(error, "out of memory for %zu different words; train on a part of the text", places);
-        table->words = words;
-        table->places = places;
-    }
-    if (table->room - table->used < bytes) {
-        size_t room = 2 * table->room + max_size(bytes, 65536);
-        char* all = (char*)realloc(table->bytes, room);
-        if (!all) return fail_with(error, "out of memory for %zu bytes of words; train on a part of the text", room);
-        table->bytes = all;
-        table->room = room;
-    }
-    Word* entry = &table->words[table->count++];
-    entry->count = 0;
-    entry->hash = hash;
-    entry->start = table->used;
-    entry->bytes = bytes;
-    memcpy(table->bytes + table->used, word, bytes);
-    table->used += bytes;
-    return true;
-}
-
-static inline bool word_table_add(WordTable* table, const char* word, size_t bytes, uint64_t count, Error* error) {
+// Adds `count` to the occurrences of a word, which is put into the table if it is new. NULL after a failure.
+static inline Word* word_table_add(WordTable* table, const char* word, size_t bytes, uint64_t count, Error* error) {
+    if (2 * table->count >= table->slot_count && !word_table_grow(table, error)) return NULL;
     uint64_t hash = hash_bytes(word, bytes);
-    size_t at = hash & (table->slot_count - 1);
+    size_t at = hash & (table->slot_count - 1), used = table->used + bytes;
     for (; table->slots[at]; at = (at + 1) & (table->slot_count - 1)) {
         Word* entry = &table->words[table->slots[at] - 1];
         if (entry->hash != hash || entry->bytes != bytes || memcmp(table->bytes + entry->start, word, bytes) != 0)
             continue;
         entry->count += count;
-        return true;
+        return entry;
     }
-    if (!word_table_append(table, word, bytes, hash, error)) return false;
-    table->words[table->count - 1].count = count;
+    bool ok = memory_grow(&table->words, &table->places, table->count + 1, sizeof *table->words) ||
+              fail_with(error, "out of memory for %zu different words; train on a part of the text", table->count + 1);
+    ok = ok && (memory_grow(&table->bytes, &table->room, used, 1) ||
+                fail_with(error, "out of memory for %zu bytes of words; train on a part of the text", used));
+    if (!ok) return NULL;
+    Word fresh = {count, hash, table->used, bytes};
+    memcpy(table->bytes + table->used, word, bytes);
+    table->used = used;
+    table->words[table->count++] = fresh;
     table->slots[at] = (uint32_t)table->count;
-    return 2 * table->count <= table->slot_count || word_table_grow(table, error);
+    return &table->words[table->count - 1];
 }
 
-// Counts the words of a text that is valid UTF-8.
 static inline bool word_table_add_valid(WordTable* table, const Unicode* unicode, const char* text, size_t bytes,
                                         Error* error) {
     size_t length;
@@ -138,17 +113,15 @@ static inline bool word_table_add_valid(WordTable* table, const Unicode* unicode
 // Counts the words of a text, in which U+FFFD replaces invalid UTF-8.
 static inline bool word_table_add_text(WordTable* table, const Unicode* unicode, const char* text, size_t bytes,
                                        Error* error) {
-    Text repaired;
+    Text repaired = {0};
     size_t replaced = 0;
     if (utf8_valid(text, bytes) == bytes) return word_table_add_valid(table, unicode, text, bytes, error);
-    memset(&repaired, 0, sizeof repaired);
     bool ok = utf8_repair(&repaired, &replaced, text, bytes, error) &&
               word_table_add_valid(table, unicode, repaired.bytes, repaired.count, error);
     text_free(&repaired);
     return ok;
 }
 
-// Adds the words of another table.
 static inline bool word_table_merge(WordTable* table, const WordTable* other, Error* error) {
     for (size_t i = 0; i < other->count; i++) {
         const Word* word = &other->words[i];
@@ -208,15 +181,15 @@ static inline size_t pair_slot(const PairTable* table, uint64_t key) {
 
 static inline bool pair_table_grow(PairTable* table, Error* error) {
     size_t slot_count = max_size(2 * table->slot_count, 4096);
-    Pair* pairs = (Pair*)realloc(table->pairs, slot_count / 2 * sizeof *pairs);
-    if (pairs) table->pairs = pairs;
-    size_t* slots = pairs ? (size_t*)memory_allocate(slot_count * sizeof *slots) : NULL;
-    if (!slots) return bpe_out_of_memory(error);
+    size_t* slots = (size_t*)memory_allocate(slot_count * sizeof *slots);
+    if (!slots || !memory_grow(&table->pairs, &table->places, slot_count / 2, sizeof *table->pairs)) {
+        free(slots);
+        return bpe_out_of_memory(error);
+    }
     free(table->slots);
     table->slots = slots;
     table->slot_count = slot_count;
-    table->places = slot_count / 2;
-    for (size_t i = 0; i < table->count; i++) slots[pair_slot(table, pairs[i].key)] = i + 1;
+    for (size_t i = 0; i < table->count; i++) slots[pair_slot(table, table->pairs[i].key)] = i + 1;
     return true;
 }
 
@@ -237,13 +210,8 @@ static inline bool pair_find(size_t* number, PairTable* table, int32_t left, int
 
 static inline bool pair_add_word(Pair* pair, uint32_t word, Error* error) {
     if (pair->word_count > 0 && pair->words[pair->word_count - 1] == word) return true;
-    if (pair->word_count == pair->places) {
-        size_t places = 2 * pair->places + 2;
-        uint32_t* words = (uint32_t*)realloc(pair->words, places * sizeof *words);
-        if (!words) return bpe_out_of_memory(error);
-        pair->words = words;
-        pair->places = places;
-    }
+    if (!memory_grow(&pair->words, &pair->places, pair->word_count + 1, sizeof *pair->words))
+        return bpe_out_of_memory(error);
     pair->words[pair->word_count++] = word;
     return true;
 }
@@ -253,13 +221,8 @@ static inline bool heap_before(const HeapEntry* a, const HeapEntry* b) {
 }
 
 static inline bool heap_push(PairTable* table, size_t pair, Error* error) {
-    if (table->heap_count == table->heap_places) {
-        size_t places = 2 * table->heap_places + 1024;
-        HeapEntry* heap = (HeapEntry*)realloc(table->heap, places * sizeof *heap);
-        if (!heap) return bpe_out_of_memory(error);
-        table->heap = heap;
-        table->heap_places = places;
-    }
+    if (!memory_grow(&table->heap, &table->heap_places, table->heap_count + 1, sizeof *table->heap))
+        return bpe_out_of_memory(error);
     HeapEntry entry = {table->pairs[pair].count, table->pairs[pair].key, pair};
     size_t at = table->heap_count++;
     for (; at > 0 && heap_before(&entry, &table->heap[(at - 1) / 2]); at = (at - 1) / 2)
@@ -336,13 +299,8 @@ static inline bool bpe_count(BpeTrainer* t, int32_t left, int32_t right, int64_t
     if (by < 0) return true;
     if (!pair_add_word(pair, word, error)) return false;
     if (pair->changed) return true;
-    if (t->changed_count == t->changed_places) {
-        size_t places = 2 * t->changed_places + 256;
-        size_t* changed = (size_t*)realloc(t->changed, places * sizeof *changed);
-        if (!changed) return bpe_out_of_memory(error);
-        t->changed = changed;
-        t->changed_places = places;
-    }
+    if (!memory_grow(&t->changed, &t->changed_places, t->changed_count + 1, sizeof *t->changed))
+        return bpe_out_of_memory(error);
     pair->changed = true;
     t->changed[t->changed_count++] = number;
     return true;
@@ -360,8 +318,7 @@ static inline bool bpe_push_changed(BpeTrainer* t, Error* error) {
 }
 
 // Merges a pair in a word, from the left, and counts the pairs that its neighbors lose and form.
-static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_t word, BpeMerge merge,
-                                  Error* error) {
+static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_t word, BpeMerge merge, Error* error) {
     int32_t* tokens = t->tokens + t->starts[word];
     int64_t count = (int64_t)words->words[word].count;
     size_t length = t->lengths[word], kept = 0;
@@ -383,7 +340,6 @@ static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_
     return true;
 }
 
-// Merges a pair in all words.
 static inline bool bpe_merge(BpeTrainer* t, const WordTable* words, size_t number, BpeMerge merge, Error* error) {
     Pair taken = t->pairs.pairs[number];  // the table may move, and this pair may be created again
     Pair* pair = &t->pairs.pairs[number];
@@ -426,13 +382,9 @@ static inline bool bpe_join(Bpe* bpe, BpeMerge* merge, Error* error) {
         memcpy(text + bytes, pieces->bytes + part->start, part->bytes);
         bytes += part->bytes;
     }
-    size_t before = pieces->count;
-    if (!word_table_add(pieces, text, bytes, 1, error)) return false;
-    merge->token = (int32_t)before;
-    for (size_t i = 256; pieces->count == before && i < before; i++)
-        if (pieces->words[i].bytes == bytes && memcmp(pieces->bytes + pieces->words[i].start, text, bytes) == 0)
-            merge->token = (int32_t)i;
-    return true;
+    const Word* joined = word_table_add(pieces, text, bytes, 1, error);
+    if (joined) merge->token = (int32_t)(joined - pieces->words);
+    return joined != NULL;
 }
 
 static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, size_t vocabulary, Error* error) {
@@ -445,12 +397,8 @@ static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, si
             if (pair->count > 0 && !heap_push(&t->pairs, top.pair, error)) return false;
             continue;
         }
-        if (bpe->merge_count == places) {
-            places = 2 * places + 1024;
-            BpeMerge* merges = (BpeMerge*)realloc(bpe->merges, places * sizeof *merges);
-            if (!merges) return bpe_out_of_memory(error);
-            bpe->merges = merges;
-        }
+        if (!memory_grow(&bpe->merges, &places, bpe->merge_count + 1, sizeof *bpe->merges))
+            return bpe_out_of_memory(error);
         BpeMerge merge = {(int32_t)(top.key >> 32), (int32_t)(uint32_t)top.key, 0};
         if (!bpe_join(bpe, &merge, error) || !bpe_merge(t, words, top.pair, merge, error)) return false;
         bpe->merges[bpe->merge_count++] = merge;
@@ -462,19 +410,15 @@ static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, si
 
 // Trains on the words. vocabulary: the number of tokens. The caller frees with bpe_free, also after a failure.
 static inline bool bpe_train(Bpe* bpe, const WordTable* words, size_t vocabulary, Error* error) {
-    BpeTrainer trainer;
+    BpeTrainer trainer = {0};
     memset(bpe, 0, sizeof *bpe);
-    memset(&trainer, 0, sizeof trainer);
     if (vocabulary < BPE_VOCABULARY_MIN || vocabulary > BPE_VOCABULARY_MAX)
         return fail_with(error, "a vocabulary has %d to %d tokens, not %zu", BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX,
                          vocabulary);
-    bool ok = word_table_open(&bpe->pieces, error);
-    int bytes[256];
-    for (int i = 0; i < 256; i++) bytes[byte_token(i)] = i;
-    for (int i = 0; ok && i < 256; i++) {
-        char byte = (char)bytes[i];
-        ok = word_table_add(&bpe->pieces, &byte, 1, 1, error);
-    }
+    bool ok = true;
+    char bytes[256];
+    for (int i = 0; i < 256; i++) bytes[byte_token(i)] = (char)i;
+    for (int i = 0; ok && i < 256; i++) ok = word_table_add(&bpe->pieces, &bytes[i], 1, 1, error) != NULL;
     ok = ok && bpe_begin(&trainer, words, error) && bpe_learn(bpe, &trainer, words, vocabulary, error);
     bpe_trainer_free(&trainer);
     return ok;
@@ -493,8 +437,7 @@ static inline void bpe_write_piece(char text[2 * TOKEN_BYTES_MAX + 1], const Bpe
 
 // {"type": type, ...} of the parts that look at bytes: pre-tokenizer, post-processor, decoder.
 static inline void bpe_write_byte_level(JsonWriter* w, const char* part) {
-    json_write_key(w, part);
-    json_write_begin(w, '{');
+    json_member_begin(w, part, '{');
     json_member_string(w, "type", "ByteLevel");
     json_member_bool(w, "add_prefix_space", false);
     json_member_bool(w, "trim_offsets", true);
@@ -509,8 +452,7 @@ static inline void json_member_null(JsonWriter* w, const char* key) {
 
 static inline void bpe_write_model(JsonWriter* w, const Bpe* bpe) {
     char left[2 * TOKEN_BYTES_MAX + 1], right[2 * TOKEN_BYTES_MAX + 1], both[4 * TOKEN_BYTES_MAX + 2];
-    json_write_key(w, "model");
-    json_write_begin(w, '{');
+    json_member_begin(w, "model", '{');
     json_member_string(w, "type", "BPE");
     json_member_null(w, "dropout");
     json_member_null(w, "unk_token");
@@ -519,16 +461,14 @@ static inline void bpe_write_model(JsonWriter* w, const Bpe* bpe) {
     json_member_bool(w, "fuse_unk", false);
     json_member_bool(w, "byte_fallback", false);
     json_member_bool(w, "ignore_merges", false);
-    json_write_key(w, "vocab");
-    json_write_begin(w, '{');
+    json_member_begin(w, "vocab", '{');
     for (size_t i = 0; i < bpe->pieces.count; i++) {
         bpe_write_piece(left, bpe, (int32_t)i);
         json_member_u64(w, left, i);
     }
     json_member_u64(w, BPE_END_OF_TEXT, bpe->pieces.count);
     json_write_end(w, '}');
-    json_write_key(w, "merges");
-    json_write_begin(w, '[');
+    json_member_begin(w, "merges", '[');
     for (size_t i = 0; i < bpe->merge_count; i++) {
         bpe_write_piece(left, bpe, bpe->merges[i].left);
         bpe_write_piece(right, bpe, bpe->merges[i].right);
@@ -545,8 +485,7 @@ static inline void bpe_write(JsonWriter* w, const Bpe* bpe) {
     json_member_string(w, "version", "1.0");
     json_member_null(w, "truncation");
     json_member_null(w, "padding");
-    json_write_key(w, "added_tokens");
-    json_write_begin(w, '[');
+    json_member_begin(w, "added_tokens", '[');
     json_write_begin(w, '{');
     json_member_u64(w, "id", bpe->pieces.count);
     json_member_string(w, "content", BPE_END_OF_TEXT);
@@ -587,9 +526,7 @@ static inline bool bpe_write_file(const char* directory, const char* name, JsonW
 
 // Writes tokenizer.json and tokenizer_config.json in a directory, which is made where there is none.
 static inline bool bpe_save(const Bpe* bpe, const char* directory, Error* error) {
-    JsonWriter tokenizer, config;
-    memset(&tokenizer, 0, sizeof tokenizer);
-    memset(&config, 0, sizeof config);
+    JsonWriter tokenizer = {0}, config = {0};
     bpe_write(&tokenizer, bpe);
     bpe_write_config(&config);
     bool ok = directory_make(directory, error) && bpe_write_file(directory, "tokenizer.json", &tokenizer, error) &&

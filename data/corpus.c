@@ -76,14 +76,11 @@ static bool stories_write(Summary* summary, FileWriter* file, const Grammar* g, 
 }
 
 static bool json_append(FileWriter* file, uint64_t seed, const Summary parts[2], Error* error) {
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
-    w.line_depth = 1;
+    JsonWriter w = {.line_depth = 1};
     json_write_begin(&w, '{');
     json_member_u64(&w, "seed", seed);
     for (int i = 0; i < 2; i++) {
-        json_write_key(&w, i == 0 ? "train" : "val");
-        json_write_begin(&w, '{');
+        json_member_begin(&w, i == 0 ? "train" : "val", '{');
         json_member_u64(&w, "bytes", parts[i].bytes);
         json_member_u64(&w, "stories", parts[i].stories);
         json_member_number(&w, "nats", parts[i].nats);
@@ -127,25 +124,18 @@ int main(int argc, char** argv) {
         flags_help(&flags);
         return 0;
     }
-    if (!options_read(&options, argc, argv, &error)) {
-        fprintf(stderr, "corpus: %s\n", error.text);
-        return 2;
-    }
+    bool ok = options_read(&options, argc, argv, &error), usage = !ok;
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     Summary parts[2];
     Grammar* g = (Grammar*)memory_allocate(sizeof(Grammar));
-    bool ok = g || fail_with(&error, "out of memory for the grammar (%zu bytes)", sizeof(Grammar));
+    ok = ok && (g || fail_with(&error, "out of memory for the grammar (%zu bytes)", sizeof(Grammar)));
     ok = ok && grammar_compile(g, corpus_lines, sizeof corpus_lines / sizeof corpus_lines[0], &error);
     ok = ok && corpus_write(parts, g, &options, &error);
     free(g);
-    if (!ok) {
-        fprintf(stderr, "corpus: %s\n", error.text);
-        return 1;
-    }
-    for (int i = 0; i < 2; i++) {
+    if (!ok) fprintf(stderr, "corpus: %s\n", error.text);
+    for (int i = 0; ok && i < 2; i++)
         printf("%s_%s.txt: %llu bytes, %llu stories, %.5f +- %.5f nats per byte\n", options.out,
                i == 0 ? "train" : "val", (unsigned long long)parts[i].bytes, (unsigned long long)parts[i].stories,
                parts[i].nats_per_byte, parts[i].stderr_nats_per_byte);
-    }
-    return 0;
+    return ok ? 0 : usage ? 2 : 1;
 }

@@ -97,111 +97,90 @@ static const char* const corpus_lines[][2] = {
 
     // Words.
     {"He", "9 {^hero.1} / 1 {hero.0}"},
-    {"name|she|her|her|girl",
-     "2 Anna / 2 Mia / 2 Lily / Ella / Rosa / 2 Nora / Ruby / Ivy / 2 Zoe / 2 Lucy / Molly / Ada / Clara / "
-     "2 Emma / Eve / June / 2 Kate / Maya / Nina / Olive / Sara / Lena / Tess / Pia"},
-    {"name|he|him|his|boy",
-     "2 Tom / 2 Max / 2 Ben / 2 Sam / 2 Leo / Finn / 2 Jack / Hugo / Otis / 2 Theo / Noah / Liam / Owen / Eli / "
-     "2 Luke / Adam / Felix / Henry / Ian / Miles / Otto / 2 Pete / Ravi / Karl"},
-    {"relative",
-     "mother / father / sister / brother / aunt / uncle / cousin / friend / dad / mom / granny / twin / nurse / "
-     "son / niece / boss"},
+    {"name|she|her|her|girl", "2 Anna / 2 Mia / 2 Lily / Ella / Rosa / 2 Nora / Ruby / Ivy / 2 Zoe / 2 Lucy / Molly / "
+     "Ada / Clara / 2 Emma / Eve / June / 2 Kate / Maya / Nina / Olive / Sara / Lena / Tess / Pia"},
+    {"name|he|him|his|boy", "2 Tom / 2 Max / 2 Ben / 2 Sam / 2 Leo / Finn / 2 Jack / Hugo / Otis / 2 Theo / Noah / "
+     "Liam / Owen / Eli / 2 Luke / Adam / Felix / Henry / Ian / Miles / Otto / 2 Pete / Ravi / Karl"},
+    {"relative", "mother / father / sister / brother / aunt / uncle / cousin / friend / dad / mom / granny / twin / "
+     "nurse / son / niece / boss"},
 
     {"animal|air", "2 owl / 2 crow / robin / swan / goose / 2 bee / bat / eagle / finch / stork / moth / fly"},
     {"animal|water", "2 duck / 2 frog / 2 fish / otter / 2 crab / whale / seal / newt / toad / eel"},
-    {"animal|land",
-     "2 fox / 2 cat / 2 dog / 2 pig / 2 goat / horse / mouse / 2 bear / wolf / hen / lamb / cow / deer / snail / "
-     "sheep / mole / tiger / lion / panda / camel / pony / hare / ant / rat / ox"},
+    {"animal|land", "2 fox / 2 cat / 2 dog / 2 pig / 2 goat / horse / mouse / 2 bear / wolf / hen / lamb / cow / "
+     "deer / snail / sheep / mole / tiger / lion / panda / camel / pony / hare / ant / rat / ox"},
     {"air", "flew over {a scene} {place} / perched on {a look} {spot} / sang {near} the {spot}"},
     {"water", "swam in {a scene} {pool} / dived for {look} {things} / splashed {look} {things}"},
     {"land", "ran to {a scene} {place} / slept {near} {a look} {spot} / dug {near} the {spot}"},
     {"pool", "lake / pond / river"},
-    {"creatures",
-     "2 ducks / 2 frogs / kittens / 2 birds / snails / pups / mice / geese / lambs / bees / crows / ants / hens / "
-     "sheep / goats / chicks / ponies / worms / swans / 2 pigs / 2 fish / foxes / owls / 2 cats / 2 dogs / cows / "
-     "moths / crabs / moles / toads / seals / bears / flies / calves / cubs / bats / rats / eels"},
+    {"creatures", "2 ducks / 2 frogs / kittens / 2 birds / snails / pups / mice / geese / lambs / bees / crows / "
+     "ants / hens / sheep / goats / chicks / ponies / worms / swans / 2 pigs / 2 fish / foxes / owls / 2 cats / "
+     "2 dogs / cows / moths / crabs / moles / toads / seals / bears / flies / calves / cubs / bats / rats / eels"},
 
     {"a trait", "14 a {trait} / 3 an {open trait}"},
     {"A trait", "14 A {trait} / 3 An {open trait}"},
     {"open trait", "odd / old / eager / angry"},
-    {"trait",
-     "2 kind / 2 shy / 2 brave / smart / funny / lazy / calm / young / 2 quiet / sweet / 2 little / 2 tall / "
+    {"trait", "2 kind / 2 shy / 2 brave / smart / funny / lazy / calm / young / 2 quiet / sweet / 2 little / 2 tall / "
      "silly / 2 wise / busy / grumpy / proud / merry / 2 bold / neat / quick / slow / plump / gentle / 2 clever / "
-     "jolly / dreamy / fussy / nosy / dizzy / tidy / strong / wild / sly / noisy / fat / thin / poor / rich / "
-     "polite / keen / small / loud / vain"},
+     "jolly / dreamy / fussy / nosy / dizzy / tidy / strong / wild / sly / noisy / fat / thin / poor / rich / polite / "
+     "keen / small / loud / vain"},
     {"a look", "14 a {look} / 2 an {open look}"},
     {"open look", "old / odd / ugly"},
-    {"look",
-     "2 tiny / 2 shiny / pretty / 2 dusty / 2 big / 2 small / 2 new / dirty / plain / bright / bent / fine / "
-     "nice / cheap / rare / wet / cold / smooth / muddy / magic / huge / sticky / clean / worn / pale / dull / "
-     "fancy / broken / cute / grand / warm / long / rough / damp / good / flat / round / strange / lovely / "
-     "secret / short / heavy / wide / neat"},
+    {"look", "2 tiny / 2 shiny / pretty / 2 dusty / 2 big / 2 small / 2 new / dirty / plain / bright / bent / fine / "
+     "nice / cheap / rare / wet / cold / smooth / muddy / magic / huge / sticky / clean / worn / pale / dull / fancy / "
+     "broken / cute / grand / warm / long / rough / damp / good / flat / round / strange / lovely / secret / short / "
+     "heavy / wide / neat"},
     {"a scene", "12 a {scene} / 2 an {open scene}"},
     {"open scene", "old / icy / empty"},
-    {"scene",
-     "wide / dark / quiet / sunny / windy / misty / lonely / hidden / big / small / pretty / busy / dusty / "
+    {"scene", "wide / dark / quiet / sunny / windy / misty / lonely / hidden / big / small / pretty / busy / dusty / "
      "shady / sleepy / muddy / snowy / wild / lovely / hot / cool / green / calm / new / cold / warm"},
-    {"color",
-     "red / blue / green / yellow / white / black / brown / pink / purple / grey / gold / silver / orange / tan / "
-     "teal"},
+    {"color", "red / blue / green / yellow / white / black / brown / pink / purple / grey / gold / silver / orange / "
+     "tan / teal"},
     {"number", "two / three / four / five / six / seven / eight / nine / ten / eleven / twelve / many / some"},
 
-    {"thing",
-     "key / shell / coin / feather / button / ribbon / stone / ring / bottle / map / bell / book / letter / "
-     "lamp / cup / spoon / kite / ball / drum / doll / brush / mirror / candle / clock / flute / rope / nail / "
-     "wheel / mask / fan / comb / jar / brick / stamp / crown / pen / pot / harp / toy / pipe / fork / sled / "
-     "whistle / puzzle / ladder / globe / mop / saw"},
-    {"things",
-     "boats / books / shells / trains / stones / drums / cakes / kites / bells / flags / hats / cups / pots / "
-     "rings / lamps / pens / plates / bowls / spoons / coins / dolls / tents / carts / chairs / clocks / keys / "
-     "blocks / toys / bikes / leaves / balls / maps / jars / sticks / cards / masks / nails / sleds / combs / "
-     "forks / beds / wigs / nuts / socks"},
+    {"thing", "key / shell / coin / feather / button / ribbon / stone / ring / bottle / map / bell / book / letter / "
+     "lamp / cup / spoon / kite / ball / drum / doll / brush / mirror / candle / clock / flute / rope / nail / wheel / "
+     "mask / fan / comb / jar / brick / stamp / crown / pen / pot / harp / toy / pipe / fork / sled / whistle / "
+     "puzzle / ladder / globe / mop / saw"},
+    {"things", "boats / books / shells / trains / stones / drums / cakes / kites / bells / flags / hats / cups / "
+     "pots / rings / lamps / pens / plates / bowls / spoons / coins / dolls / tents / carts / chairs / clocks / keys / "
+     "blocks / toys / bikes / leaves / balls / maps / jars / sticks / cards / masks / nails / sleds / combs / forks / "
+     "beds / wigs / nuts / socks"},
     {"box", "box / bag / basket / chest / tin / sack / jug / trunk / crate / case"},
     {"flowers", "roses / tulips / daisies / lilies / poppies / seeds / bulbs / weeds / ferns / vines"},
-    {"wear",
-     "2 hat / 2 coat / scarf / glove / boot / sock / shoe / cap / shirt / jacket / belt / vest / cape / skirt / "
-     "bow / hood / watch / wig"},
-    {"food",
-     "honey / nuts / bread / butter / jam / corn / rice / beans / peas / milk / cream / eggs / ham / "
-     "oats / leeks / onions"},
+    {"wear", "2 hat / 2 coat / scarf / glove / boot / sock / shoe / cap / shirt / jacket / belt / vest / cape / "
+     "skirt / bow / hood / watch / wig"},
+    {"food", "honey / nuts / bread / butter / jam / corn / rice / beans / peas / milk / cream / eggs / ham / oats / "
+     "leeks / onions"},
     {"herb", "mint / salt / ginger / pepper / garlic / basil / thyme / sage / dill / cocoa / oil / chili"},
-    {"fruit",
-     "apples / plums / pears / cherries / grapes / berries / figs / dates / peaches / melons / olives / limes / "
-     "kiwis"},
+    {"fruit", "apples / plums / pears / cherries / grapes / berries / figs / dates / peaches / melons / olives / "
+     "limes / kiwis"},
     {"dish", "2 soup / 2 pie / 2 cake / stew / salad / pizza / tarts / curry / toast / rolls / buns"},
     {"taste",
      "2 sweet / good / sour / spicy / warm / fresh / hot / salty / thick / crisp / cold / tasty / mild / rich"},
 
-    {"place",
-     "2 forest / 2 river / 2 lake / 2 pond / 2 hill / 2 farm / beach / 2 market / park / 2 garden / village / "
+    {"place", "2 forest / 2 river / 2 lake / 2 pond / 2 hill / 2 farm / beach / 2 market / park / 2 garden / village / "
      "meadow / bay / school / castle / valley / field / town / mill / inn / island / cave / road / zoo / swamp / "
      "port / camp / shop / hut / path"},
-    {"spot",
-     "bed / table / oak / bench / gate / fence / wall / bridge / swing / chair / shed / barn / window / stove / "
-     "cart / bush / sofa / tent / tower / rock / log / desk / shelf / roof / piano / stool / pump / rug / tree / "
-     "hedge / stump / sink / pole / crib / arch"},
+    {"spot", "bed / table / oak / bench / gate / fence / wall / bridge / swing / chair / shed / barn / window / "
+     "stove / cart / bush / sofa / tent / tower / rock / log / desk / shelf / roof / piano / stool / pump / rug / "
+     "tree / hedge / stump / sink / pole / crib / arch"},
     {"at", "at / near / by / beyond / behind"},
     {"near", "near / behind / under / on / by"},
 
-    {"weather",
-     "sunny / rainy / cold / warm / windy / snowy / foggy / bright / hot / cloudy / wet / cool / misty / grey / "
-     "dark / icy"},
+    {"weather", "sunny / rainy / cold / warm / windy / snowy / foggy / bright / hot / cloudy / wet / cool / misty / "
+     "grey / dark / icy"},
     {"daytime", "2 morning / 2 evening / 2 day / 2 night / Sunday / Monday / Friday / spring / autumn / winter"},
     {"hour", "2 night / dawn / noon / dusk / one / two / four / five / six / nine / ten"},
     {"storm", "rain / snow / hail / fog / wind / frost"},
-    {"mood",
-     "2 happy / sad / proud / 2 tired / calm / 2 glad / lucky / bored / jolly / sleepy / lonely / hungry / "
+    {"mood", "2 happy / sad / proud / 2 tired / calm / 2 glad / lucky / bored / jolly / sleepy / lonely / hungry / "
      "merry / cold / silly / brave / dizzy / cozy"},
-    {"feeling",
-     "warm / curious / safe / strong / full / free / quiet / loved / rich / wise / hopeful / clever / shy / "
+    {"feeling", "warm / curious / safe / strong / full / free / quiet / loved / rich / wise / hopeful / clever / shy / "
      "grand / ready / new / well / bold"},
 
     {"then", "then / soon / later / once / next / now"},
-    {"went",
-     "2 went / 2 walked / 2 ran / hiked / raced / rode / crept / hopped / jogged / rushed / danced / sailed / "
+    {"went", "2 went / 2 walked / 2 ran / hiked / raced / rode / crept / hopped / jogged / rushed / danced / sailed / "
      "drove / skated"},
-    {"sat",
-     "2 sat / stood / slept / hid / lay / sang / ate / danced / cried / played / hummed / woke / hopped / "
+    {"sat", "2 sat / stood / slept / hid / lay / sang / ate / danced / cried / played / hummed / woke / hopped / "
      "rested / waited"},
     {"lived", "2 lived / worked / slept / sat / played / fished / cooked / camped / hid"},
     {"sold", "sold / made / kept / hid / found / washed / drew / lost"},
@@ -212,11 +191,9 @@ static const char* const corpus_lines[][2] = {
     {"use", "buy / clean / fix / make / find / hide / paint"},
     {"said", "2 said / cried / called / sang / sighed / yelled / joked / hissed"},
     {"asked", "asked / cried / begged / called / wept"},
-    {"act",
-     "2 laughed / 2 smiled / 2 sang / giggled / 2 danced / clapped / cheered / yawned / waved / cried / bowed / "
+    {"act", "2 laughed / 2 smiled / 2 sang / giggled / 2 danced / clapped / cheered / yawned / waved / cried / bowed / "
      "hummed / nodded / hopped / blushed / sneezed / grinned / winked / jumped / sighed"},
-    {"act2",
-     "2 played / talked / 2 read / ate / drew / rested / shouted / sat / wrote / counted / swam / prayed / "
+    {"act2", "2 played / talked / 2 read / ate / drew / rested / shouted / sat / wrote / counted / swam / prayed / "
      "skipped / argued / baked / sewed / ran / dug"},
     {"cooked", "made / ate / tried / sold / shared"},
     {"counted", "counted / saw / met / drew / fed / washed / led"},
@@ -276,9 +253,12 @@ typedef struct {
     int variable_symbols[MAX_VARIABLES];  // the one symbol whose choices a variable holds
 } Grammar;
 
-static inline Span span_make(const char* text, const char* end) {
-    Span s = {text, (int)(end - text)};
-    return s;
+// Takes a character off the front of a span, if the span begins with it.
+static inline bool span_take(Span* rest, char c) {
+    bool taken = rest->length > 0 && rest->text[0] == c;
+    rest->text += taken;
+    rest->length -= taken;
+    return taken;
 }
 
 static inline bool span_equal(Span a, Span b) {
@@ -298,17 +278,15 @@ static inline Span span_cut(Span* rest, const char* mark) {
 
 // The symbol of this name, or -1.
 static inline int symbol_find(const Grammar* g, Span name) {
-    for (int i = 0; i < g->symbol_count; i++) {
+    for (int i = 0; i < g->symbol_count; i++)
         if (span_equal(g->symbols[i].name, name)) return i;
-    }
     return -1;
 }
 
 // The variable of this name, a new one if there is none yet; -1 when there are too many.
 static inline int variable_find(Grammar* g, Span name) {
-    for (int i = 0; i < g->variable_count; i++) {
+    for (int i = 0; i < g->variable_count; i++)
         if (span_equal(g->variables[i], name)) return i;
-    }
     if (g->variable_count == MAX_VARIABLES) return -1;
     g->variables[g->variable_count] = name;
     g->variable_symbols[g->variable_count] = -1;
@@ -317,55 +295,48 @@ static inline int variable_find(Grammar* g, Span name) {
 
 // Parses the text between { and }: ^ or not, then "symbol", "variable:symbol", "variable.form" or "@variable.form".
 static inline bool piece_compile(Piece* piece, Grammar* g, Span inside, Error* error) {
+    const char* problem = NULL;
     Span all = inside;
     memset(piece, 0, sizeof *piece);
     piece->symbol = piece->variable = -1;
-    if (inside.length > 0 && inside.text[0] == '^') {
-        piece->capital = true;
-        inside = span_make(inside.text + 1, inside.text + inside.length);
-    }
-    bool by_form = inside.length > 0 && inside.text[0] == '@';
-    if (by_form) inside = span_make(inside.text + 1, inside.text + inside.length);
-    Span rest = inside;
-    Span head = span_cut(&rest, ".");
+    piece->capital = span_take(&inside, '^');
+    bool by_form = span_take(&inside, '@');
+    Span form = inside, symbol = inside, head = span_cut(&form, ".");
     if (head.length < inside.length) {
         piece->kind = by_form ? PIECE_BY_FORM : PIECE_FORM;
         piece->variable = variable_find(g, head);
-        piece->form = rest.length == 1 ? rest.text[0] - '0' : -1;
-        if (piece->variable >= 0 && piece->form >= 0 && piece->form < MAX_FORMS) return true;
-        return fail_with(error, "corpus.h: {%.*s} has too many variables before it or a wrong form", all.length,
-                         all.text);
+        piece->form = form.length == 1 ? form.text[0] - '0' : -1;
+        if (piece->variable < 0 || piece->form < 0 || piece->form >= MAX_FORMS)
+            problem = " has too many variables before it or a wrong form";
+    } else {
+        head = span_cut(&symbol, ":");
+        bool named = head.length < inside.length;
+        piece->kind = PIECE_SYMBOL;
+        piece->symbol = symbol_find(g, named ? symbol : inside);
+        if (named) piece->variable = variable_find(g, head);
+        int* holds = piece->variable >= 0 ? &g->variable_symbols[piece->variable] : NULL;
+        if (piece->symbol < 0) problem = " names no symbol";
+        else if (named && !holds) problem = " is one variable too many";
+        else if (holds && *holds >= 0 && *holds != piece->symbol)
+            problem = ", but this variable holds another symbol elsewhere";
+        else if (holds) *holds = piece->symbol;
     }
-    rest = inside;
-    head = span_cut(&rest, ":");
-    piece->kind = PIECE_SYMBOL;
-    piece->symbol = symbol_find(g, head.length < inside.length ? rest : inside);
-    if (piece->symbol < 0) return fail_with(error, "corpus.h: {%.*s} names no symbol", all.length, all.text);
-    if (head.length == inside.length) return true;
-    piece->variable = variable_find(g, head);
-    if (piece->variable < 0) return fail_with(error, "corpus.h: {%.*s} is one variable too many", all.length, all.text);
-    int* holds = &g->variable_symbols[piece->variable];
-    if (*holds >= 0 && *holds != piece->symbol) {
-        return fail_with(error, "corpus.h: {%.*s}, but this variable holds another symbol elsewhere", all.length,
-                         all.text);
-    }
-    *holds = piece->symbol;
-    return true;
+    return !problem || fail_with(error, "corpus.h: {%.*s}%s", all.length, all.text, problem);
 }
 
 // One choice: "4 text with {pieces}", and the forms 1, 2, ... of its line, separated by |.
 static inline bool choice_compile(Grammar* g, Span text, Span forms, Error* error) {
     if (g->choice_count == MAX_CHOICES) return fail_with(error, "corpus.h: more than %d choices", MAX_CHOICES);
     Choice* choice = &g->choices[g->choice_count++];
+    Span rest = text;
     memset(choice, 0, sizeof *choice);
     int digits = 0;
-    uint32_t weight = 0;
-    for (; digits < text.length && text.text[digits] >= '0' && text.text[digits] <= '9'; digits++) {
-        weight = 10 * weight + (uint32_t)(text.text[digits] - '0');
+    for (; rest.length > 0 && rest.text[0] >= '0' && rest.text[0] <= '9'; digits++) {
+        choice->weight = 10 * choice->weight + (uint32_t)(rest.text[0] - '0');
+        span_take(&rest, rest.text[0]);
     }
-    bool weighted = digits > 0 && digits < text.length && text.text[digits] == ' ';
-    choice->weight = weighted ? weight : 1;
-    if (weighted) text = span_make(text.text + digits + 1, text.text + text.length);
+    if (digits > 0 && span_take(&rest, ' ')) text = rest;
+    else choice->weight = 1;
     if (choice->weight == 0 || digits > 6) return fail_with(error, "corpus.h: a weight must be from 1 to 999999");
     if (text.length == 0) return fail_with(error, "corpus.h: an empty choice");
     choice->forms[0] = text;
@@ -376,9 +347,7 @@ static inline bool choice_compile(Grammar* g, Span text, Span forms, Error* erro
     choice->first_piece = g->piece_count;
     while (text.length > 0) {
         if (g->piece_count + 2 > MAX_PIECES) return fail_with(error, "corpus.h: more than %d pieces", MAX_PIECES);
-        Piece words;
-        memset(&words, 0, sizeof words);
-        words.text = span_cut(&text, "{");
+        Piece words = {.kind = PIECE_TEXT, .text = span_cut(&text, "{")};
         if (words.text.length > 0) g->pieces[g->piece_count++] = words;
         if (text.length == 0) break;
         if (!piece_compile(&g->pieces[g->piece_count++], g, span_cut(&text, "}"), error)) return false;
@@ -406,9 +375,8 @@ static inline int piece_longest(const Grammar* g, const Piece* piece, int depth,
         if (length < 0) longest = held = -1;
     }
     Span name = g->variables[piece->variable];
-    if (longest < 0) {
+    if (longest < 0)
         fail_with(error, "corpus.h: {%.*s.%d} is not set, or not plain words", name.length, name.text, piece->form);
-    }
     return longest;
 }
 
@@ -498,9 +466,8 @@ static inline void story_expand(Story* story, const Grammar* g, int symbol, int 
         const Piece* piece = &g->pieces[g->choices[chosen].first_piece + i];
         size_t begin = story->length;
         Span form = {"", 0};
-        if (piece->kind == PIECE_FORM || piece->kind == PIECE_BY_FORM) {
+        if (piece->kind == PIECE_FORM || piece->kind == PIECE_BY_FORM)
             form = g->choices[story->bound[piece->variable]].forms[piece->form];
-        }
         if (piece->kind == PIECE_TEXT) story_add(story, piece->text);
         if (piece->kind == PIECE_FORM) story_add(story, form);
         if (piece->kind == PIECE_SYMBOL) story_expand(story, g, piece->symbol, piece->variable);

@@ -152,7 +152,6 @@ static inline bool duplicates_out_of_memory(const Duplicates* d, Error* error) {
                      d->count + 1, d->near ? "exact" : "off, or the files in parts");
 }
 
-// Where the search for a band begins.
 static inline size_t band_slot(uint32_t tag) { return tag * (size_t)XXH_PRIME1 >> 20; }
 
 // Leaves out an entry if its band already has as many as a search compares.

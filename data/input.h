@@ -38,7 +38,7 @@
 
 typedef struct {
     char** names;  // (count), each owned; sorted by their bytes, each once
-    size_t count;
+    size_t count, places;
 } FileList;
 
 static inline void file_list_free(FileList* files) {
@@ -48,17 +48,17 @@ static inline void file_list_free(FileList* files) {
 }
 
 static inline bool file_list_add(FileList* files, const char* name, Error* error) {
-    char** names = (char**)realloc(files->names, (files->count + 1) * sizeof *names);
-    if (names) files->names = names;
-    char* copy = names ? strdup(name) : NULL;
-    if (!copy) return fail_with(error, "out of memory for the names of %zu files", files->count + 1);
+    char* copy = strdup(name);
+    if (!copy || !memory_grow(&files->names, &files->places, files->count + 1, sizeof *files->names)) {
+        free(copy);
+        return fail_with(error, "out of memory for the names of %zu files", files->count + 1);
+    }
     files->names[files->count++] = copy;
     return true;
 }
 
 static inline bool file_list_add_pattern(FileList* files, const char* pattern, Error* error) {
-    glob_t found;
-    memset(&found, 0, sizeof found);
+    glob_t found = {0};
     if (access(pattern, F_OK) == 0) return file_list_add(files, pattern, error);  // also a name with a bracket in it
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     bool ok = result == 0;
@@ -159,30 +159,25 @@ static inline bool input_open(Input* input, const char* name, Error* error) {
 
 static inline bool input_start_gzip(Input* input, Error* error) {
 #ifdef LLMTRAIN_ZLIB
-    if (inflateInit2(&input->gzip, 15 + 16) != Z_OK)
-        return fail_with(error, "out of memory to decompress %.600s", input->name);
     input->kind = INPUT_GZIP;
-    return true;
+    return inflateInit2(&input->gzip, 15 + 16) == Z_OK ||
+           fail_with(error, "out of memory to decompress %.600s", input->name);
 #else
-    return fail_with(error,
-                     "%.600s is compressed with gzip, which this program cannot decompress; install zlib's headers "
-                     "(apt-get install -y zlib1g-dev) and make build/tokenize again, or decompress it with gunzip",
-                     input->name);
+    return fail_with(error, "%.600s is compressed with gzip, which this program cannot decompress; install zlib's "
+                     "headers (apt-get install -y zlib1g-dev) and make build/tokenize again, or decompress it with "
+                     "gunzip", input->name);
 #endif
 }
 
 static inline bool input_start_zstd(Input* input, Error* error) {
 #ifdef LLMTRAIN_ZSTD
-    input->zstd = ZSTD_createDStream();
-    if (!input->zstd) return fail_with(error, "out of memory to decompress %.600s", input->name);
     input->kind = INPUT_ZSTD;
-    return true;
+    input->zstd = ZSTD_createDStream();
+    return input->zstd || fail_with(error, "out of memory to decompress %.600s", input->name);
 #else
-    return fail_with(
-        error,
-        "%.600s is compressed with zstd, which this program cannot decompress; install libzstd's "
-        "headers (apt-get install -y libzstd-dev) and make build/tokenize again, or decompress it with unzstd",
-        input->name);
+    return fail_with(error, "%.600s is compressed with zstd, which this program cannot decompress; install libzstd's "
+                     "headers (apt-get install -y libzstd-dev) and make build/tokenize again, or decompress it with "
+                     "unzstd", input->name);
 #endif
 }
 
@@ -312,7 +307,8 @@ typedef struct {
     size_t searched;      // the first of those bytes: no end of a line or piece is in them
     bool begun;           // a piece of this document was made already
     uint64_t offset;      // of the waiting bytes in the file
-    uint64_t split;       // where the one document is divided in two (documents_split); 0: nowhere
+    uint64_t split;       // 0, or set by the caller for a single file that is not packed: the first line that begins
+                          // after this byte, or without one the character there, begins a second document
     uint64_t size, taken; // bytes of all files where known; of those that are closed
 } Documents;
 
@@ -349,7 +345,6 @@ static inline bool documents_open(Documents* d, const char* patterns, const char
     return true;
 }
 
-// Returns to the first document.
 static inline void documents_rewind(Documents* d) {
     input_close(&d->input);
     d->file = d->waiting = d->searched = 0;
@@ -369,22 +364,13 @@ static inline const char* documents_locate(const Documents* d, uint64_t document
     return d->files.names[low];
 }
 
-// Divides the text of a single file that is not packed into two documents: the second begins with the first line that
-// begins after byte `split` > 0 or, if there is no such line, with the character at that byte.
-static inline void documents_split(Documents* d, uint64_t split) { d->split = split; }
-
 // Bytes of the files read so far, of d->size.
 static inline uint64_t documents_taken(const Documents* d) { return d->taken + d->input.taken; }
 
 // Makes a piece of the first `bytes` of the waiting text.
 static inline bool documents_cut(Documents* d, Batch* batch, size_t bytes, bool ends, Error* error) {
-    if (batch->count == batch->places) {
-        size_t places = 2 * batch->places + 64;
-        Piece* pieces = (Piece*)realloc(batch->pieces, places * sizeof *pieces);
-        if (!pieces) return fail_with(error, "out of memory for %zu pieces of text", places);
-        batch->pieces = pieces;
-        batch->places = places;
-    }
+    if (!memory_grow(&batch->pieces, &batch->places, batch->count + 1, sizeof *batch->pieces))
+        return fail_with(error, "out of memory for %zu pieces of text", batch->count + 1);
     Piece* piece = &batch->pieces[batch->count++];
     piece->start = batch->bytes - d->waiting;
     piece->bytes = bytes;
@@ -437,7 +423,7 @@ static inline size_t utf8_begin(const char* text, size_t i) {
     return i;
 }
 
-// Where the waiting text is divided (documents_split); 0: not here, or not yet.
+// Where the waiting text is divided by d->split; 0: not here, or not yet.
 static inline size_t documents_split_here(const Documents* d, const char* text, bool last) {
     if (d->split == 0 || d->document != 0 || d->split < d->offset || d->split - d->offset >= d->waiting) return 0;
     size_t from = (size_t)(d->split - d->offset);
@@ -468,14 +454,9 @@ static inline bool documents_cut_text(Documents* d, Batch* batch, bool last, Err
 
 // Reads a step of the file, and cuts the pieces that it completes.
 static inline bool documents_step(Documents* d, Batch* batch, Error* error) {
-    if (batch->room - batch->bytes < DOCUMENT_STEP) {
-        size_t room = 2 * batch->room + DOCUMENT_STEP;
-        char* text = (char*)realloc(batch->text, room);
-        if (!text) return fail_with(error, "out of memory for %zu bytes of text", room);
-        batch->text = text;
-        batch->room = room;
-    }
     size_t bytes;
+    if (!memory_grow(&batch->text, &batch->room, batch->bytes + DOCUMENT_STEP, 1))
+        return fail_with(error, "out of memory for %zu bytes of text", batch->bytes + DOCUMENT_STEP);
     if (!input_read(&d->input, &bytes, batch->text + batch->bytes, DOCUMENT_STEP, error)) return false;
     batch->bytes += bytes;
     d->waiting += bytes;

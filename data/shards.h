@@ -163,7 +163,6 @@ static inline bool series_add(Series* series, const int32_t* tokens, size_t coun
     return true;
 }
 
-// Removes the shards from number `first` on.
 static inline bool series_remove(const Series* series, size_t first, Error* error) {
     char path[FILE_PATH_MAX];
     for (size_t i = first;; i++) {
@@ -199,6 +198,7 @@ static inline void series_abandon(Series* series) {
 typedef struct {
     const Tokenizer* tokenizer;
     bool of_bytes;     // the tokenizer is bytes and has no files
+    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX + 8];  // of the tokenizer's directory
     Series series[2];  // train, val
 } ShardSet;
 
@@ -208,47 +208,37 @@ static inline void shard_set_begin(ShardSet* set, const char* prefix, const Toke
     memset(set, 0, sizeof *set);
     set->tokenizer = tokenizer;
     set->of_bytes = tokenizer->hash == tokenizer_of_bytes().hash;
+    snprintf(set->path, sizeof set->path, "%.4000s_tokenizer", prefix);
+    snprintf(set->temporary, sizeof set->temporary, "%s.tmp", set->path);
     for (int i = 0; i < 2; i++) {
-        Series* series = &set->series[i];
-        series->prefix = prefix;
-        series->kind = kinds[i];
-        series->shard_tokens = shard_tokens;
-        series->tokenizer = tokenizer;
-        series->entropy = entropy;
+        Series series = {.prefix = prefix, .kind = kinds[i], .shard_tokens = shard_tokens, .tokenizer = tokenizer,
+                         .entropy = entropy};
+        set->series[i] = series;
     }
-}
-
-static inline void shard_set_directory(char path[FILE_PATH_MAX], const ShardSet* set) {
-    snprintf(path, FILE_PATH_MAX, "%.4000s_tokenizer", set->series[0].prefix);
 }
 
 // Refuses to write only shards of one kind (0: train, 1: val) if the existing ones of the other kind have another
 // tokenizer.
 static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error) {
-    char shard[FILE_PATH_MAX], path[FILE_PATH_MAX];
+    char shard[FILE_PATH_MAX];
     Tokenizer other = tokenizer_of_bytes();
     series_path(shard, &set->series[1 - kind], 0);
-    shard_set_directory(path, set);
     if (access(shard, F_OK) != 0) return true;
-    if (directory_exists(path) && !tokenizer_open(&other, path, NULL, error)) return false;
+    if (directory_exists(set->path) && !tokenizer_open(&other, set->path, NULL, error)) return false;
     bool same = other.hash == set->tokenizer->hash;
     if (!same)
         fail_with(error, "%.600s was made with the tokenizer %s (%016llx), but these shards would be made with %s "
                   "(%016llx); give another --out, or remove it", shard, other.name, (unsigned long long)other.hash,
-                  set->tokenizer->name,
-                  (unsigned long long)set->tokenizer->hash);
+                  set->tokenizer->name, (unsigned long long)set->tokenizer->hash);
     tokenizer_close(&other);
     return same;
 }
 
-// Whether PREFIX_tokenizer/ already has the tokenizer of this set.
 static inline bool shard_set_has_tokenizer(const ShardSet* set) {
-    char path[FILE_PATH_MAX];
     Tokenizer there;
     Error ignored;
-    shard_set_directory(path, set);
-    if (!directory_exists(path)) return set->of_bytes && access(path, F_OK) != 0;
-    if (!tokenizer_open(&there, path, NULL, &ignored)) return false;
+    if (!directory_exists(set->path)) return set->of_bytes && access(set->path, F_OK) != 0;
+    if (!tokenizer_open(&there, set->path, NULL, &ignored)) return false;
     bool same = there.hash == set->tokenizer->hash;
     tokenizer_close(&there);
     return same;
@@ -256,24 +246,20 @@ static inline bool shard_set_has_tokenizer(const ShardSet* set) {
 
 // Refuses a PREFIX_tokenizer that would be replaced but has no shards: it is not from an earlier set.
 static inline bool shard_set_may_replace(const ShardSet* set, Error* error) {
-    char path[FILE_PATH_MAX], shard[FILE_PATH_MAX];
-    shard_set_directory(path, set);
-    if (access(path, F_OK) != 0 || shard_set_has_tokenizer(set)) return true;
+    char shard[FILE_PATH_MAX];
+    if (access(set->path, F_OK) != 0 || shard_set_has_tokenizer(set)) return true;
     for (int i = 0; i < 2; i++) {
         series_path(shard, &set->series[i], 0);
         if (access(shard, F_OK) == 0) return true;
     }
-    return fail_with(error,
-                     "%.600s exists without shards, and these would replace it; move it away, or give another --out",
-                     path);
+    return fail_with(error, "%.600s exists without shards, and these would replace it; move it away, or give another "
+                     "--out", set->path);
 }
 
 // Renames all shards and the tokenizer's files to their final names, in place of an earlier set. The caller has asked
 // shard_set_may_replace. If an earlier call failed, or this one does, call shard_set_abandon.
 static inline bool shard_set_publish(ShardSet* set, Error* error) {
-    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX + 8];
-    shard_set_directory(path, set);
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    const char *path = set->path, *temporary = set->temporary;
     bool ok = series_finish(&set->series[0], error) && series_finish(&set->series[1], error);
     if (ok && !shard_set_has_tokenizer(set)) {
         if (!set->of_bytes) ok = directory_remove(temporary, error) && tokenizer_save(set->tokenizer, temporary, error);
@@ -286,10 +272,8 @@ static inline bool shard_set_publish(ShardSet* set, Error* error) {
 }
 
 static inline void shard_set_abandon(ShardSet* set) {
-    char temporary[FILE_PATH_MAX + 8];
     Error ignored;
-    snprintf(temporary, sizeof temporary, "%.4000s_tokenizer.tmp", set->series[0].prefix);
-    directory_remove(temporary, &ignored);
+    directory_remove(set->temporary, &ignored);
     for (int i = 0; i < 2; i++) series_abandon(&set->series[i]);
 }
 

@@ -30,13 +30,8 @@ static inline bool stream_encode(const Tokenizer* tokenizer, Error* error) {
     }
     if (ok && ferror(stdin)) ok = fail_file(error, "read", "standard input");
     ok = ok && tokenizer_encode(&tokens, tokenizer, text.bytes, text.count, error);
-    for (size_t i = 0; ok && i < tokens.count; i++) {
-        char digits[12], *p = digits + sizeof digits;
-        uint32_t id = (uint32_t)tokens.ids[i];
-        *--p = i + 1 < tokens.count ? ' ' : '\n';
-        do *--p = (char)('0' + id % 10); while ((id /= 10) > 0);
-        fwrite(p, 1, (size_t)(digits + sizeof digits - p), stdout);
-    }
+    for (size_t i = 0; ok && i < tokens.count; i++)
+        printf("%d%c", (int)tokens.ids[i], i + 1 < tokens.count ? ' ' : '\n');
     ok = stream_written(ok, error);
     if (ok && tokens.replaced > 0)
         fprintf(stderr, "tokenize: %zu byte sequences that are not UTF-8 were read as U+FFFD\n", tokens.replaced);
@@ -125,7 +120,7 @@ static inline bool stream_show(const char* path, const char* tokenizer_path, con
     if (ok) decoder_begin(&decoder, &tokenizer);
     for (uint64_t i = at; ok && i < shard.count && i - at < count; i++) {
         uint32_t id = shard_token(&shard, i);
-        if (id >= (uint32_t)tokenizer.vocabulary || tokenizer_kind(&tokenizer, (int32_t)id) == TOKEN_ABSENT) {
+        if (tokenizer_kind(&tokenizer, (int32_t)id) == TOKEN_ABSENT) {
             printf("<|%u|>", id);
             continue;
         }

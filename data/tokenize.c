@@ -54,22 +54,18 @@ static Flags options_flags(Options* o) {
     const Flag table[] = {
         FLAG_HEADING("Texts"),
         FLAG_TEXT("bytes", &o->bytes, NULL, "FILE", 0, "text file to convert, one token per byte; -: standard input"),
-        FLAG_TEXT("text", &o->text, NULL, "GLOB", 0,
-                  "text files to convert with --tokenizer, each a document: paths and patterns, separated by commas; "
-                  "gzip and zstd files are decompressed"),
-        FLAG_TEXT("jsonl", &o->jsonl, NULL, "GLOB", 0,
-                  "JSON Lines files to convert with --tokenizer: paths and patterns, separated by commas; the member "
-                  "--field of each line is a document"),
+        FLAG_TEXT("text", &o->text, NULL, "GLOB", 0, "text files to convert with --tokenizer, each a document: paths "
+                  "and patterns, separated by commas; gzip and zstd files are decompressed"),
+        FLAG_TEXT("jsonl", &o->jsonl, NULL, "GLOB", 0, "JSON Lines files to convert with --tokenizer: paths and "
+                  "patterns, separated by commas; the member --field of each line is a document"),
         FLAG_TEXT("field", &o->field, "text", "NAME", 0, "with --jsonl: name of the member that holds the text"),
         FLAG_HEADING("Tokenizer"),
-        FLAG_TEXT("tokenizer", &o->tokenizer, NULL, "PATH", 0,
-                  "tokenizer.json, vocab.json with merges.txt next to it, encoder.json with vocab.bpe next to it, a "
-                  "tiktoken rank file, or a directory that has one of them"),
+        FLAG_TEXT("tokenizer", &o->tokenizer, NULL, "PATH", 0, "tokenizer.json, vocab.json with merges.txt next to it, "
+                  "encoder.json with vocab.bpe next to it, a tiktoken rank file, or a directory that has one of them"),
         FLAG_TEXT("pattern", &o->pattern, NULL, "NAME", 0,
                   "with a tiktoken rank file: pattern that splits words: gpt2, cl100k or o200k"),
-        FLAG_COUNT("train-bpe", &o->vocabulary, 0, BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX, 0,
-                   "train a byte-level BPE tokenizer of N tokens, with GPT-2's pattern, on the texts, and write "
-                   "OUT/tokenizer.json"),
+        FLAG_COUNT("train-bpe", &o->vocabulary, 0, BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX, 0, "train a byte-level BPE "
+                   "tokenizer of N tokens, with GPT-2's pattern, on the texts, and write OUT/tokenizer.json"),
         FLAG_HEADING("Standard input"),
         FLAG_SWITCH("encode", &o->encode, false, 0, "print the tokens of the text on standard input"),
         FLAG_SWITCH("decode", &o->decode, false, 0, "print the text of the tokens on standard input"),
@@ -88,13 +84,11 @@ static Flags options_flags(Options* o) {
         FLAG_TEXT("out", &o->out, NULL, "PREFIX", 0,
                   "prefix of the shards: PREFIX_train_000000.bin, PREFIX_val_000000.bin, ..., and of the tokenizer: "
                   "PREFIX_tokenizer/; with --train-bpe: the directory to write"),
-        FLAG_REAL("val", &o->val, 0.1, 0, 1, 0,
-                  "fraction of the documents (of a single text: its end) for validation; 0: train shards only, 1: val "
-                  "shards only"),
+        FLAG_REAL("val", &o->val, 0.1, 0, 1, 0, "fraction of the documents (of a single text: its end) for validation; "
+                  "0: train shards only, 1: val shards only"),
         FLAG_COUNT("shard-tokens", &o->shard_tokens, 100000000, 1, 1e12, 0, "maximum tokens per shard"),
-        FLAG_REAL("entropy", &o->entropy, 0, 0, 100, 0,
-                  "entropy floor (loss of the text's true source) in nats per byte, stored in the shards per token; 0: "
-                  "unknown"),
+        FLAG_REAL("entropy", &o->entropy, 0, 0, 100, 0, "entropy floor (loss of the text's true source) in nats per "
+                  "byte, stored in the shards per token; 0: unknown"),
         FLAG_HEADING("Program"),
         FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
@@ -110,19 +104,16 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
         return fail_with(error, "--at and --tokens are for --show FILE, the shard to print from; give it too");
     if (o->show) {
         if (o->bytes || o->text || o->jsonl || o->out || o->encode || o->decode)
-            return fail_with(error,
-                             "--show prints a part of a shard; leave --bytes, --text, --jsonl, --out, --encode and "
-                             "--decode out");
+            return fail_with(error, "--show prints a part of a shard; leave --bytes, --text, --jsonl, --out, --encode "
+                             "and --decode out");
         return o->show[0] || fail_with(error, "--show is empty; give the path of a shard");
     }
     if (o->encode || o->decode) {
         if (o->encode && o->decode)
             return fail_with(error, "--encode and --decode are given together; give one of them");
         if (o->bytes || o->text || o->jsonl || o->out)
-            return fail_with(error,
-                             "--%s reads standard input and writes standard output; leave --bytes, --text, --jsonl "
-                             "and --out out",
-                             o->encode ? "encode" : "decode");
+            return fail_with(error, "--%s reads standard input and writes standard output; leave --bytes, --text, "
+                             "--jsonl and --out out", o->encode ? "encode" : "decode");
         return (o->tokenizer && o->tokenizer[0]) || fail_with(error, "--tokenizer PATH is missing; give a tokenizer");
     }
     int sources = (o->bytes != NULL) + (o->text != NULL) + (o->jsonl != NULL);
@@ -169,10 +160,8 @@ static bool divide(uint64_t* train_bytes, const Input* input, const Options* opt
     *train_bytes = val == 0 ? UINT64_MAX : 0;
     if (val == 0 || val == 1) return true;
     if (!input->size_known)
-        return fail_with(error,
-                         "the size of %s is not known in advance, so its end cannot be kept for validation; give "
-                         "--val 0 or 1, or save the text as a file first",
-                         input->name);
+        return fail_with(error, "the size of %s is not known in advance, so its end cannot be kept for validation; "
+                         "give --val 0 or 1, or save the text as a file first", input->name);
     uint64_t kept = (uint64_t)((double)input->size * val + 0.5);
     if (input->size > 0 && (kept == 0 || kept >= input->size))
         return fail_with(error, "%s has %llu bytes, which --val %g cannot divide; give more text, or --val 0",
@@ -333,15 +322,13 @@ static bool conversion_split(Conversion* c, Error* error) {
     if (c->options->jsonl || c->documents.files.count > 1 || val == 0 || val == 1) return true;
     bool ok = input_open(&input, c->documents.files.names[0], error) && input_unpack(&input, error);
     if (ok && (input.kind != INPUT_PLAIN || !input.size_known))
-        ok = fail_with(error,
-                       "%.600s is compressed and the only document, so its end cannot be kept for validation; give "
-                       "--val 0 or 1, or decompress it",
-                       input.name);
+        ok = fail_with(error, "%.600s is compressed and the only document, so its end cannot be kept for validation; "
+                       "give --val 0 or 1, or decompress it", input.name);
     uint64_t size = ok ? input.size : 0;
     if (ok && size == 0) ok = fail_with(error, "%.600s is empty; give a text", input.name);
     input_close(&input);
     uint64_t split = (uint64_t)((double)size * (1 - val));
-    if (ok && split > 0) documents_split(&c->documents, split);
+    if (ok) c->documents.split = split;
     return ok;
 }
 
@@ -392,14 +379,10 @@ enum { SKETCHES = 1024 };  // pieces at a time
 
 static bool leave_out(Conversion* c, uint64_t document, Error* error) {
     size_t byte = (size_t)(document / 8);
-    if (byte >= c->left_out_bytes) {
-        size_t bytes = 2 * byte + 1024;
-        uint8_t* left_out = (uint8_t*)realloc(c->left_out, bytes);
-        if (!left_out) return fail_with(error, "out of memory for a bit per document, of %zu bytes", bytes);
-        memset(left_out + c->left_out_bytes, 0, bytes - c->left_out_bytes);
-        c->left_out = left_out;
-        c->left_out_bytes = bytes;
-    }
+    size_t before = c->left_out_bytes;
+    if (!memory_grow(&c->left_out, &c->left_out_bytes, byte + 1, 1))
+        return fail_with(error, "out of memory for a bit per document, of %zu bytes", byte + 1);
+    memset(c->left_out + before, 0, c->left_out_bytes - before);
     c->left_out[byte] |= (uint8_t)(1 << document % 8);
     return true;
 }
@@ -553,7 +536,6 @@ static bool documents_to_shards(const Options* o, Error* error) {
 //
 // Each thread counts the words of pieces in a table of its own. The number of threads does not change the tables' sum.
 
-// Counts the words of all documents.
 static bool words_count(WordTable* tables, size_t threads, const Unicode* unicode, Documents* documents, Batch* batch,
                         Error* error) {
     Progress progress = progress_begin("counting words", documents->size);
@@ -588,7 +570,6 @@ static bool tokenizer_train(const Options* o, Error* error) {
     Unicode* unicode = unicode_open(error);
     WordTable* tables = (WordTable*)memory_allocate(threads * sizeof *tables);
     bool ok = unicode && (tables || fail_with(error, "out of memory for %zu threads; give fewer --threads", threads));
-    for (size_t i = 0; ok && i < threads; i++) ok = word_table_open(&tables[i], error);
     ok = ok && words_count(tables, threads, unicode, &documents, &batch, error);
     for (size_t i = 1; ok && i < threads; i++) ok = word_table_merge(&tables[0], &tables[i], error);
     if (ok && tables[0].count == 0)
@@ -625,7 +606,7 @@ static bool stream(const Options* o, Error* error) {
 int main(int argc, char** argv) {
     Options options;
     Error error;
-    struct sigaction action;
+    struct sigaction action = {.sa_handler = interrupt};
     files_open_standard();
     if (flags_want_help(argc, argv)) {
         Flags flags = options_flags(&options);
@@ -633,25 +614,18 @@ int main(int argc, char** argv) {
         flags_help(&flags);
         return 0;
     }
-    if (!options_read(&options, argc, argv, &error)) {
-        fprintf(stderr, "tokenize: %s\n", error.text);
-        return 2;
+    bool ok = options_read(&options, argc, argv, &error), usage = !ok;
+    if (ok && options.threads) threads_set(options.threads);
+    if (ok && (options.encode || options.decode || options.show)) {
+        ok = stream(&options, &error);
+    } else if (ok) {
+        sigaction(SIGINT, &action, NULL);
+        sigaction(SIGTERM, &action, NULL);
+        signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
+        ok = options.vocabulary ? tokenizer_train(&options, &error)
+             : options.bytes    ? bytes_to_shards(&options, &error)
+                                : documents_to_shards(&options, &error);
     }
-    if (options.threads) threads_set(options.threads);
-    if (options.encode || options.decode || options.show) {
-        if (stream(&options, &error)) return 0;
-        fprintf(stderr, "tokenize: %s\n", error.text);
-        return 1;
-    }
-    memset(&action, 0, sizeof action);
-    action.sa_handler = interrupt;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
-    bool ok = options.vocabulary ? tokenizer_train(&options, &error)
-              : options.bytes    ? bytes_to_shards(&options, &error)
-                                 : documents_to_shards(&options, &error);
-    if (ok) return 0;
-    fprintf(stderr, "tokenize: %s\n", error.text);
-    return 1;
+    if (!ok) fprintf(stderr, "tokenize: %s\n", error.text);
+    return ok ? 0 : usage ? 2 : 1;
 }

@@ -9,6 +9,7 @@ are found by calling the package too: Python cannot read its tables.
 """
 import re
 import sys
+import textwrap
 
 try:
     import tokenizers
@@ -43,18 +44,21 @@ def classes():
     return result
 
 
-def runs(values):
-    """(length, value) of every run over all code points."""
-    result, last, length = [], None, 0
-    for c in range(0x110000):
-        value = values.get(c, 0)
-        if value == last:
-            length += 1
-            continue
-        if length:
-            result.append((length, last))
-        last, length = value, 1
-    return result + [(length, last)]
+def runs(values, unit, alternating=()):
+    """unit * length + value of every run over all code points. Of two values that alternate for at least 4 code points
+    there is one run, with len(CLASSES) as its value."""
+    result, c = [], 0
+    while c < 0x110000:
+        value, end, turns = values.get(c, 0), c, c
+        while end < 0x110000 and values.get(end, 0) == value:
+            end += 1
+        while alternating and turns < 0x110000 and values.get(turns, 0) == alternating[(turns - c) % 2]:
+            turns += 1
+        if turns - c >= 4:
+            value, end = len(CLASSES), turns
+        result.append(unit * (end - c) + value)
+        c = end
+    return result
 
 
 def combining():
@@ -87,6 +91,18 @@ def decompositions():
     return result
 
 
+def groups(pairs):
+    """For each second part: it, the number of characters with it, and for each of them its distance from the one before
+    (from 0) and its first part."""
+    result = []
+    for second in sorted({b for _, _, b, _ in pairs}):
+        characters = [(c, a) for c, a, b, _ in pairs if b == second]
+        result += [second, len(characters)]
+        for (c, a), before in zip(characters, [0] + [c for c, _ in characters]):
+            result += [c - before, a]
+    return result
+
+
 def array(declaration, numbers):
     lines, line = [], "    "
     for number in numbers:
@@ -100,16 +116,13 @@ def array(declaration, numbers):
 
 def main():
     pairs = decompositions()
-    composing = [number for c, a, b, composes in pairs if composes for number in (c, a, b)]
-    others = [number for c, a, b, composes in pairs if not composes for number in (c, a, b)]
-    by_class = [number for length, value in runs(classes()) for number in (length, value)]
-    by_combining = [number for length, value in runs(combining()) for number in (length, value)]
-    names = "".join(f"    UNICODE_{name},\n" for name in CLASSES) + "    UNICODE_CLASSES"
+    names = textwrap.fill(", ".join(f"UNICODE_{name}" for name in CLASSES + ["CLASSES"]), 116)
+    names = textwrap.indent(names, "    ")
     versions = f"Unicode {unicode.unidata_version} and tokenizers {tokenizers.__version__}"
     print(f"""// unicode_tables.h: what unicode.h knows of each character.
 //
 // Made by dev/peers/unicode_tables.py from {versions}: change that, not this file.
-// Runs cover all code points from 0 on: a length, then the value of that many.
+// Runs cover all code points from 0 on: 16 x length + class, or 256 x length + combining class.
 
 #ifndef LLMTRAIN_UNICODE_TABLES_H
 #define LLMTRAIN_UNICODE_TABLES_H
@@ -118,17 +131,21 @@ def main():
 
 // FRACTION: a number that is no word character to `tokenizers`. WORD: what else is one. NEW_NUMBER: a number to its
 // splitting of digits, which knows Unicode 17.
+// UNICODE_CLASSES is the value of runs in which UPPER and LOWER alternate.
 enum {{
 {names}
 }};
 """)
-    print(array("static const uint32_t UNICODE_CLASS_RUNS[]", by_class))
+    alternating = CLASSES.index("UPPER"), CLASSES.index("LOWER")
+    print(array("static const uint32_t UNICODE_CLASS_RUNS[]", runs(classes(), 16, alternating)))
     print("// Canonical combining classes.")
-    print(array("static const uint32_t UNICODE_COMBINING_RUNS[]", by_combining))
-    print("// Canonical decompositions: a character, and the two that it is made of, which NFC puts together again.")
-    print(array("static const uint32_t UNICODE_COMPOSITIONS[]", composing))
-    print("// The same, which NFC takes apart only; the second is 0 where there is none.")
-    print(array("static const uint32_t UNICODE_DECOMPOSITIONS[]", others))
+    print(array("static const uint32_t UNICODE_COMBINING_RUNS[]", runs(combining(), 256)))
+    print("// Canonical decompositions, which NFC puts together again, by their second part: it, the number of characters\n"
+          "// with it, and for each of them its distance from the one before and its first part.")
+    print(array("static const uint32_t UNICODE_COMPOSITIONS[]", groups([p for p in pairs if p[3]])))
+    print("// The same, which NFC takes apart only; the second part is 0 where there is none.")
+    print(array("static const uint32_t UNICODE_DECOMPOSITIONS[]", groups([p for p in pairs if not p[3]])))
+    print(f"enum {{ UNICODE_PARTED = {len(pairs)} }};  // characters in both tables\n")
     print("#endif  // LLMTRAIN_UNICODE_TABLES_H")
 
 

@@ -317,7 +317,7 @@ static void test_nfc(void) {
         expect(same, "case %zu: '%.*s'", i, (int)out.count, out.bytes ? out.bytes : "");
         text_free(&out);
     }
-    nfc_close(nfc);
+    free(nfc);
     verdict("NFC");
 }
 

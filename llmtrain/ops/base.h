@@ -96,6 +96,20 @@ static inline void* memory_allocate(size_t bytes) {
     return memory;
 }
 
+// Gives an array that grows room for `count` elements. array: the address of the pointer to it, of any type. False if
+// there is no memory; then the array is as it was. The caller frees it with free().
+static inline bool memory_grow(void* array, size_t* capacity, size_t count, size_t element_bytes) {
+    void* memory;
+    if (count <= *capacity) return true;
+    size_t larger = max_size(count, *capacity + *capacity / 2);
+    memcpy(&memory, array, sizeof memory);
+    memory = larger > SIZE_MAX / element_bytes ? NULL : realloc(memory, larger * element_bytes);
+    if (!memory) return false;
+    memcpy(array, &memory, sizeof memory);
+    *capacity = larger;
+    return true;
+}
+
 // ------------------------------------------------------------------------------------------------
 // 3. Time
 

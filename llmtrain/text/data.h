@@ -91,19 +91,15 @@ static inline bool shard_read_header(Shard* shard, const ShardHeader* header, ui
     shard->count = (size_t)((uint64_t)header->count_high << 32 | header->count_low);
     uint64_t payload = file_bytes - sizeof *header;
     if (payload % shard->token_bytes != 0 || payload / shard->token_bytes != shard->count)
-        return fail_with(error,
-                         "%s is damaged or half copied: its header promises %zu tokens of %zu bytes, but %llu bytes "
-                         "follow; copy or make it again",
-                         path, shard->count, shard->token_bytes, (unsigned long long)payload);
+        return fail_with(error, "%s is damaged or half copied: its header promises %zu tokens of %zu bytes, but %llu "
+                         "bytes follow; copy or make it again", path, shard->count, shard->token_bytes,
+                         (unsigned long long)payload);
     if (shard->vocabulary < 0 || (is_16 && shard->vocabulary > 65536))
-        return fail_with(error,
-                         "%s is damaged: its header gives a vocabulary of %d to tokens of %zu bytes; copy or make it "
-                         "again",
-                         path, shard->vocabulary, shard->token_bytes);
+        return fail_with(error, "%s is damaged: its header gives a vocabulary of %d to tokens of %zu bytes; copy or "
+                         "make it again", path, shard->vocabulary, shard->token_bytes);
     if (!entropy_is_possible(shard->entropy_floor))
-        return fail_with(error,
-                         "%s is damaged: its header gives an entropy of %g nats per token; copy or make it again", path,
-                         shard->entropy_floor);
+        return fail_with(error, "%s is damaged: its header gives an entropy of %g nats per token; copy or make it "
+                         "again", path, shard->entropy_floor);
     return true;
 }
 
@@ -116,10 +112,8 @@ static inline void shard_close(Shard* shard) {
 static inline bool shard_map(Shard* shard, int file, size_t bytes, Error* error) {
     ShardHeader header;
     if (bytes < sizeof header)
-        return fail_with(error,
-                         "%s is not a token shard: it has %zu bytes, and the header alone has %zu; make shards with "
-                         "tokenize",
-                         shard->path, bytes, sizeof header);
+        return fail_with(error, "%s is not a token shard: it has %zu bytes, and the header alone has %zu; make shards "
+                         "with tokenize", shard->path, bytes, sizeof header);
     if (!file_read_at(file, &header, sizeof header, 0, shard->path, error)) return false;
     if (!shard_read_header(shard, &header, bytes, error)) return false;
     void* mapping = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
@@ -252,8 +246,7 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
 // order of the shards is part of the order of the samples. After a failure there is nothing to close.
 static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* error) {
     memset(dataset, 0, sizeof *dataset);
-    glob_t found;
-    memset(&found, 0, sizeof found);
+    glob_t found = {0};
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     bool ok = false;
     char* literal = (char*)pattern;
@@ -373,7 +366,6 @@ static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* err
                      dataset->shard_count > 1 ? "the longest shard, " : "", longest->path, longest->count, T, T + 1);
 }
 
-// The window of training sample number `sample`.
 static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint64_t sample, size_t T) {
     uint64_t samples = dataset_samples(dataset, T);
     uint64_t epoch = sample / samples;
@@ -405,10 +397,9 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
     for (size_t t = 0; t <= T; t++) {
         uint32_t token = shard_token(shard, window.start + t);
         if (token >= (uint32_t)vocabulary)
-            return fail_with(error,
-                             "token %u at position %zu of %s is outside the vocabulary of %d; give the model the "
-                             "tokenizer's vocabulary, or make the shards again",
-                             token, window.start + t, shard->path, vocabulary);
+            return fail_with(error, "token %u at position %zu of %s is outside the vocabulary of %d; give the model "
+                             "the tokenizer's vocabulary, or make the shards again", token, window.start + t,
+                             shard->path, vocabulary);
         if (t < T) tokens[t] = (int32_t)token;
         bool ended = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
         if (t > 0) targets[t - 1] = ended ? -1 : (int32_t)token;

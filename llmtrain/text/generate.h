@@ -49,7 +49,6 @@ static inline void generator_close(Generator* g) {
     memset(g, 0, sizeof *g);
 }
 
-// Forgets all text.
 static inline void generator_begin(Generator* g) {
     g->known = g->common = g->seen = 0;
     g->model->cache.length = 0;
@@ -174,24 +173,14 @@ static inline void sample_text_begin(SampleText* t, const Tokenizer* tokenizer, 
     t->ended = false;
 }
 
-static inline bool sample_text_append(SampleText* t, const char* text, size_t bytes, Error* error) {
-    if (bytes > t->capacity - t->bytes) {
-        size_t capacity = max_size(2 * t->capacity, t->bytes + max_size(bytes, 1024));
-        char* grown = (char*)realloc(t->text, capacity);
-        if (!grown) return fail_with(error, "out of memory for %zu bytes of text; make --tokens smaller", capacity);
-        t->text = grown;
-        t->capacity = capacity;
-    }
-    memcpy(t->text + t->bytes, text, bytes);
-    t->bytes += bytes;
-    return true;
-}
-
 // Adds decoded text, and ends the text before the first stop string in it.
 static inline bool sample_text_grow(SampleText* t, const char* text, size_t bytes, const TextList* stops,
                                     Error* error) {
     size_t before = t->bytes, end = SIZE_MAX;
-    if (!sample_text_append(t, text, bytes, error)) return false;
+    t->bytes += bytes;
+    if (!memory_grow(&t->text, &t->capacity, max_size(t->bytes, 1), 1))
+        return fail_with(error, "out of memory for %zu bytes of text; make --tokens smaller", t->bytes);
+    memcpy(t->text + before, text, bytes);
     for (size_t i = 0; i < stops->count; i++) {
         size_t length = strlen(stops->texts[i]);
         for (size_t at = before >= length ? before - length + 1 : 0; at < end && at + length <= t->bytes; at++)
@@ -256,7 +245,6 @@ typedef struct {
     SampleText* texts;        // (samples)
 } Sampler;
 
-// Appends the flags of sampling, and sets the defaults.
 static inline void sampler_flags(Flags* flags, Sampler* s) {
     enum { FREE = FLAG_FREE };
     SamplingOptions* o = &s->options;
@@ -268,8 +256,7 @@ static inline void sampler_flags(Flags* flags, Sampler* s) {
         FLAG_REAL("temperature", &o->temperature, 0.8, 0, 100, FREE,
                   "softmax temperature; 0: always the most likely token"),
         FLAG_COUNT("top-k", &o->top_k, 0, 0, 1e9, FREE, "sample from the N most likely tokens; 0: all"),
-        FLAG_REAL("top-p", &o->top_p, 1, 0, 1, FREE,
-                  "sample from the smallest set of tokens with total probability X"),
+        FLAG_REAL("top-p", &o->top_p, 1, 0, 1, FREE, "sample from the smallest set of tokens with total probability X"),
         FLAG_REAL("min-p", &o->min_p, 0, 0, 1, FREE,
                   "leave out tokens with less than X times the largest probability; 0: none"),
         FLAG_REAL("repetition-penalty", &o->repetition_penalty, 1, 0.01, 100, FREE,
@@ -278,17 +265,15 @@ static inline void sampler_flags(Flags* flags, Sampler* s) {
     flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
-// Reads the ids of --prompt-ids, separated by spaces or commas.
 static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
     for (const char* text = s->prompt_ids; *(text += strspn(text, " ,\t\n")) != 0;) {
         char* end;
         unsigned long id = strtoul(text, &end, 10);
         if (text[0] < '0' || text[0] > '9' || id >= V)
-            return fail_with(error,
-                             "--prompt-ids has '%.*s'; give numbers below the vocabulary, %zu, separated by spaces",
-                             (int)min_size(strcspn(text, " ,\t\n"), 40), text, V);
-        if (!tokens_reserve(&s->ids, 1, error)) return false;
-        s->ids.ids[s->ids.count++] = (int32_t)id;
+            return fail_with(error, "--prompt-ids has '%.*s'; give numbers below the vocabulary, %zu, separated by "
+                             "spaces", (int)min_size(strcspn(text, " ,\t\n"), 40), text, V);
+        int32_t token = (int32_t)id;
+        if (!tokens_append(&s->ids, &token, 1, error)) return false;
         text = end;
     }
     return true;
@@ -299,17 +284,13 @@ static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
 static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const char* text, bool begin, size_t V,
                                   Error* error) {
     size_t first = ids->count;
-    if (begin && tokenizer->begin_of_text >= 0) {
-        if (!tokens_reserve(ids, 1, error)) return false;
-        ids->ids[ids->count++] = tokenizer->begin_of_text;
-    }
+    if (begin && tokenizer->begin_of_text >= 0 && !tokens_append(ids, &tokenizer->begin_of_text, 1, error))
+        return false;
     if (!tokenizer_encode(ids, tokenizer, text, strlen(text), error)) return false;
     for (size_t i = first; i < ids->count; i++)
         if ((size_t)ids->ids[i] >= V)
-            return fail_with(error,
-                             "the tokenizer %s has produced the id %d, but the model's vocabulary is %zu; they do not "
-                             "belong together",
-                             tokenizer->name, (int)ids->ids[i], V);
+            return fail_with(error, "the tokenizer %s has produced the id %d, but the model's vocabulary is %zu; they "
+                             "do not belong together", tokenizer->name, (int)ids->ids[i], V);
     return true;
 }
 
@@ -321,11 +302,9 @@ static inline bool sampler_read_prompt(Sampler* s, const Tokenizer* tokenizer, s
     if (!known && V == (size_t)s->bytes.vocabulary) tokenizer = &s->bytes, known = true;
     s->tokenizer = known ? tokenizer : NULL;
     if (!known && !(s->prompt_ids && s->print_ids))
-        return fail_with(
-            error,
-            "the model's vocabulary is %zu, but without a tokenizer next to it, text is read and written as "
-            "bytes, of which there are %d; build/generate takes ids instead, with --prompt-ids and --print-ids",
-            V, s->bytes.vocabulary);
+        return fail_with(error, "the model's vocabulary is %zu, but without a tokenizer next to it, text is read and "
+                         "written as bytes, of which there are %d; build/generate takes ids instead, with --prompt-ids "
+                         "and --print-ids", V, s->bytes.vocabulary);
     bool ok = s->prompt_ids ? sampler_read_ids(s, V, error)
                             : sampler_encode(&s->ids, tokenizer, s->prompt, true, V, error);
     if (ok && s->ids.count == 0) ok = fail_with(error, "the prompt is empty; give at least one token");
@@ -338,7 +317,6 @@ static inline bool sampler_open(Sampler* s, Model* model, const Tokenizer* token
     if (s->samples == 0) s->samples = 1;
     s->texts = (SampleText*)memory_allocate(s->samples * sizeof(SampleText));
     if (!s->texts) return fail_with(error, "out of memory for %zu samples; make --samples smaller", s->samples);
-    memset(s->texts, 0, s->samples * sizeof(SampleText));
     return generator_open(&s->generator, model, &s->options, s->samples, s->ids.count + s->tokens, error);
 }
 

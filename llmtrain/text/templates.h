@@ -55,8 +55,7 @@ typedef struct TemplateValue {
 } TemplateValue;
 
 typedef struct {
-    const char* name;                   // (bytes), in the source
-    size_t bytes;
+    TemplateValue name;                 // a string in the source
     int64_t owner;                      // the namespace that it is a member of; -1: a variable
     TemplateValue value;
 } TemplateVariable;
@@ -81,7 +80,7 @@ enum {
 };
 
 typedef struct {
-    TemplateNode* nodes;                // (TEMPLATE_NODES)
+    TemplateNode nodes[TEMPLATE_NODES];
     size_t node_count;
     TemplateVariable variables[TEMPLATE_VARIABLES];
     size_t variable_count, scope;       // scope: the first variable of the innermost loop
@@ -122,27 +121,21 @@ static inline void* template_allocate(Template* t, size_t bytes) {
 }
 
 static inline TemplateValue value_of(ValueKind kind, int64_t number) {
-    TemplateValue v;
-    memset(&v, 0, sizeof v);
-    v.kind = kind;
-    v.number = number;
+    TemplateValue v = {.kind = kind, .number = number};
     return v;
 }
 static inline TemplateValue value_bool(bool b) { return value_of(VALUE_BOOL, b); }
 
 static inline TemplateValue value_text(const char* text, size_t bytes) {
-    TemplateValue v = value_of(VALUE_STRING, 0);
-    v.text = text;
-    v.count = bytes;
+    TemplateValue v = {.kind = VALUE_STRING, .text = text, .count = bytes};
     return v;
 }
+static inline TemplateValue value_word(const char* text) { return value_text(text, strlen(text)); }
 
 // A list with room for count values, at *items; empty after a failure.
 static inline TemplateValue value_list(Template* t, TemplateValue** items, size_t count) {
-    TemplateValue v = value_of(VALUE_LIST, 0);
     *items = (TemplateValue*)template_allocate(t, max_size(count, 1) * sizeof(TemplateValue));
-    v.items = *items;
-    v.count = *items ? count : 0;
+    TemplateValue v = {.kind = VALUE_LIST, .items = *items, .count = *items ? count : 0};
     return v;
 }
 
@@ -150,35 +143,30 @@ static inline bool value_is(TemplateValue v, const char* text) {
     return v.kind == VALUE_STRING && v.count == strlen(text) && memcmp(v.text, text, v.count) == 0;
 }
 
+static inline bool value_numeric(TemplateValue v) { return v.kind == VALUE_BOOL || v.kind == VALUE_NUMBER; }
+
 static inline bool value_true(TemplateValue v) {
-    switch (v.kind) {
-        case VALUE_UNDEFINED: case VALUE_NONE: return false;
-        case VALUE_BOOL: case VALUE_NUMBER: return v.number != 0;
-        case VALUE_STRING: case VALUE_LIST: return v.count > 0;
-        case VALUE_MESSAGE: case VALUE_LOOP: case VALUE_NAMESPACE: case VALUE_FUNCTION: break;
-    }
-    return true;
+    if (value_numeric(v)) return v.number != 0;
+    if (v.kind == VALUE_STRING || v.kind == VALUE_LIST) return v.count > 0;
+    return v.kind != VALUE_UNDEFINED && v.kind != VALUE_NONE;
 }
 
 static inline bool value_equal(TemplateValue a, TemplateValue b) {
-    bool numbers = (a.kind == VALUE_BOOL || a.kind == VALUE_NUMBER) && (b.kind == VALUE_BOOL || b.kind == VALUE_NUMBER);
-    if (numbers) return a.number == b.number;
+    if (value_numeric(a) && value_numeric(b)) return a.number == b.number;
     if (a.kind != b.kind) return false;
     if (a.kind == VALUE_STRING) return a.count == b.count && memcmp(a.text, b.text, a.count) == 0;
-    if (a.kind == VALUE_LIST) {
-        bool equal = a.count == b.count;
-        for (size_t i = 0; equal && i < a.count; i++) equal = value_equal(a.items[i], b.items[i]);
-        return equal;
-    }
-    return a.number == b.number && a.message == b.message;
+    if (a.kind != VALUE_LIST) return a.number == b.number && a.message == b.message;
+    bool equal = a.count == b.count;
+    for (size_t i = 0; equal && i < a.count; i++) equal = value_equal(a.items[i], b.items[i]);
+    return equal;
 }
 
 // As Python prints it.
 static inline TemplateValue value_string(Template* t, TemplateValue v) {
     if (v.kind == VALUE_STRING) return v;
     if (v.kind == VALUE_UNDEFINED) return value_text("", 0);
-    if (v.kind == VALUE_NONE) return value_text("None", 4);
-    if (v.kind == VALUE_BOOL) return v.number ? value_text("True", 4) : value_text("False", 5);
+    if (v.kind == VALUE_NONE) return value_word("None");
+    if (v.kind == VALUE_BOOL) return value_word(v.number ? "True" : "False");
     if (v.kind != VALUE_NUMBER) {
         template_fail(t, "prints a list or a message, which is not supported");
         return value_text("", 0);
@@ -228,6 +216,37 @@ static inline bool code_letter(char c) {
     return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
 }
 
+static inline void code_skip(Template* t) {
+    while (t->at < t->end && code_space(*t->at)) t->at++;
+}
+
+// Consumes the word that comes next; empty if there is none.
+static inline TemplateValue code_word(Template* t) {
+    code_skip(t);
+    const char* start = t->at;
+    while (t->at < t->end && code_letter(*t->at)) t->at++;
+    return value_text(start, (size_t)(t->at - start));
+}
+
+// The index of a word in a list of names separated by |; -1: it is not in it.
+static inline int word_among(TemplateValue word, const char* names) {
+    for (size_t length, i = 0; names[0]; names += length + (names[length] == '|'), i++) {
+        length = strcspn(names, "|");
+        if (length == word.count && memcmp(names, word.text, length) == 0) return (int)i;
+    }
+    return -1;
+}
+
+static inline TemplateValue template_undefined(Template* t, const char* what, TemplateValue name) {
+    if (!t->skipping)
+        template_fail(t, "uses %s '%.*s', which is not supported", what, (int)min_size(name.count, 40), name.text);
+    return value_of(VALUE_UNDEFINED, 0);
+}
+
+static inline TemplateValue node_text(const TemplateNode* node) {
+    return value_text(node->start, (size_t)(node->end - node->start));
+}
+
 static inline bool template_node(Template* t, NodeKind kind, const char* start, const char* end) {
     if (kind == NODE_TEXT && start >= end) return true;
     if (t->node_count == TEMPLATE_NODES) return template_fail(t, "has more than %d tags", TEMPLATE_NODES);
@@ -235,24 +254,17 @@ static inline bool template_node(Template* t, NodeKind kind, const char* start, 
     node->kind = kind;
     node->start = start;
     node->end = end;
-    node->next = 0;
     return true;
 }
 
-// Adds the node of a statement, without its keyword.
 static inline bool template_statement(Template* t, const char* start, const char* end) {
-    static const struct {
-        const char* word;
-        NodeKind kind;
-    } words[] = {{"if", NODE_IF}, {"elif", NODE_ELIF}, {"else", NODE_ELSE}, {"endif", NODE_ENDIF}, {"for", NODE_FOR},
-                 {"endfor", NODE_ENDFOR}, {"set", NODE_SET}};
-    while (start < end && code_space(*start)) start++;
-    size_t length = 0;
-    while (start + length < end && code_letter(start[length])) length++;
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-        if (strlen(words[i].word) == length && memcmp(words[i].word, start, length) == 0)
-            return template_node(t, words[i].kind, start + length, end);
-    return template_fail(t, "uses the statement '%.*s', which is not supported", (int)min_size(length, 40), start);
+    t->at = start;
+    t->end = end;
+    TemplateValue word = code_word(t);
+    int kind = word_among(word, "if|elif|else|endif|for|endfor|set");
+    if (kind >= 0) return template_node(t, (NodeKind)(NODE_IF + kind), t->at, end);
+    template_undefined(t, "the statement", word);
+    return false;
 }
 
 // Where the tag that begins at p ends (the position of its closing mark), skipping strings; NULL: it does not end.
@@ -339,16 +351,6 @@ static inline bool template_match(Template* t) {
 static inline TemplateValue template_expression(Template* t);
 static inline TemplateValue template_unary(Template* t);
 
-static inline TemplateValue template_undefined(Template* t, const char* what, const char* name, size_t bytes) {
-    if (!t->skipping) template_fail(t, "uses %s '%.*s', which is not supported", what, (int)min_size(bytes, 40), name);
-    return value_of(VALUE_UNDEFINED, 0);
-}
-
-static inline void code_skip(Template* t) {
-    while (t->at < t->end && code_space(*t->at)) t->at++;
-}
-
-// Consumes an operator, if it comes next.
 static inline bool code_take(Template* t, const char* mark) {
     size_t length = strlen(mark);
     code_skip(t);
@@ -357,22 +359,11 @@ static inline bool code_take(Template* t, const char* mark) {
     return true;
 }
 
-static inline size_t code_word_bytes(Template* t) {
-    size_t bytes = 0;
-    code_skip(t);
-    while (t->at + bytes < t->end && code_letter(t->at[bytes])) bytes++;
-    return bytes;
-}
-
-static inline bool word_is(const char* word, size_t bytes, const char* text) {
-    return strlen(text) == bytes && memcmp(word, text, bytes) == 0;
-}
-
 static inline bool code_take_word(Template* t, const char* word) {
-    size_t bytes = code_word_bytes(t);
-    if (!word_is(t->at, bytes, word)) return false;
-    t->at += bytes;
-    return true;
+    const char* start = t->at;
+    bool taken = value_is(code_word(t), word);
+    if (!taken) t->at = start;
+    return taken;
 }
 
 static inline void code_need(Template* t, const char* mark) {
@@ -397,7 +388,7 @@ static inline TemplateValue template_string(Template* t) {
             static const char from[] = "ntr\\'\"", to[] = "\n\t\r\\'\"";
             const char* known = strchr(from, *++p);
             if (!known || *p == 0) {
-                template_undefined(t, "the escape", p - 1, 2);
+                template_undefined(t, "the escape", value_text(p - 1, 2));
                 break;
             }
             c = to[known - from];
@@ -409,54 +400,39 @@ static inline TemplateValue template_string(Template* t) {
 }
 
 // A variable, or a member of a namespace.
-static inline TemplateVariable* template_find(Template* t, const char* name, size_t bytes, int64_t owner) {
-    for (size_t i = t->variable_count; i-- > 0;) {
-        TemplateVariable* v = &t->variables[i];
-        if (v->owner == owner && v->bytes == bytes && memcmp(v->name, name, bytes) == 0) return v;
-    }
+static inline TemplateVariable* template_find(Template* t, TemplateValue name, int64_t owner) {
+    for (size_t i = t->variable_count; i-- > 0;)
+        if (t->variables[i].owner == owner && value_equal(t->variables[i].name, name)) return &t->variables[i];
     return NULL;
 }
 
 // Sets a variable of the current scope, or a member of a namespace.
-static inline void template_set(Template* t, const char* name, size_t bytes, int64_t owner, TemplateValue value) {
-    TemplateVariable* v = template_find(t, name, bytes, owner);
-    if (v && (owner >= 0 || v >= t->variables + t->scope)) {
-        v->value = value;
-        return;
-    }
-    if (t->variable_count == TEMPLATE_VARIABLES) {
-        template_fail(t, "sets more than %d variables", TEMPLATE_VARIABLES);
-        return;
-    }
-    v = &t->variables[t->variable_count++];
-    v->name = name;
-    v->bytes = bytes;
-    v->owner = owner;
-    v->value = value;
+static inline void template_set(Template* t, TemplateValue name, int64_t owner, TemplateValue value) {
+    TemplateVariable *v = template_find(t, name, owner), fresh = {name, owner, value};
+    if (v && (owner >= 0 || v >= t->variables + t->scope)) v->value = value;
+    else if (t->variable_count < TEMPLATE_VARIABLES) t->variables[t->variable_count++] = fresh;
+    else template_fail(t, "sets more than %d variables", TEMPLATE_VARIABLES);
 }
 
-static inline TemplateValue template_member(Template* t, TemplateValue of, const char* name, size_t bytes) {
+static inline TemplateValue template_member(Template* t, TemplateValue of, TemplateValue name) {
     TemplateValue none = value_of(VALUE_UNDEFINED, 0);
     if (t->skipping) return none;
-    if (of.kind == VALUE_MESSAGE) {
-        if (word_is(name, bytes, "role")) return value_text(of.message->role, strlen(of.message->role));
-        if (word_is(name, bytes, "content")) return value_text(of.message->content, strlen(of.message->content));
-        return none;
-    }
+    if (of.kind == VALUE_MESSAGE && value_is(name, "role")) return value_word(of.message->role);
+    if (of.kind == VALUE_MESSAGE && value_is(name, "content")) return value_word(of.message->content);
     if (of.kind == VALUE_NAMESPACE) {
-        TemplateVariable* v = template_find(t, name, bytes, of.number);
+        TemplateVariable* v = template_find(t, name, of.number);
         return v ? v->value : none;
     }
     if (of.kind == VALUE_LOOP) {
-        if (word_is(name, bytes, "first")) return value_bool(of.number == 0);
-        if (word_is(name, bytes, "last")) return value_bool((size_t)of.number + 1 == of.count);
-        if (word_is(name, bytes, "index0")) return value_of(VALUE_NUMBER, of.number);
-        if (word_is(name, bytes, "index")) return value_of(VALUE_NUMBER, of.number + 1);
-        if (word_is(name, bytes, "length")) return value_of(VALUE_NUMBER, (int64_t)of.count);
-        return template_undefined(t, "the member of loop", name, bytes);
+        if (value_is(name, "first")) return value_bool(of.number == 0);
+        if (value_is(name, "last")) return value_bool((size_t)of.number + 1 == of.count);
+        if (value_is(name, "index0")) return value_of(VALUE_NUMBER, of.number);
+        if (value_is(name, "index")) return value_of(VALUE_NUMBER, of.number + 1);
+        if (value_is(name, "length")) return value_of(VALUE_NUMBER, (int64_t)of.count);
+        return template_undefined(t, "the member of loop", name);
     }
     if (of.kind == VALUE_UNDEFINED || of.kind == VALUE_NONE)
-        template_fail(t, "asks for '%.*s' of something undefined", (int)min_size(bytes, 40), name);
+        template_fail(t, "asks for '%.*s' of something undefined", (int)min_size(name.count, 40), name.text);
     return none;
 }
 
@@ -517,7 +493,7 @@ static inline size_t template_arguments(Template* t, TemplateValue* arguments) {
     return count;
 }
 
-static inline TemplateValue template_method(Template* t, TemplateValue of, const char* name, size_t bytes) {
+static inline TemplateValue template_method(Template* t, TemplateValue of, TemplateValue name) {
     TemplateValue a[TEMPLATE_ARGUMENTS];
     size_t count = template_arguments(t, a);
     if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
@@ -525,21 +501,21 @@ static inline TemplateValue template_method(Template* t, TemplateValue of, const
     for (size_t i = 0; i < count; i++) texts = texts && a[i].kind == VALUE_STRING;
     if (texts && count <= 1) {
         const TemplateValue* marks = count ? &a[0] : NULL;
-        if (word_is(name, bytes, "strip")) return template_strip(t, of, true, true, marks);
-        if (word_is(name, bytes, "lstrip")) return template_strip(t, of, true, false, marks);
-        if (word_is(name, bytes, "rstrip")) return template_strip(t, of, false, true, marks);
+        if (value_is(name, "strip")) return template_strip(t, of, true, true, marks);
+        if (value_is(name, "lstrip")) return template_strip(t, of, true, false, marks);
+        if (value_is(name, "rstrip")) return template_strip(t, of, false, true, marks);
     }
-    if (texts && count == 0 && word_is(name, bytes, "upper")) return template_case(t, of, true);
-    if (texts && count == 0 && word_is(name, bytes, "lower")) return template_case(t, of, false);
-    if (texts && count == 1 && word_is(name, bytes, "startswith"))
-        return value_bool(a[0].count <= of.count && memcmp(of.text, a[0].text, a[0].count) == 0);
-    if (texts && count == 1 && word_is(name, bytes, "endswith"))
-        return value_bool(a[0].count <= of.count &&
-                          memcmp(of.text + of.count - a[0].count, a[0].text, a[0].count) == 0);
-    if (texts && count == 1 && a[0].count > 0 && word_is(name, bytes, "split")) return template_split(t, of, a[0]);
-    if (texts && count == 2 && a[0].count > 0 && word_is(name, bytes, "replace"))
+    if (texts && count == 0 && value_is(name, "upper")) return template_case(t, of, true);
+    if (texts && count == 0 && value_is(name, "lower")) return template_case(t, of, false);
+    bool fits = texts && count == 1 && a[0].count <= of.count;
+    if (texts && count == 1 && value_is(name, "startswith"))
+        return value_bool(fits && memcmp(of.text, a[0].text, a[0].count) == 0);
+    if (texts && count == 1 && value_is(name, "endswith"))
+        return value_bool(fits && memcmp(of.text + of.count - a[0].count, a[0].text, a[0].count) == 0);
+    if (texts && count == 1 && a[0].count > 0 && value_is(name, "split")) return template_split(t, of, a[0]);
+    if (texts && count == 2 && a[0].count > 0 && value_is(name, "replace"))
         return template_replace(t, of, a[0], a[1]);
-    return template_undefined(t, "the method", name, bytes);
+    return template_undefined(t, "the method", name);
 }
 
 // x[...], whose [ has been consumed: a member, an element, or a slice with any of first, end, step (1 or -1).
@@ -561,14 +537,16 @@ static inline TemplateValue template_subscript(Template* t, TemplateValue of) {
     for (int i = 0; i < 3; i++)
         if (given[i] && part[i].kind != VALUE_NUMBER && (slice || of.kind == VALUE_LIST))
             return template_fail(t, "has a subscript that is not a number"), value_of(VALUE_UNDEFINED, 0);
-    if (!slice && given[0] && part[0].kind == VALUE_STRING) return template_member(t, of, part[0].text, part[0].count);
-    if (of.kind != VALUE_LIST || (!slice && !given[0])) return template_undefined(t, "the subscript of", "[ ]", 3);
+    if (!slice && given[0] && part[0].kind == VALUE_STRING) return template_member(t, of, part[0]);
+    if (of.kind != VALUE_LIST || (!slice && !given[0]))
+        return template_undefined(t, "the subscript of", value_word("[ ]"));
     int64_t count = (int64_t)of.count, step = given[2] ? part[2].number : 1;
     if (!slice) {
         int64_t i = part[0].number < 0 ? part[0].number + count : part[0].number;
         return i >= 0 && i < count ? of.items[i] : value_of(VALUE_UNDEFINED, 0);
     }
-    if (step != 1 && (step != -1 || given[0] || given[1])) return template_undefined(t, "the slice", "[a:b:c]", 7);
+    if (step != 1 && (step != -1 || given[0] || given[1]))
+        return template_undefined(t, "the slice", value_word("[a:b:c]"));
     int64_t first = given[0] ? part[0].number : 0, end = given[1] ? part[1].number : count;
     first = first < 0 ? first + count : first;
     end = end < 0 ? end + count : end > count ? count : end;
@@ -589,22 +567,19 @@ static inline TemplateValue template_now(Template* t, TemplateValue format) {
     memcpy(copy, format.text, format.count);
     copy[format.count] = 0;
     size_t bytes = strstr(copy, "%f") ? 0 : strftime(text, NOW_BYTES, copy, &parts);
-    return bytes > 0 || copy[0] == 0 ? value_text(text, bytes)
-                                     : template_undefined(t, "the format of time", copy, format.count);
+    return bytes > 0 || copy[0] == 0 ? value_text(text, bytes) : template_undefined(t, "the format of time", format);
 }
 
 // Calls a function of TEMPLATE_FUNCTIONS, whose ( has been consumed. All are defined, but not all can be called.
-static inline TemplateValue template_call(Template* t, const char* name, size_t bytes) {
+static inline TemplateValue template_call(Template* t, TemplateValue name) {
     TemplateValue a[TEMPLATE_ARGUMENTS], made = value_of(VALUE_NAMESPACE, 0);
-    if (word_is(name, bytes, "namespace")) {
+    if (value_is(name, "namespace")) {
         made.number = t->namespaces++;
         while (!t->failed && !code_take(t, ")")) {
-            size_t length = code_word_bytes(t);
-            const char* member = t->at;
-            t->at += length;
+            TemplateValue member = code_word(t);
             code_need(t, "=");
             TemplateValue value = template_expression(t);
-            if (!t->skipping && !t->failed) template_set(t, member, length, made.number, value);
+            if (!t->skipping && !t->failed) template_set(t, member, made.number, value);
             if (!code_take(t, ",")) {
                 code_need(t, ")");
                 break;
@@ -613,22 +588,13 @@ static inline TemplateValue template_call(Template* t, const char* name, size_t 
         return made;
     }
     size_t count = template_arguments(t, a);
-    if (!t->skipping && !t->failed && word_is(name, bytes, "raise_exception")) {
+    if (!t->skipping && !t->failed && value_is(name, "raise_exception")) {
         TemplateValue text = count ? value_string(t, a[0]) : value_text("", 0);
         template_fail(t, "refuses the conversation: %.*s", (int)min_size(text.count, 200), text.text);
     }
-    if (count == 1 && a[0].kind == VALUE_STRING && !t->skipping && !t->failed && word_is(name, bytes, "strftime_now"))
+    if (count == 1 && a[0].kind == VALUE_STRING && !t->skipping && !t->failed && value_is(name, "strftime_now"))
         return template_now(t, a[0]);
-    return template_undefined(t, "the function", name, bytes);
-}
-
-// The index of a word in a list of names separated by |; -1: it is not in it.
-static inline int word_among(const char* word, size_t bytes, const char* names) {
-    for (size_t length, i = 0; names[0]; names += length + (names[length] == '|'), i++) {
-        length = strcspn(names, "|");
-        if (length == bytes && memcmp(names, word, bytes) == 0) return (int)i;
-    }
-    return -1;
+    return template_undefined(t, "the function", name);
 }
 
 // Names that apply_chat_template defines besides those of template_render.
@@ -636,8 +602,7 @@ static inline int word_among(const char* word, size_t bytes, const char* names) 
 #define TEMPLATE_TOKENS "unk_token|sep_token|pad_token|cls_token|mask_token"
 
 static inline TemplateValue template_primary(Template* t) {
-    size_t bytes = code_word_bytes(t);
-    const char* word = t->at;
+    code_skip(t);
     if (t->at >= t->end) return template_fail(t, "has an expression that ends early"), value_of(VALUE_UNDEFINED, 0);
     if (*t->at == '\'' || *t->at == '"') {
         TemplateValue text = template_string(t);
@@ -650,73 +615,70 @@ static inline TemplateValue template_primary(Template* t) {
         code_need(t, ")");
         return value;
     }
-    if (bytes == 0) {
+    TemplateValue word = code_word(t);
+    if (word.count == 0) {
         template_fail(t, "has '%.*s' where a value should be", (int)min_size((size_t)(t->end - t->at), 40), t->at);
         return value_of(VALUE_UNDEFINED, 0);
     }
-    t->at += bytes;
-    if (*word >= '0' && *word <= '9') {
+    if (*word.text >= '0' && *word.text <= '9') {
         int64_t number = 0;
-        bool digits = bytes <= 9 && !(t->at < t->end && *t->at == '.');
-        for (size_t i = 0; digits && i < bytes; i++) {
-            digits = word[i] >= '0' && word[i] <= '9';
-            number = 10 * number + (word[i] - '0');
+        bool digits = word.count <= 9 && !(t->at < t->end && *t->at == '.');
+        for (size_t i = 0; digits && i < word.count; i++) {
+            digits = word.text[i] >= '0' && word.text[i] <= '9';
+            number = 10 * number + (word.text[i] - '0');
         }
-        return digits ? value_of(VALUE_NUMBER, number) : template_undefined(t, "the number", word, bytes);
+        return digits ? value_of(VALUE_NUMBER, number) : template_undefined(t, "the number", word);
     }
-    if (word_is(word, bytes, "true") || word_is(word, bytes, "True")) return value_bool(true);
-    if (word_is(word, bytes, "false") || word_is(word, bytes, "False")) return value_bool(false);
-    if (word_is(word, bytes, "none") || word_is(word, bytes, "None")) return value_of(VALUE_NONE, 0);
-    if (code_take(t, "(")) return template_call(t, word, bytes);
-    TemplateVariable* v = template_find(t, word, bytes, -1);
+    if (word_among(word, "true|True") >= 0) return value_bool(true);
+    if (word_among(word, "false|False") >= 0) return value_bool(false);
+    if (word_among(word, "none|None") >= 0) return value_of(VALUE_NONE, 0);
+    if (code_take(t, "(")) return template_call(t, word);
+    TemplateVariable* v = template_find(t, word, -1);
     if (v && !t->skipping) return v->value;
-    if (!v && word_among(word, bytes, TEMPLATE_TOKENS) >= 0) return template_undefined(t, "the token", word, bytes);
-    int function = v ? -1 : word_among(word, bytes, TEMPLATE_FUNCTIONS);
+    if (!v && word_among(word, TEMPLATE_TOKENS) >= 0) return template_undefined(t, "the token", word);
+    int function = v ? -1 : word_among(word, TEMPLATE_FUNCTIONS);
     return function >= 0 ? value_of(VALUE_FUNCTION, function) : value_of(VALUE_UNDEFINED, 0);
 }
 
-static inline TemplateValue template_filter(Template* t, TemplateValue v, const char* name, size_t bytes) {
+static inline TemplateValue template_filter(Template* t, TemplateValue v, TemplateValue name) {
     TemplateValue a[TEMPLATE_ARGUMENTS], undefined = value_of(VALUE_UNDEFINED, 0);
     size_t count = code_take(t, "(") ? template_arguments(t, a) : 0;
     if (t->skipping || t->failed) return undefined;
-    if (count == 0 && word_is(name, bytes, "trim")) return template_strip(t, value_string(t, v), true, true, NULL);
-    if (count == 0 && word_is(name, bytes, "string")) return value_string(t, v);
-    if (count == 0 && word_is(name, bytes, "upper")) return template_case(t, value_string(t, v), true);
-    if (count == 0 && word_is(name, bytes, "lower")) return template_case(t, value_string(t, v), false);
-    if (count == 1 && word_is(name, bytes, "default")) return v.kind == VALUE_UNDEFINED ? a[0] : v;
+    if (count == 0 && value_is(name, "trim")) return template_strip(t, value_string(t, v), true, true, NULL);
+    if (count == 0 && value_is(name, "string")) return value_string(t, v);
+    if (count == 0 && value_is(name, "upper")) return template_case(t, value_string(t, v), true);
+    if (count == 0 && value_is(name, "lower")) return template_case(t, value_string(t, v), false);
+    if (count == 1 && value_is(name, "default")) return v.kind == VALUE_UNDEFINED ? a[0] : v;
     if (count == 0 && v.kind == VALUE_LIST) {
-        if (word_is(name, bytes, "first")) return v.count ? v.items[0] : undefined;
-        if (word_is(name, bytes, "last")) return v.count ? v.items[v.count - 1] : undefined;
-        if (word_is(name, bytes, "length")) return value_of(VALUE_NUMBER, (int64_t)v.count);
+        if (value_is(name, "first")) return v.count ? v.items[0] : undefined;
+        if (value_is(name, "last")) return v.count ? v.items[v.count - 1] : undefined;
+        if (value_is(name, "length")) return value_of(VALUE_NUMBER, (int64_t)v.count);
     }
-    if (count == 0 && v.kind == VALUE_STRING && word_is(name, bytes, "length")) {
+    if (count == 0 && v.kind == VALUE_STRING && value_is(name, "length")) {
         int64_t characters = 0;
         for (size_t i = 0; i < v.count; i++) characters += ((unsigned char)v.text[i] & 0xC0) != 0x80;
         return value_of(VALUE_NUMBER, characters);
     }
-    return template_undefined(t, "the filter", name, bytes);
+    return template_undefined(t, "the filter", name);
 }
 
+#define KIND(name) (1u << VALUE_##name)
 static inline TemplateValue template_test(Template* t, TemplateValue v) {
-    bool negated = code_take_word(t, "not"), holds = false;
-    size_t bytes = code_word_bytes(t);
-    const char* name = t->at;
-    t->at += bytes;
-    if (word_is(name, bytes, "defined")) holds = v.kind != VALUE_UNDEFINED;
-    else if (word_is(name, bytes, "undefined")) holds = v.kind == VALUE_UNDEFINED;
-    else if (word_is(name, bytes, "none")) holds = v.kind == VALUE_NONE;
-    else if (word_is(name, bytes, "string")) holds = v.kind == VALUE_STRING;
-    else if (word_is(name, bytes, "boolean")) holds = v.kind == VALUE_BOOL;
-    else if (word_is(name, bytes, "true")) holds = v.kind == VALUE_BOOL && v.number;
-    else if (word_is(name, bytes, "false")) holds = v.kind == VALUE_BOOL && !v.number;
-    else if (word_is(name, bytes, "number")) holds = v.kind == VALUE_NUMBER || v.kind == VALUE_BOOL;
-    else if (word_is(name, bytes, "mapping")) holds = v.kind == VALUE_MESSAGE;
-    else if (word_is(name, bytes, "iterable") || word_is(name, bytes, "sequence"))
-        holds = v.kind == VALUE_STRING || v.kind == VALUE_LIST || v.kind == VALUE_MESSAGE ||
-                v.kind == VALUE_UNDEFINED || (v.kind == VALUE_LOOP && name[0] == 'i');
-    else return template_undefined(t, "the test", name, bytes);
+    static const char names[] = "defined|undefined|none|string|boolean|true|false|number|mapping|sequence|iterable";
+    enum { SEQUENCE = KIND(STRING) | KIND(LIST) | KIND(MESSAGE) | KIND(UNDEFINED) };
+    static const unsigned kinds[] = {~KIND(UNDEFINED), KIND(UNDEFINED), KIND(NONE), KIND(STRING), KIND(BOOL),
+                                     KIND(BOOL), KIND(BOOL), KIND(NUMBER) | KIND(BOOL), KIND(MESSAGE), SEQUENCE,
+                                     SEQUENCE | KIND(LOOP)};
+    bool negated = code_take_word(t, "not");
+    TemplateValue name = code_word(t);
+    int test = word_among(name, names);
+    if (test < 0) return template_undefined(t, "the test", name);
+    bool holds = kinds[test] >> v.kind & 1;
+    if (value_is(name, "true")) holds = holds && v.number;
+    if (value_is(name, "false")) holds = holds && !v.number;
     return value_bool(holds != negated);
 }
+#undef KIND
 
 // A value with its members, subscripts and calls of methods.
 static inline TemplateValue template_postfix(Template* t) {
@@ -725,10 +687,8 @@ static inline TemplateValue template_postfix(Template* t) {
         if (code_take(t, "[")) {
             v = template_subscript(t, v);
         } else if (code_take(t, ".")) {
-            size_t bytes = code_word_bytes(t);
-            const char* name = t->at;
-            t->at += bytes;
-            v = code_take(t, "(") ? template_method(t, v, name, bytes) : template_member(t, v, name, bytes);
+            TemplateValue name = code_word(t);
+            v = code_take(t, "(") ? template_method(t, v, name) : template_member(t, v, name);
         } else break;
     }
     return v;
@@ -737,12 +697,8 @@ static inline TemplateValue template_postfix(Template* t) {
 // A value after the filters and tests that follow it.
 static inline TemplateValue template_filtered(Template* t, TemplateValue v) {
     while (!t->failed) {
-        if (code_take(t, "|")) {
-            size_t bytes = code_word_bytes(t);
-            const char* name = t->at;
-            t->at += bytes;
-            v = template_filter(t, v, name, bytes);
-        } else if (code_take_word(t, "is")) v = template_test(t, v);
+        if (code_take(t, "|")) v = template_filter(t, v, code_word(t));
+        else if (code_take_word(t, "is")) v = template_test(t, v);
         else break;
     }
     return v;
@@ -751,14 +707,16 @@ static inline TemplateValue template_filtered(Template* t, TemplateValue v) {
 // ------------------------------------------------------------------------------------------------
 // 4. Operators
 
+// operation: + - ~ * % or, for //, /.
 static inline TemplateValue template_number(Template* t, TemplateValue a, TemplateValue b, char operation) {
-    bool numbers = (a.kind == VALUE_NUMBER || a.kind == VALUE_BOOL) && (b.kind == VALUE_NUMBER || b.kind == VALUE_BOOL);
     if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
+    if (operation == '~') return value_joined(t, value_string(t, a), value_string(t, b));
     if (operation == '+' && a.kind == VALUE_STRING && b.kind == VALUE_STRING) return value_joined(t, a, b);
-    bool divides = operation == '/' || operation == '%', fits = numbers && llabs(a.number) < 1000000000000 &&
+    bool divides = operation == '/' || operation == '%', fits = value_numeric(a) && value_numeric(b) &&
+                                                             llabs(a.number) < 1000000000000 &&
                                                              llabs(b.number) < 1000000;
     if (!fits || (divides && b.number <= 0))
-        return template_undefined(t, "with these values the operator", &operation, 1);
+        return template_undefined(t, "with these values the operator", value_text(&operation, 1));
     int64_t rest = divides ? (a.number % b.number + b.number) % b.number : 0;
     return value_of(VALUE_NUMBER, operation == '+' ? a.number + b.number : operation == '-' ? a.number - b.number
                                 : operation == '*' ? a.number * b.number : operation == '%' ? rest
@@ -777,32 +735,15 @@ static inline TemplateValue template_unary(Template* t) {
     return v;
 }
 
-static inline TemplateValue template_product(Template* t) {
-    TemplateValue v = template_unary(t);
-    while (!t->failed) {
-        if (code_take(t, "//")) v = template_number(t, v, template_unary(t), '/');
-        else if (code_take(t, "*")) v = template_number(t, v, template_unary(t), '*');
-        else if (code_take(t, "%")) v = template_number(t, v, template_unary(t), '%');
-        else break;
-    }
-    return v;
-}
-
-static inline TemplateValue template_concatenation(Template* t) {
-    TemplateValue v = template_product(t);
-    while (!t->failed && code_take(t, "~")) {
-        TemplateValue more = template_product(t);
-        if (!t->skipping && !t->failed) v = value_joined(t, value_string(t, v), value_string(t, more));
-    }
-    return v;
-}
-
-static inline TemplateValue template_sum(Template* t) {
-    TemplateValue v = template_concatenation(t);
-    while (!t->failed) {
-        if (code_take(t, "+")) v = template_number(t, v, template_concatenation(t), '+');
-        else if (code_take(t, "-")) v = template_number(t, v, template_concatenation(t), '-');
-        else break;
+// The operators between two values, by level: those of a later level bind more.
+static inline TemplateValue template_arithmetic(Template* t, int level) {
+    static const char* const marks[3][3] = {{"+", "-", NULL}, {"~", NULL, NULL}, {"//", "*", "%"}};
+    if (level == 3) return template_unary(t);
+    TemplateValue v = template_arithmetic(t, level + 1);
+    for (int i = 0; !t->failed && i < 3 && marks[level][i];) {
+        bool taken = code_take(t, marks[level][i]);
+        if (taken) v = template_number(t, v, template_arithmetic(t, level + 1), marks[level][i][0]);
+        i = taken ? 0 : i + 1;
     }
     return v;
 }
@@ -847,10 +788,10 @@ static inline int template_comparator(Template* t, bool* negated) {
 
 // a < b < c is a < b and b < c.
 static inline TemplateValue template_comparison(Template* t) {
-    TemplateValue left = template_sum(t);
+    TemplateValue left = template_arithmetic(t, 0);
     bool negated, holds = true, any = false;
     for (int which; !t->failed && (which = template_comparator(t, &negated)) >= 0; any = true) {
-        TemplateValue right = template_sum(t);
+        TemplateValue right = template_arithmetic(t, 0);
         bool now = which == COMPARE_EQUAL ? value_equal(left, right)
                  : which == COMPARE_DIFFERENT ? !value_equal(left, right)
                  : which == COMPARE_UP_TO ? value_compare(t, left, right) <= 0
@@ -871,25 +812,13 @@ static inline TemplateValue template_negation(Template* t) {
     return any ? value_bool(value_true(v) != negated) : v;
 }
 
-// a and b, a or b: the value that decides, as in Python; what follows it is skipped.
-static inline TemplateValue template_conjunction(Template* t) {
-    TemplateValue v = template_negation(t);
-    while (!t->failed && code_take_word(t, "and")) {
-        bool outer = t->skipping, decided = !value_true(v);
+// a and b, a or b (any): the value that decides, as in Python; what follows it is skipped.
+static inline TemplateValue template_logic(Template* t, bool any) {
+    TemplateValue v = any ? template_logic(t, false) : template_negation(t);
+    while (!t->failed && code_take_word(t, any ? "or" : "and")) {
+        bool outer = t->skipping, decided = value_true(v) == any;
         t->skipping = outer || decided;
-        TemplateValue more = template_negation(t);
-        t->skipping = outer;
-        if (!decided) v = more;
-    }
-    return v;
-}
-
-static inline TemplateValue template_disjunction(Template* t) {
-    TemplateValue v = template_conjunction(t);
-    while (!t->failed && code_take_word(t, "or")) {
-        bool outer = t->skipping, decided = value_true(v);
-        t->skipping = outer || decided;
-        TemplateValue more = template_conjunction(t);
+        TemplateValue more = any ? template_logic(t, false) : template_negation(t);
         t->skipping = outer;
         if (!decided) v = more;
     }
@@ -903,21 +832,21 @@ static inline TemplateValue template_expression(Template* t) {
     bool outer = t->skipping;
     const char* start = t->at;
     if (outer && !t->failed) {
-        template_disjunction(t);
-        if (code_take_word(t, "if")) template_disjunction(t);
+        template_logic(t, true);
+        if (code_take_word(t, "if")) template_logic(t, true);
         if (code_take_word(t, "else")) template_expression(t);
         t->depth--;
         return v;
     }
     t->skipping = true;
-    if (!t->failed) template_disjunction(t);
+    if (!t->failed) template_logic(t, true);
     t->skipping = false;
     bool conditional = !t->failed && code_take_word(t, "if"), holds = true;
-    if (conditional) holds = value_true(template_disjunction(t));
+    if (conditional) holds = value_true(template_logic(t, true));
     const char* after = t->at;
     t->at = start;
     t->skipping = !holds;
-    if (!t->failed) v = template_disjunction(t);
+    if (!t->failed) v = template_logic(t, true);
     if (!holds) v = value_of(VALUE_UNDEFINED, 0);
     if (conditional) t->at = after;
     t->skipping = conditional && holds;
@@ -949,51 +878,40 @@ static inline TemplateValue template_evaluate(Template* t, const char* start, co
 }
 
 static inline void template_write(Template* t, const char* text, size_t bytes) {
-    if (bytes > t->out_capacity - t->out_bytes) {
-        size_t capacity = max_size(2 * t->out_capacity, t->out_bytes + bytes + 1024);
-        char* out = capacity < TEMPLATE_MEMORY ? (char*)realloc(t->out, capacity) : NULL;
-        if (!out) {
-            template_fail(t, "writes more than %d MB; shorten the conversation", TEMPLATE_MEMORY >> 20);
-            return;
-        }
-        t->out = out;
-        t->out_capacity = capacity;
+    size_t all = t->out_bytes + bytes;
+    if (all >= TEMPLATE_MEMORY || !memory_grow(&t->out, &t->out_capacity, all, 1)) {
+        template_fail(t, "writes more than %d MB; shorten the conversation", TEMPLATE_MEMORY >> 20);
+        return;
     }
     if (bytes > 0) memcpy(t->out + t->out_bytes, text, bytes);
-    t->out_bytes += bytes;
+    t->out_bytes = all;
 }
 
 // name = value, or name.member = value
 static inline void template_assign(Template* t, const TemplateNode* node) {
     t->at = node->start;
     t->end = node->end;
-    size_t bytes = code_word_bytes(t), member_bytes = 0;
-    const char *name = t->at, *member = NULL;
-    t->at += bytes;
-    if (code_take(t, ".")) {
-        member_bytes = code_word_bytes(t);
-        member = t->at;
-        t->at += member_bytes;
-    }
-    if (bytes == 0 || !code_take(t, "=")) {
-        template_undefined(t, "the statement set", node->start, (size_t)(node->end - node->start));
+    TemplateValue name = code_word(t), member = value_text("", 0);
+    bool of_namespace = code_take(t, ".");
+    if (of_namespace) member = code_word(t);
+    if (name.count == 0 || !code_take(t, "=")) {
+        template_undefined(t, "the statement set", node_text(node));
         return;
     }
     TemplateValue value = template_evaluate(t, t->at, node->end);
     if (t->failed) return;
-    TemplateVariable* owner = member ? template_find(t, name, bytes, -1) : NULL;
-    if (member && (!owner || owner->value.kind != VALUE_NAMESPACE))
-        template_undefined(t, "without namespace the assignment to", name, bytes);
-    else template_set(t, member ? member : name, member ? member_bytes : bytes, member ? owner->value.number : -1,
-                      value);
+    TemplateVariable* owner = of_namespace ? template_find(t, name, -1) : NULL;
+    if (!of_namespace) template_set(t, name, -1, value);
+    else if (owner && owner->value.kind == VALUE_NAMESPACE) template_set(t, member, owner->value.number, value);
+    else template_undefined(t, "without namespace the assignment to", name);
 }
 
 static inline void template_run(Template* t, size_t first, size_t end);
 
 // The elements for which the condition holds in "for name in list if condition", from the list on, where t->at is.
-static inline TemplateValue template_elements(Template* t, const char* name, size_t bytes) {
+static inline TemplateValue template_elements(Template* t, TemplateValue name) {
     const char* end = t->end;
-    TemplateValue list = template_disjunction(t), *items;
+    TemplateValue list = template_logic(t, true), *items;
     bool filters = !t->failed && code_take_word(t, "if");
     const char* condition = t->at;
     if (!filters && !t->failed) code_end(t);
@@ -1002,7 +920,7 @@ static inline TemplateValue template_elements(Template* t, const char* name, siz
     size_t count = 0, outer = t->scope;
     t->scope = t->variable_count;
     for (size_t i = 0; i < kept.count && !t->failed; i++) {
-        template_set(t, name, bytes, -1, list.items[i]);
+        template_set(t, name, -1, list.items[i]);
         if (value_true(template_evaluate(t, condition, end))) items[count++] = list.items[i];
     }
     t->variable_count = t->scope;
@@ -1016,15 +934,14 @@ static inline void template_loop(Template* t, size_t i) {
     const TemplateNode* node = &t->nodes[i];
     t->at = node->start;
     t->end = node->end;
-    size_t bytes = code_word_bytes(t), scope = t->scope;
-    const char* name = t->at;
-    t->at += bytes;
-    if (bytes == 0 || !code_take_word(t, "in")) {
-        template_undefined(t, "the statement for", node->start, (size_t)(node->end - node->start));
+    size_t scope = t->scope;
+    TemplateValue name = code_word(t);
+    if (name.count == 0 || !code_take_word(t, "in")) {
+        template_undefined(t, "the statement for", node_text(node));
         return;
     }
     t->skipping = false;
-    TemplateValue list = template_elements(t, name, bytes), loop = value_of(VALUE_LOOP, 0);
+    TemplateValue list = template_elements(t, name), loop = value_of(VALUE_LOOP, 0);
     if (t->failed || list.kind == VALUE_UNDEFINED) return;
     if (list.kind != VALUE_LIST) {
         template_fail(t, "has a for over something that is not a list");
@@ -1036,8 +953,8 @@ static inline void template_loop(Template* t, size_t i) {
         int64_t namespaces = t->namespaces;
         t->scope = count;
         loop.number = (int64_t)turn;
-        template_set(t, "loop", 4, -1, loop);
-        template_set(t, name, bytes, -1, list.items[turn]);
+        template_set(t, value_word("loop"), -1, loop);
+        template_set(t, name, -1, list.items[turn]);
         template_run(t, i + 1, node->next);
         size_t kept = count;  // members that the loop added to namespaces from outside it
         for (size_t v = count; v < t->variable_count; v++)
@@ -1053,10 +970,9 @@ static inline void template_run(Template* t, size_t first, size_t end) {
     for (size_t i = first; i < end && !t->failed; i++) {
         const TemplateNode* node = &t->nodes[i];
         if (++t->steps > TEMPLATE_STEPS) template_fail(t, "takes too many steps");
-        if (node->kind == NODE_TEXT) {
-            template_write(t, node->start, (size_t)(node->end - node->start));
-        } else if (node->kind == NODE_OUTPUT) {
-            TemplateValue text = value_string(t, template_evaluate(t, node->start, node->end));
+        if (node->kind == NODE_TEXT || node->kind == NODE_OUTPUT) {
+            TemplateValue text = node_text(node);
+            if (node->kind == NODE_OUTPUT) text = value_string(t, template_evaluate(t, node->start, node->end));
             if (!t->failed) template_write(t, text.text, text.count);
         } else if (node->kind == NODE_SET) {
             template_assign(t, node);
@@ -1092,29 +1008,21 @@ static inline const char* template_lines(Template* t, const char* source) {
 static inline bool template_render(char** text, size_t* bytes, const char* source, const ChatMessage* messages,
                                    size_t count, const char* bos, const char* eos, bool answers, Error* error) {
     Template* t = (Template*)memory_allocate(sizeof(Template));
-    TemplateNode* nodes = (TemplateNode*)memory_allocate(TEMPLATE_NODES * sizeof(TemplateNode));
     *text = NULL;
     *bytes = 0;
-    if (!t || !nodes) {
-        free(t);
-        free(nodes);
-        return fail_with(error, "out of memory for the chat template; close other programs");
-    }
-    memset(t, 0, sizeof *t);
-    t->nodes = nodes;
+    if (!t) return fail_with(error, "out of memory for the chat template; close other programs");
     t->error = error;
-    TemplateValue* items;
-    TemplateValue list = value_list(t, &items, count);
+    TemplateValue *items, undefined = value_of(VALUE_UNDEFINED, 0), list = value_list(t, &items, count);
     for (size_t i = 0; i < list.count; i++) {
         items[i] = value_of(VALUE_MESSAGE, 0);
         items[i].message = &messages[i];
     }
-    template_set(t, "messages", 8, -1, list);
-    template_set(t, "bos_token", 9, -1, bos[0] ? value_text(bos, strlen(bos)) : value_of(VALUE_UNDEFINED, 0));
-    template_set(t, "eos_token", 9, -1, eos[0] ? value_text(eos, strlen(eos)) : value_of(VALUE_UNDEFINED, 0));
-    template_set(t, "add_generation_prompt", 21, -1, value_bool(answers));
-    template_set(t, "tools", 5, -1, value_of(VALUE_NONE, 0));
-    template_set(t, "documents", 9, -1, value_of(VALUE_NONE, 0));
+    template_set(t, value_word("messages"), -1, list);
+    template_set(t, value_word("bos_token"), -1, bos[0] ? value_word(bos) : undefined);
+    template_set(t, value_word("eos_token"), -1, eos[0] ? value_word(eos) : undefined);
+    template_set(t, value_word("add_generation_prompt"), -1, value_bool(answers));
+    template_set(t, value_word("tools"), -1, value_of(VALUE_NONE, 0));
+    template_set(t, value_word("documents"), -1, value_of(VALUE_NONE, 0));
     source = template_lines(t, source);
     if (!t->failed && template_cut(t, source, strlen(source)) && template_match(t)) template_run(t, 0, t->node_count);
     if (!t->failed) template_write(t, "", 1);  // so that there is memory, and a zero byte at the end
@@ -1129,7 +1037,6 @@ static inline bool template_render(char** text, size_t* bytes, const char* sourc
         next = t->blocks->next;
         free(t->blocks);
     }
-    free(nodes);
     free(t);
     return ok;
 }

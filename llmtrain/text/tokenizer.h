@@ -33,62 +33,23 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Tokenizer
 
-typedef struct {
-    char name[64];                      // what it is, for messages; `hash` tells it from others
-    int32_t vocabulary;                 // every id is below it
-    int32_t begin_of_text;              // -1: the tokenizer's template does not put one before a text
-    int32_t begin_token;                // what chat templates call bos_token, put there or not; -1: none
-    int32_t end_of_text;                // -1: none
-    uint64_t hash;                      // XXH64 of its files
-    char* chat_template;                // Jinja, owned; NULL: none
-    Rules* rules;                       // owned; NULL: a token is a byte
-    char* paths[FILES_COUNT];           // of its files, owned; NULL: not a part of it
-    const Pattern* pattern;             // of a rank file
-} Tokenizer;
-
 #define BYTES_TOKENIZER_HASH 0x4c21f914bfb24708ull // of what tokenizer_save writes for bytes
 
 // The byte tokenizer: a token is a byte, the vocabulary 256. There is nothing to close.
 static inline Tokenizer tokenizer_of_bytes(void) {
-    Tokenizer tokenizer;
-    memset(&tokenizer, 0, sizeof tokenizer);
-    snprintf(tokenizer.name, sizeof tokenizer.name, "bytes");
-    tokenizer.vocabulary = 256;
-    tokenizer.begin_of_text = tokenizer.begin_token = tokenizer.end_of_text = -1;
-    tokenizer.hash = BYTES_TOKENIZER_HASH;
+    Tokenizer tokenizer = {.name = "bytes", .vocabulary = 256, .begin_of_text = -1, .begin_token = -1,
+                           .end_of_text = -1, .hash = BYTES_TOKENIZER_HASH};
     return tokenizer;
-}
-
-static inline void tokenizer_close(Tokenizer* tokenizer) {
-    free(tokenizer->chat_template);
-    rules_free(tokenizer->rules);
-    for (int i = 0; i < FILES_COUNT; i++) free(tokenizer->paths[i]);
-    memset(tokenizer, 0, sizeof *tokenizer);
 }
 
 // Opens a directory of Hugging Face or GPT-2, or a file: tokenizer.json, vocab.json, or a rank file of tiktoken. For a
 // rank file `pattern` (gpt2, cl100k, o200k) says how words are split; otherwise it is NULL. After a failure there is
 // nothing to close.
 static inline bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* pattern, Error* error) {
-    TokenizerFiles s;
-    memset(tokenizer, 0, sizeof *tokenizer);
-    bool ok = tokenizer_files_find(&s, path, pattern, error) && tokenizer_files_read(&s, error);
-    if (ok && s.hash == BYTES_TOKENIZER_HASH) {
-        *tokenizer = tokenizer_of_bytes();
-    } else if (ok) {
-        tokenizer->vocabulary = (int32_t)s.rules->vocabulary.size;
-        snprintf(tokenizer->name, sizeof tokenizer->name, "%s of %d tokens", s.kind, (int)tokenizer->vocabulary);
-        tokenizer->begin_of_text = s.begin_of_text;
-        tokenizer->begin_token = s.begin_token >= 0 ? s.begin_token : s.begin_of_text;
-        tokenizer->end_of_text = s.end_of_text;
-        tokenizer->hash = s.hash;
-        tokenizer->chat_template = s.chat_template;
-        tokenizer->rules = s.rules;
-        tokenizer->pattern = s.pattern;
-        memcpy(tokenizer->paths, s.paths, sizeof s.paths);
-        memset(&s, 0, sizeof s);  // the tokenizer owns it now
-    }
-    tokenizer_files_free(&s);
+    bool ok = tokenizer_files_find(tokenizer, path, pattern, error) && tokenizer_files_read(tokenizer, error);
+    if (ok && tokenizer->hash != BYTES_TOKENIZER_HASH) return true;
+    tokenizer_close(tokenizer);
+    if (ok) *tokenizer = tokenizer_of_bytes();
     return ok;
 }
 
@@ -114,36 +75,30 @@ static inline TokenKind tokenizer_kind(const Tokenizer* tokenizer, int32_t token
 
 // A tokenizer.json of bytes: 256 tokens, no merges.
 static inline bool tokenizer_write_bytes(const char* path, Error* error) {
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
+    static const char* const parts[2] = {"pre_tokenizer", "decoder"};
+    JsonWriter w = {0};
     json_write_begin(&w, '{');
     json_member_string(&w, "version", "1.0");
-    json_write_key(&w, "added_tokens");
-    json_write_begin(&w, '[');
+    json_member_begin(&w, "added_tokens", '[');
     json_write_end(&w, ']');
-    static const char* const parts[2] = {"pre_tokenizer", "decoder"};
     for (int i = 0; i < 2; i++) {
-        json_write_key(&w, parts[i]);
-        json_write_begin(&w, '{');
+        json_member_begin(&w, parts[i], '{');
         json_member_string(&w, "type", "ByteLevel");
         json_member_bool(&w, "add_prefix_space", false);
         json_member_bool(&w, "trim_offsets", false);
         json_member_bool(&w, "use_regex", false);
         json_write_end(&w, '}');
     }
-    json_write_key(&w, "model");
-    json_write_begin(&w, '{');
+    json_member_begin(&w, "model", '{');
     json_member_string(&w, "type", "BPE");
-    json_write_key(&w, "vocab");
-    json_write_begin(&w, '{');
+    json_member_begin(&w, "vocab", '{');
     for (uint32_t byte = 0; byte < 256; byte++) {
         char name[5] = {0};
         utf8_write(name, symbol_of_byte((unsigned char)byte));
         json_member_u64(&w, name, byte);
     }
     json_write_end(&w, '}');
-    json_write_key(&w, "merges");
-    json_write_begin(&w, '[');
+    json_member_begin(&w, "merges", '[');
     json_write_end(&w, ']');
     json_write_end(&w, '}');
     json_write_end(&w, '}');
@@ -227,45 +182,35 @@ static inline bool spans_cut(Spans* spans, const Rules* rules, const char* base,
     return ok;
 }
 
-// Encodes groups of spans, each of about ENCODE_PIECE bytes, on all threads, and joins the results.
+// Encodes groups of consecutive spans on all threads, and joins the results.
 static inline bool tokenizer_encode_parallel(Tokens* out, const Rules* rules, const char* base, const Spans* spans,
-                                             Error* error) {
-    size_t* ends = (size_t*)malloc((spans->count + 1) * sizeof(size_t));  // of group g: first span after it
-    size_t groups = 0, sum = 0;
-    if (!ends) return fail_with(error, "out of memory for %zu parts of a text; give a shorter text", spans->count);
-    for (size_t i = 0; i < spans->count; i++) {
-        sum += spans->list[i].bytes;
-        if (sum < ENCODE_PIECE && i + 1 < spans->count) continue;
-        ends[groups++] = i + 1;
-        sum = 0;
-    }
+                                             size_t bytes, Error* error) {
+    size_t count = spans->count, groups = min_size(count, bytes / ENCODE_PIECE + 1);
     Tokens* found = (Tokens*)memory_allocate(groups * sizeof(Tokens));
-    bool ok = found || fail_with(error, "out of memory for %zu parts of a text; give a shorter text", groups);
-    if (ok) {
+    if (!found) return fail_with(error, "out of memory for %zu parts of a text; give a shorter text", groups);
+    bool ok = true;
 #pragma omp parallel
-        {
-            WordEncoder encoder = word_encoder_open(&rules->vocabulary, true);
-            Error own;
+    {
+        WordEncoder encoder = word_encoder_open(&rules->vocabulary, true);
+        Error own;
 #pragma omp for schedule(dynamic)
-            for (size_t g = 0; g < groups; g++) {
-                size_t first = g == 0 ? 0 : ends[g - 1];
-                const Span* group = spans->list + first;
-                if (tokenizer_encode_spans(&found[g], rules, &encoder, base, group, ends[g] - first, &own)) continue;
-#pragma omp critical(tokenizer_error)
-                {
-                    *error = own;
-                    ok = false;
-                }
-            }
-            word_encoder_close(&encoder);
-        }
         for (size_t g = 0; g < groups; g++) {
-            ok = ok && tokens_append(out, found[g].ids, found[g].count, error);
-            tokens_free(&found[g]);
+            size_t first = g * count / groups, end = (g + 1) * count / groups;
+            const Span* group = spans->list + first;
+            if (tokenizer_encode_spans(&found[g], rules, &encoder, base, group, end - first, &own)) continue;
+#pragma omp critical(tokenizer_error)
+            {
+                *error = own;
+                ok = false;
+            }
         }
+        word_encoder_close(&encoder);
+    }
+    for (size_t g = 0; g < groups; g++) {
+        ok = ok && tokens_append(out, found[g].ids, found[g].count, error);
+        tokens_free(&found[g]);
     }
     free(found);
-    free(ends);
     return ok;
 }
 
@@ -296,7 +241,7 @@ static inline bool tokenizer_encode_by(Tokens* out, const Tokenizer* tokenizer, 
     }
     ok = ok && rules_apply(&spans, &base, buffers, rules, text, bytes, error);
     if (ok && !encoder && bytes > 2 * ENCODE_PIECE) {
-        ok = spans_cut(&spans, rules, base, error) && tokenizer_encode_parallel(out, rules, base, &spans, error);
+        ok = spans_cut(&spans, rules, base, error) && tokenizer_encode_parallel(out, rules, base, &spans, bytes, error);
     } else if (ok) {
         WordEncoder own = word_encoder_open(&rules->vocabulary, !encoder && bytes >= ENCODE_CACHE_FROM);
         ok = tokenizer_encode_spans(out, rules, encoder ? encoder : &own, base, spans.list, spans.count, error);
@@ -323,15 +268,14 @@ static inline bool tokenizer_encode(Tokens* out, const Tokenizer* tokenizer, con
 
 typedef struct {
     const Tokenizer* tokenizer;
-    char text[4 + TOKEN_BYTES_MAX];  // kept back, then the bytes of a token
-    char kept[4];
-    size_t kept_bytes;
+    char text[4 + TOKEN_BYTES_MAX];  // what was kept back, and the bytes of the last token
+    size_t bytes, kept;              // complete ones, and after them those kept back
     bool strip;                      // a space that comes next was put there by the tokenizer
 } TokenDecoder;
 
 static inline void decoder_begin(TokenDecoder* decoder, const Tokenizer* tokenizer) {
     decoder->tokenizer = tokenizer;
-    decoder->kept_bytes = 0;
+    decoder->bytes = decoder->kept = 0;
     decoder->strip = tokenizer->rules && tokenizer->rules->strip != STRIP_NONE;
 }
 
@@ -356,20 +300,19 @@ static inline const char* decoder_add(size_t* bytes, TokenDecoder* decoder, int3
     bool added = kind == TOKEN_ADDED || kind == TOKEN_SPECIAL;
     bool strips = decoder->strip && !added && more > 0 && piece[0] == ' ';
     if (more > 0) decoder->strip = added && tokenizer->rules->strip == STRIP_EACH;
-    memcpy(decoder->text, decoder->kept, decoder->kept_bytes);
-    memcpy(decoder->text + decoder->kept_bytes, piece + strips, more - strips);
-    size_t all = decoder->kept_bytes + more - strips;
-    decoder->kept_bytes = utf8_unfinished(decoder->text, all);
-    *bytes = all - decoder->kept_bytes;
-    memcpy(decoder->kept, decoder->text + *bytes, decoder->kept_bytes);
+    memmove(decoder->text, decoder->text + decoder->bytes, decoder->kept);
+    memcpy(decoder->text + decoder->kept, piece + strips, more - strips);
+    size_t all = decoder->kept + more - strips;
+    decoder->kept = utf8_unfinished(decoder->text, all);
+    *bytes = decoder->bytes = all - decoder->kept;
     return decoder->text;
 }
 
 // The bytes that were kept back: the beginning of a character that was not completed.
 static inline const char* decoder_end(size_t* bytes, TokenDecoder* decoder) {
-    *bytes = decoder->kept_bytes;
-    decoder->kept_bytes = 0;
-    return decoder->kept;
+    *bytes = decoder->kept;
+    decoder->kept = 0;
+    return decoder->text + decoder->bytes;
 }
 
 #endif  // LLMTRAIN_TOKENIZER_H

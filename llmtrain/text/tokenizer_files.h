@@ -1,9 +1,7 @@
 // tokenizer_files.h: finds and reads tokenizers: tokenizer.json, GPT-2's two files, rank files of tiktoken.
 //
-//   TokenizerFiles files;
-//   bool ok = tokenizer_files_find(&files, "models/x", NULL, &error) && tokenizer_files_read(&files, &error);
-//   files.rules, files.begin_of_text, ...        the caller takes what it keeps, and frees the rest:
-//   tokenizer_files_free(&files);
+//   Tokenizer tokenizer;
+//   bool ok = tokenizer_files_find(&tokenizer, "models/x", NULL, &error) && tokenizer_files_read(&tokenizer, &error);
 //
 // tokenizer_json.h says what is read of a tokenizer.json. A damaged file is refused with a message that says what is
 // wrong with it. Memory is in proportion to the file.
@@ -19,17 +17,14 @@
 // ------------------------------------------------------------------------------------------------
 // GPT-2's files, and rank files
 
-// Adds a special token, by its text.
 static inline bool add_special(const TokenizerReader* r, const char* text, int32_t id) {
-    AddedToken added;
-    memset(&added, 0, sizeof added);
-    added.id = id;
-    added.special = true;
+    AddedToken added = {.id = id, .special = true};
     return rules_add(r, added, text, strlen(text));
 }
 
 // Reads the vocabulary, vocab.json or encoder.json, and the merges, the lines of merges.txt or vocab.bpe.
-static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* merges, size_t bytes) {
+static inline bool read_gpt2(TokenizerReader* r, const char* merges, size_t bytes) {
+    Tokenizer* t = r->tokenizer;
     const char* end = merges + bytes;
     size_t size, lines = 0, rank = 0;
     r->byte_level = true;
@@ -38,22 +33,20 @@ static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* 
     if (!count_ids(r, &size, 0, JSON_NONE) || !read_vocabulary(r, 0, size) ||
         !merges_begin(&r->rules->vocabulary, lines + 1, r->error) || !rules_add_begin(r->rules, 1, r->error))
         return false;
-    r->path = s->paths[FILE_MERGES];
+    r->path = t->paths[FILE_MERGES];
     for (const char *p = merges, *line; p < end; p = line + 1) {
         line = (const char*)memchr(p, '\n', (size_t)(end - p));
         if (!line) line = end;
         size_t length = (size_t)(line - p);
         if (length > 0 && p[length - 1] == '\r') length--;
         if (length == 0 || (length >= 8 && memcmp(p, "#version", 8) == 0)) continue;
-        if (utf8_valid(p, length) != length)
-            return fail_with(r->error, "%.600s: merge %zu is not UTF-8; the file is damaged, use another copy", r->path,
-                             rank);
+        if (utf8_valid(p, length) != length) return tokenizer_damaged(r, "merge %zu is not UTF-8", rank);
         if (!read_merge_line(r, p, length, rank++)) return false;
     }
     find_symbols(&r->rules->vocabulary, true, false);
-    s->end_of_text = find_name(r, "<|endoftext|>", 13);
-    snprintf(s->kind, sizeof s->kind, "GPT-2 BPE");
-    return s->end_of_text < 0 || add_special(r, "<|endoftext|>", s->end_of_text);
+    t->end_of_text = find_name(r, "<|endoftext|>", 13);
+    snprintf(t->name, sizeof t->name, "GPT-2 BPE of %zu tokens", size);
+    return t->end_of_text < 0 || add_special(r, "<|endoftext|>", t->end_of_text);
 }
 
 // Decodes four characters of base 64; returns the number of bytes, 0 if they are not base 64.
@@ -140,57 +133,53 @@ static inline bool merges_of_ranks(Vocabulary* v, Error* error) {
 }
 
 // The special tokens of the published files, which do not list them; another file has only end-of-text.
-typedef struct { const char* pattern; size_t ranks; const char* text; int32_t id; } RankSpecial;
-static const RankSpecial RANK_SPECIALS[] = {
-    {"cl100k", 100256, "<|endoftext|>", 100257}, {"cl100k", 100256, "<|fim_prefix|>", 100258},
-    {"cl100k", 100256, "<|fim_middle|>", 100259}, {"cl100k", 100256, "<|fim_suffix|>", 100260},
-    {"cl100k", 100256, "<|endofprompt|>", 100276},
-    {"o200k", 199998, "<|endoftext|>", 199999}, {"o200k", 199998, "<|endofprompt|>", 200018},
+typedef struct {
+    const char* pattern;
+    size_t ranks;
+    struct { const char* text; int32_t id; } tokens[5];  // the first is end-of-text
+} RankSpecials;
+static const RankSpecials RANK_SPECIALS[] = {
+    {"cl100k", 100256, {{"<|endoftext|>", 100257}, {"<|fim_prefix|>", 100258}, {"<|fim_middle|>", 100259},
+                        {"<|fim_suffix|>", 100260}, {"<|endofprompt|>", 100276}}},
+    {"o200k", 199998, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
 };
-enum { RANK_SPECIALS_COUNT = sizeof RANK_SPECIALS / sizeof RANK_SPECIALS[0] };
 
-static inline bool read_ranks(TokenizerReader* r, TokenizerFiles* s, const char* text, size_t bytes) {
+static inline bool read_ranks(TokenizerReader* r, const char* text, size_t bytes) {
+    Tokenizer* t = r->tokenizer;
     Vocabulary* v = &r->rules->vocabulary;
-    size_t ranks = 0, size;
+    size_t ranks = 0, size = 0;
     if (!read_rank_lines(r, text, bytes, false, &ranks)) return false;
-    size = ranks + 1;
-    bool published = false;
-    for (size_t i = 0; i < RANK_SPECIALS_COUNT; i++) {
-        const RankSpecial* special = &RANK_SPECIALS[i];
-        if (strcmp(special->pattern, s->pattern->name) != 0 || special->ranks != ranks) continue;
-        published = true;
-        size = max_size(size, (size_t)special->id + 1);
-    }
+    RankSpecials end = {NULL, ranks, {{"<|endoftext|>", (int32_t)ranks}}};
+    const RankSpecials* special = &end;
+    for (size_t i = 0; i < sizeof RANK_SPECIALS / sizeof RANK_SPECIALS[0]; i++)
+        if (strcmp(RANK_SPECIALS[i].pattern, t->pattern->name) == 0 && RANK_SPECIALS[i].ranks == ranks)
+            special = &RANK_SPECIALS[i];
+    for (int i = 0; i < 5 && special->tokens[i].text; i++) size = (size_t)special->tokens[i].id + 1;
     r->byte_level = true;
-    r->rules->split = s->pattern->split;
+    r->rules->split = t->pattern->split;
     if (!vocabulary_begin(v, size, r->error) || !read_rank_lines(r, text, bytes, true, &ranks) ||
-        !merges_of_ranks(v, r->error) || !rules_add_begin(r->rules, RANK_SPECIALS_COUNT, r->error))
+        !merges_of_ranks(v, r->error) || !rules_add_begin(r->rules, 5, r->error))
         return false;
     find_symbols(v, true, false);
     v->whole_words = true;
     for (int i = 0; i < 256; i++)
         if (v->bytes[i] < 0)
             return fail_with(r->error, "%.600s: it has no token for the byte %d; use another copy", r->path, i);
-    s->end_of_text = (int32_t)ranks;
-    for (size_t i = 0; i < RANK_SPECIALS_COUNT; i++) {
-        const RankSpecial* special = &RANK_SPECIALS[i];
-        if (strcmp(special->pattern, s->pattern->name) != 0 || special->ranks != ranks) continue;
-        if (strcmp(special->text, "<|endoftext|>") == 0) s->end_of_text = special->id;
-        if (!add_special(r, special->text, special->id)) return false;
-    }
-    snprintf(s->kind, sizeof s->kind, "tiktoken %s", s->pattern->name);
-    return published || add_special(r, "<|endoftext|>", s->end_of_text);
+    t->end_of_text = special->tokens[0].id;
+    for (int i = 0; i < 5 && special->tokens[i].text; i++)
+        if (!add_special(r, special->tokens[i].text, special->tokens[i].id)) return false;
+    snprintf(t->name, sizeof t->name, "tiktoken %s of %zu tokens", t->pattern->name, size);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Finding and reading
 
-static inline bool tokenizer_files_path(TokenizerFiles* s, int file, const char* directory, const char* name,
-                                        Error* error) {
+static inline bool tokenizer_files_path(Tokenizer* t, int file, const char* directory, const char* name, Error* error) {
     size_t bytes = strlen(directory) + strlen(name) + 2;
-    s->paths[file] = (char*)malloc(bytes);
-    if (!s->paths[file]) return fail_with(error, "out of memory for a path");
-    snprintf(s->paths[file], bytes, "%s%s%s", directory, directory[0] && name[0] ? "/" : "", name);
+    t->paths[file] = (char*)malloc(bytes);
+    if (!t->paths[file]) return fail_with(error, "out of memory for a path");
+    snprintf(t->paths[file], bytes, "%s%s%s", directory, directory[0] && name[0] ? "/" : "", name);
     return true;
 }
 
@@ -200,50 +189,47 @@ static inline void ranks_name(char name[32], const Pattern* pattern) {
 }
 
 // Takes a file of a directory if it is there.
-static inline bool tokenizer_files_take(TokenizerFiles* s, int file, const char* directory, const char* name,
-                                        Error* error) {
-    if (!tokenizer_files_path(s, file, directory, name, error)) return false;
-    if (access(s->paths[file], F_OK) == 0) return true;
-    free(s->paths[file]);
-    s->paths[file] = NULL;
+static inline bool tokenizer_files_take(Tokenizer* t, int file, const char* directory, const char* name, Error* error) {
+    if (!tokenizer_files_path(t, file, directory, name, error)) return false;
+    if (access(t->paths[file], F_OK) == 0) return true;
+    free(t->paths[file]);
+    t->paths[file] = NULL;
     return true;
 }
 
 // GPT-2's two files, by the names of Hugging Face and by those of OpenAI.
 static const char* const GPT2_FILES[2][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
 
-static inline bool tokenizer_files_find_in(TokenizerFiles* s, const char* directory, Error* error) {
+static inline bool tokenizer_files_find_in(Tokenizer* t, const char* directory, Error* error) {
     for (int i = 0; i < FILE_ENCODER; i++)
-        if (!tokenizer_files_take(s, i, directory, TOKENIZER_FILES[i], error)) return false;
-    for (int i = 0; i < 2 && !s->paths[FILE_JSON] && !s->paths[FILE_ENCODER]; i++)
-        if (!tokenizer_files_take(s, FILE_ENCODER, directory, GPT2_FILES[i][0], error) ||
-            (s->paths[FILE_ENCODER] && !tokenizer_files_take(s, FILE_MERGES, directory, GPT2_FILES[i][1], error)))
+        if (!tokenizer_files_take(t, i, directory, TOKENIZER_FILES[i], error)) return false;
+    for (int i = 0; i < 2 && !t->paths[FILE_JSON] && !t->paths[FILE_ENCODER]; i++)
+        if (!tokenizer_files_take(t, FILE_ENCODER, directory, GPT2_FILES[i][0], error) ||
+            (t->paths[FILE_ENCODER] && !tokenizer_files_take(t, FILE_MERGES, directory, GPT2_FILES[i][1], error)))
             return false;
-    for (size_t i = 0; i < PATTERNS_COUNT && !s->paths[FILE_RANKS] && !s->paths[FILE_JSON]; i++) {
+    for (size_t i = 0; i < PATTERNS_COUNT && !t->paths[FILE_RANKS] && !t->paths[FILE_JSON]; i++) {
         char name[32];
         if (!PATTERNS[i].name) continue;
         ranks_name(name, &PATTERNS[i]);
-        if (!tokenizer_files_take(s, FILE_RANKS, directory, name, error)) return false;
-        if (s->paths[FILE_RANKS]) s->pattern = &PATTERNS[i];
+        if (!tokenizer_files_take(t, FILE_RANKS, directory, name, error)) return false;
+        if (t->paths[FILE_RANKS]) t->pattern = &PATTERNS[i];
     }
-    bool gpt2 = s->paths[FILE_ENCODER] && s->paths[FILE_MERGES];
-    return s->paths[FILE_JSON] || s->paths[FILE_RANKS] || gpt2 ||
-           fail_with(error,
-                     "%.600s has no tokenizer.json, nor vocab.json with merges.txt, nor encoder.json with vocab.bpe; "
-                     "give a directory with a tokenizer",
-                     directory);
+    bool gpt2 = t->paths[FILE_ENCODER] && t->paths[FILE_MERGES];
+    return t->paths[FILE_JSON] || t->paths[FILE_RANKS] || gpt2 ||
+           fail_with(error, "%.600s has no tokenizer.json, nor vocab.json with merges.txt, nor encoder.json with "
+                     "vocab.bpe; give a directory with a tokenizer", directory);
 }
 
 // Finds the files of a tokenizer: in a directory, or next to a file.
-static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, const char* pattern, Error* error) {
-    memset(s, 0, sizeof *s);
-    s->begin_of_text = s->begin_token = s->end_of_text = -1;
+static inline bool tokenizer_files_find(Tokenizer* t, const char* path, const char* pattern, Error* error) {
+    memset(t, 0, sizeof *t);
+    t->begin_of_text = t->begin_token = t->end_of_text = -1;
     if (pattern && !pattern_named(pattern))
         return fail_with(error, "there is no pattern '%.100s'; give one of " PATTERN_NAMES, pattern);
     if (directory_exists(path)) {
         if (pattern)
             return fail_with(error, "%.600s is a directory, but --pattern is for a rank file; leave it out", path);
-        return tokenizer_files_find_in(s, path, error);
+        return tokenizer_files_find_in(t, path, error);
     }
     if (access(path, F_OK) != 0) return fail_file(error, "open", path);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -253,28 +239,28 @@ static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, con
         return fail_with(error, "%.600s is a rank file, which does not say how words are split; give --pattern, one of "
                          PATTERN_NAMES, path);
     if (pattern) {
-        s->pattern = pattern_named(pattern);
-        return tokenizer_files_path(s, FILE_RANKS, "", path, error);
+        t->pattern = pattern_named(pattern);
+        return tokenizer_files_path(t, FILE_RANKS, "", path, error);
     }
     char directory[FILE_PATH_MAX];
     if (!path_copy(directory, slash ? path : ".", error)) return false;
     if (slash) directory[slash == path ? 1 : slash - path] = 0;
     for (int i = 0; i < 2; i++)
         if (strcmp(name, GPT2_FILES[i][0]) == 0)
-            return tokenizer_files_path(s, FILE_ENCODER, directory, name, error) &&
-                   tokenizer_files_path(s, FILE_MERGES, directory, GPT2_FILES[i][1], error);
-    return tokenizer_files_path(s, FILE_JSON, "", path, error) &&
-           tokenizer_files_take(s, FILE_CONFIG, directory, TOKENIZER_FILES[FILE_CONFIG], error) &&
-           tokenizer_files_take(s, FILE_TEMPLATE, directory, TOKENIZER_FILES[FILE_TEMPLATE], error);
+            return tokenizer_files_path(t, FILE_ENCODER, directory, name, error) &&
+                   tokenizer_files_path(t, FILE_MERGES, directory, GPT2_FILES[i][1], error);
+    return tokenizer_files_path(t, FILE_JSON, "", path, error) &&
+           tokenizer_files_take(t, FILE_CONFIG, directory, TOKENIZER_FILES[FILE_CONFIG], error) &&
+           tokenizer_files_take(t, FILE_TEMPLATE, directory, TOKENIZER_FILES[FILE_TEMPLATE], error);
 }
 
 // Reads a file of the tokenizer, and adds it to the hash. A file that the tokenizer does not have is empty.
-static inline bool tokenizer_files_load(const TokenizerFiles* s, int file, char** text, size_t* bytes, Hash* hash,
+static inline bool tokenizer_files_load(const Tokenizer* t, int file, char** text, size_t* bytes, Hash* hash,
                                Error* error) {
     *text = NULL;
     *bytes = 0;
-    if (!s->paths[file]) return true;
-    if (!file_read(s->paths[file], file == FILE_RANKS ? RANKS_BYTES_MAX : TOKENIZER_BYTES_MAX, text, bytes, error))
+    if (!t->paths[file]) return true;
+    if (!file_read(t->paths[file], file == FILE_RANKS ? RANKS_BYTES_MAX : TOKENIZER_BYTES_MAX, text, bytes, error))
         return false;
     uint64_t length = *bytes;
     hash_add(hash, &length, sizeof length);
@@ -282,73 +268,70 @@ static inline bool tokenizer_files_load(const TokenizerFiles* s, int file, char*
     return true;
 }
 
-static inline bool tokenizer_files_read_main(TokenizerFiles* s, char* const texts[FILES_COUNT], const size_t* bytes,
-                                    const Json* config, Error* error) {
-    Json json;
-    memset(&json, 0, sizeof json);
-    int file = s->paths[FILE_JSON] ? FILE_JSON : s->paths[FILE_RANKS] ? FILE_RANKS : FILE_ENCODER;
-    TokenizerReader r = {&json, s->paths[file], s->rules, false, error, config};
-    if (file == FILE_RANKS) return read_ranks(&r, s, texts[file], bytes[file]);
-    if (!json_parse(&json, texts[file], bytes[file], s->paths[file], error)) return false;
-    bool ok = file == FILE_JSON ? read_rules(&r, s) : read_gpt2(&r, s, texts[FILE_MERGES], bytes[FILE_MERGES]);
-    json_free(&json);
-    return ok;
-}
-
 // GPT-2's two files do not say which tokenizer they belong to. Refuses by name, from tokenizer_config.json, another
 // tokenizer, and added tokens that the two files do not have.
-static inline bool check_gpt2_config(const TokenizerFiles* s, const Json* json, Error* error) {
-    const char* path = s->paths[FILE_CONFIG];
+static inline bool check_gpt2_config(const TokenizerReader* r) {
+    const Json* json = r->json;
     const char* kind = json_text(json, json_get(json, 0, "tokenizer_class"));
     uint32_t added = json_get(json, 0, "added_tokens_decoder");
     bool prefix = false;
     if (kind && strcmp(kind, "GPT2Tokenizer") != 0 && strcmp(kind, "GPT2TokenizerFast") != 0)
-        return fail_with(error, "%.600s: a %.80s cannot be read from %s and %s; save it as tokenizer.json (in Python, "
-                         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", path, kind, GPT2_FILES[0][0],
-                         GPT2_FILES[0][1]);
+        return fail_with(r->error, "%.600s: a %.80s cannot be read from %s and %s; save it as tokenizer.json (in "
+                         "Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", r->path, kind,
+                         GPT2_FILES[0][0], GPT2_FILES[0][1]);
     if (json_bool(json, json_get(json, 0, "add_prefix_space"), &prefix) && prefix)
-        return fail_with(error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; save it as one",
-                         path);
+        return fail_with(r->error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; save it as one",
+                         r->path);
     for (uint32_t i = json_first(json, added); i != JSON_NONE; i = json_next(json, i))
-        if (strtoull(json_key(json, i), NULL, 10) >= s->rules->vocabulary.size)
-            return fail_with(error, "%.600s: the added token %.40s is not in %s; save the tokenizer as tokenizer.json",
-                             path, json_key(json, i), GPT2_FILES[0][0]);
+        if (strtoull(json_key(json, i), NULL, 10) >= r->rules->vocabulary.size)
+            return fail_with(r->error, "%.600s: the added token %.40s is not in %s; save the tokenizer as "
+                             "tokenizer.json", r->path, json_key(json, i), GPT2_FILES[0][0]);
     return true;
 }
 
 // Reads the files that tokenizer_files_find has found.
-static inline bool tokenizer_files_read(TokenizerFiles* s, Error* error) {
+static inline bool tokenizer_files_read(Tokenizer* t, Error* error) {
     char* texts[FILES_COUNT] = {NULL};
     size_t bytes[FILES_COUNT] = {0};
+    Json json[FILES_COUNT];
     Hash hash = hash_begin(0);
-    bool ok = true;
-    s->rules = (Rules*)memory_allocate(sizeof(Rules));
-    if (!s->rules) ok = fail_with(error, "out of memory for a tokenizer");
-    if (ok) ok = (s->rules->unicode = unicode_open(error)) != NULL;
-    for (int i = 0; ok && i < FILES_COUNT; i++) ok = tokenizer_files_load(s, i, &texts[i], &bytes[i], &hash, error);
-    if (s->pattern) hash_add(&hash, s->pattern->name, strlen(s->pattern->name));
-    s->hash = hash_end(&hash);
+    int file = t->paths[FILE_JSON] ? FILE_JSON : t->paths[FILE_RANKS] ? FILE_RANKS : FILE_ENCODER;
+    const Json* config = t->paths[FILE_CONFIG] ? &json[FILE_CONFIG] : NULL;
+    memset(json, 0, sizeof json);
+    t->rules = (Rules*)memory_allocate(sizeof(Rules));
+    bool ok = t->rules || fail_with(error, "out of memory for a tokenizer");
+    ok = ok && (t->rules->unicode = unicode_open(error)) != NULL;
+    for (int i = 0; ok && i < FILES_COUNT; i++) ok = tokenizer_files_load(t, i, &texts[i], &bytes[i], &hash, error);
+    if (t->pattern) hash_add(&hash, t->pattern->name, strlen(t->pattern->name));
+    t->hash = hash_end(&hash);
     if (ok && texts[FILE_TEMPLATE]) {
-        s->chat_template = strdup(texts[FILE_TEMPLATE]);
-        ok = s->chat_template || fail_with(error, "out of memory for a chat template");
+        t->chat_template = strdup(texts[FILE_TEMPLATE]);
+        ok = t->chat_template || fail_with(error, "out of memory for a chat template");
     }
-    bool has_config = texts[FILE_CONFIG] != NULL, has_map = texts[FILE_SPECIAL] != NULL;
-    Json config, map;
-    memset(&config, 0, sizeof config);
-    memset(&map, 0, sizeof map);
-    if (has_config)
-        ok = ok && json_parse(&config, texts[FILE_CONFIG], bytes[FILE_CONFIG], s->paths[FILE_CONFIG], error);
-    if (has_map) ok = ok && json_parse(&map, texts[FILE_SPECIAL], bytes[FILE_SPECIAL], s->paths[FILE_SPECIAL], error);
-    ok = ok && tokenizer_files_read_main(s, texts, bytes, has_config ? &config : NULL, error);
-    if (has_config)
-        ok = ok && (!s->paths[FILE_ENCODER] || check_gpt2_config(s, &config, error)) && read_config(s, &config, error);
+    for (int i = 0; ok && i < FILES_COUNT; i++)
+        if (texts[i] && (i == FILE_CONFIG || i == FILE_SPECIAL || (i == file && file != FILE_RANKS)))
+            ok = json_parse(&json[i], texts[i], bytes[i], t->paths[i], error);
+    TokenizerReader r = {t, t->rules, &json[file], t->paths[file], config, false, error};
+    ok = ok && (file == FILE_RANKS ? read_ranks(&r, texts[file], bytes[file]) : file == FILE_JSON ? read_rules(&r)
+                                   : read_gpt2(&r, texts[FILE_MERGES], bytes[FILE_MERGES]));
+    if (config) {
+        r.json = config;
+        r.path = t->paths[FILE_CONFIG];
+        ok = ok && (!t->paths[FILE_ENCODER] || check_gpt2_config(&r)) && read_config(&r);
+    }
     // transformers does not read the older file where the newer one lists the added tokens.
-    if (has_map && !(has_config && json_get(&config, 0, "added_tokens_decoder") != JSON_NONE))
-        ok = ok && read_named(s, &map, s->paths[FILE_SPECIAL], error);
-    json_free(&config);
-    json_free(&map);
-    if (ok) guess_end_of_text(s);
-    for (int i = 0; i < FILES_COUNT; i++) free(texts[i]);
+    if (ok && texts[FILE_SPECIAL] && !(config && json_get(config, 0, "added_tokens_decoder") != JSON_NONE)) {
+        r.json = &json[FILE_SPECIAL];
+        r.path = t->paths[FILE_SPECIAL];
+        ok = read_named(&r);
+    }
+    if (ok) guess_end_of_text(t);
+    if (ok) t->vocabulary = (int32_t)t->rules->vocabulary.size;
+    if (t->begin_token < 0) t->begin_token = t->begin_of_text;
+    for (int i = 0; i < FILES_COUNT; i++) {
+        free(texts[i]);
+        json_free(&json[i]);
+    }
     return ok;
 }
 

@@ -1,7 +1,7 @@
 // tokenizer_json.h: reads tokenizer.json of Hugging Face, and the tokenizer_config.json next to it.
 //
-//   TokenizerReader r = {&json, path, rules, false, &error};
-//   bool ok = read_rules(&r, &files) && read_config(&files, &config, &error);
+//   TokenizerReader r = {.tokenizer = &tokenizer, .rules = tokenizer.rules, .json = &json, .path = path, ...};
+//   bool ok = read_rules(&r);
 //
 // A tokenizer.json is read if it is byte-pair encoding with parts that are known here; an unknown part is refused by
 // name, since without it the tokens would be different. A file with contradictions (a merge of tokens that are not
@@ -23,40 +23,52 @@ static const char* const TOKENIZER_FILES[FILES_COUNT] = {
     "vocab.json", "merges.txt", "ranks.tiktoken"};
 
 typedef struct {
-    char* paths[FILES_COUNT];  // owned; NULL: not a part of it
-    const Pattern* pattern;    // of a rank file
-    Rules* rules;
-    char kind[32];             // "byte-level BPE", ...
-    int32_t begin_of_text, begin_token, end_of_text;
-    char* chat_template;       // owned; NULL: none
-    uint64_t hash;
-} TokenizerFiles;
+    char name[64];                      // what it is, for messages; `hash` tells it from others
+    int32_t vocabulary;                 // every id is below it
+    int32_t begin_of_text;              // -1: the tokenizer's template does not put one before a text
+    int32_t begin_token;                // what chat templates call bos_token, put there or not; -1: none
+    int32_t end_of_text;                // -1: none
+    uint64_t hash;                      // XXH64 of its files
+    char* chat_template;                // Jinja, owned; NULL: none
+    Rules* rules;                       // owned; NULL: a token is a byte
+    char* paths[FILES_COUNT];           // of its files, owned; NULL: not a part of it
+    const Pattern* pattern;             // of a rank file
+} Tokenizer;
 
-static inline void tokenizer_files_free(TokenizerFiles* s) {
-    for (int i = 0; i < FILES_COUNT; i++) free(s->paths[i]);
-    rules_free(s->rules);
-    free(s->chat_template);
-    memset(s, 0, sizeof *s);
+static inline void tokenizer_close(Tokenizer* t) {
+    free(t->chat_template);
+    rules_free(t->rules);
+    for (int i = 0; i < FILES_COUNT; i++) free(t->paths[i]);
+    memset(t, 0, sizeof *t);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Helpers
 
-// A tokenizer.json that is being read.
+// A file of a tokenizer that is being read.
 typedef struct {
+    Tokenizer* tokenizer;
+    Rules* rules;        // the tokenizer's
     const Json* json;
     const char* path;
-    Rules* rules;
+    const Json* config;  // tokenizer_config.json next to it; NULL: none
     bool byte_level;
     Error* error;
-    const Json* config;  // tokenizer_config.json next to it; NULL: none
 } TokenizerReader;
 
+__attribute__((format(printf, 2, 3)))
+static inline bool tokenizer_damaged(const TokenizerReader* r, const char* format, ...) {
+    char what[800];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    return fail_with(r->error, "%.600s: %s; the file is damaged, use another copy", r->path, what);
+}
+
 static inline bool tokenizer_refuse(const TokenizerReader* r, const char* what, const char* name) {
-    return fail_with(r->error,
-                     "%.600s: its %s is '%.100s', which is not supported here, and ignoring it would change the "
-                     "tokens; use a tokenizer without it",
-                     r->path, what, name);
+    return fail_with(r->error, "%.600s: its %s is '%.100s', which is not supported here, and ignoring it would change "
+                     "the tokens; use a tokenizer without it", r->path, what, name);
 }
 
 // The decoded bytes of a string, and a zero byte; NULL if the node is not a string.
@@ -139,11 +151,6 @@ static inline int byte_of_fallback(const char* text, size_t bytes) {
 // ------------------------------------------------------------------------------------------------
 // Vocabulary and merges
 
-static inline bool bad_token(const TokenizerReader* r, const char* text, const char* problem) {
-    return problem && fail_with(r->error, "%.600s: the token '%.100s' %s; the file is damaged, use another copy",
-                                r->path, text, problem);
-}
-
 // The number of ids: one more than the largest of the vocabulary and of the added tokens.
 static inline bool count_ids(const TokenizerReader* r, size_t* size, uint32_t vocab, uint32_t added) {
     const Json* json = r->json;
@@ -153,12 +160,11 @@ static inline bool count_ids(const TokenizerReader* r, size_t* size, uint32_t vo
         for (uint32_t i = json_first(json, lists[k]); i != JSON_NONE; i = json_next(json, i)) {
             uint64_t id;
             if (!json_u64(json, k == 0 ? i : json_get(json, i, "id"), &id) || id >= VOCABULARY_MAX)
-                return fail_with(r->error,
-                                 "%.600s: %s '%.100s' has no id below %zu; the file is damaged, use another copy",
-                                 r->path, k == 0 ? "the token" : "an added token", json_key(json, i), VOCABULARY_MAX);
+                return tokenizer_damaged(r, "%s '%.100s' has no id below %zu", k == 0 ? "the token" : "an added token",
+                                         json_key(json, i), VOCABULARY_MAX);
             *size = max_size(*size, (size_t)id + 1);
         }
-    return *size > 0 || fail_with(r->error, "%.600s: it has no tokens; the file is damaged, use another copy", r->path);
+    return *size > 0 || tokenizer_damaged(r, "it has no tokens");
 }
 
 // Adds a token of the model by its name in the file.
@@ -167,20 +173,23 @@ static inline bool read_token(const TokenizerReader* r, size_t id, const char* n
     const char* problem = NULL;
     char raw[TOKEN_BYTES_MAX];
     size_t count = 0;
+    bool ok;
     if (r->byte_level) {
         bool good = bytes_of_symbols(raw, &count, name, bytes);
         // A name with other characters can only be an added token's.
-        return (vocabulary_add(v, id, good ? raw : name, good ? count : bytes, TOKEN_ORDINARY, &problem, r->error) &&
-                (!good || vocabulary_add_key(v, id, raw, count, &problem, r->error))) || bad_token(r, name, problem);
+        ok = vocabulary_add(v, id, good ? raw : name, good ? count : bytes, TOKEN_ORDINARY, &problem, r->error) &&
+             (!good || vocabulary_add_key(v, id, raw, count, &problem, r->error));
+    } else {
+        int byte = byte_of_fallback(name, bytes);
+        Text piece = {NULL, 0, 0};
+        raw[0] = (char)byte;
+        ok = text_replace(&piece, name, bytes, METASPACE, " ", r->error) &&
+             vocabulary_add(v, id, byte >= 0 ? raw : piece.bytes, byte >= 0 ? 1 : piece.count, TOKEN_ORDINARY, &problem,
+                            r->error) &&
+             vocabulary_add_key(v, id, name, bytes, &problem, r->error);
+        text_free(&piece);
     }
-    int byte = byte_of_fallback(name, bytes);
-    Text piece = {NULL, 0, 0};
-    bool ok = text_replace(&piece, name, bytes, METASPACE, " ", r->error);
-    raw[0] = (char)byte;
-    ok = ok && (vocabulary_add(v, id, byte >= 0 ? raw : piece.bytes, byte >= 0 ? 1 : piece.count, TOKEN_ORDINARY,
-                               &problem, r->error) || bad_token(r, name, problem));
-    ok = ok && (vocabulary_add_key(v, id, name, bytes, &problem, r->error) || bad_token(r, name, problem));
-    text_free(&piece);
+    if (problem) tokenizer_damaged(r, "the token '%.100s' %s", name, problem);
     return ok;
 }
 
@@ -191,7 +200,6 @@ static inline void find_symbols(Vocabulary* v, bool byte_level, bool byte_fallba
         char byte = (char)i, name[8];
         snprintf(name, sizeof name, "<0x%02X>", (unsigned)i);
         v->bytes[i] = byte_level ? vocabulary_find(v, &byte, 1) : byte_fallback ? vocabulary_find(v, name, 6) : -1;
-        if (i < 128) v->ascii[i] = byte_level ? -1 : vocabulary_find(v, &byte, 1);
     }
 }
 
@@ -234,11 +242,8 @@ static inline bool read_merge(const TokenizerReader* r, const char* left, size_t
     if (a < 0 || b < 0) problem = "joins a token that is not in the vocabulary";
     else if (whole < 0) problem = "makes a token that is not in the vocabulary";
     else if (!merges_add(v, a, b, whole, rank)) problem = "occurs twice";
-    return problem == NULL || fail_with(r->error,
-                                        "%.600s: merge %zu, of '%.*s' and '%.*s', %s; the file is damaged, use "
-                                        "another copy",
-                                        r->path, rank, (int)min_size(left_bytes, 60), left,
-                                        (int)min_size(right_bytes, 60), right, problem);
+    return !problem || tokenizer_damaged(r, "merge %zu, of '%.*s' and '%.*s', %s", rank, (int)min_size(left_bytes, 60),
+                                         left, (int)min_size(right_bytes, 60), right, problem);
 }
 
 // Adds a merge that is written as one text, with a space between the two names.
@@ -246,10 +251,8 @@ static inline bool read_merge_line(const TokenizerReader* r, const char* line, s
     const char* space = (const char*)memchr(line, ' ', bytes);
     size_t left = space ? (size_t)(space - line) : 0;
     if (!space || memchr(space + 1, ' ', bytes - left - 1))
-        return fail_with(r->error,
-                         "%.600s: merge %zu, '%.*s', is not two tokens with a space between them; the file is "
-                         "damaged, use another copy",
-                         r->path, rank, (int)min_size(bytes, 100), line);
+        return tokenizer_damaged(r, "merge %zu, '%.*s', is not two tokens with a space between them", rank,
+                                 (int)min_size(bytes, 100), line);
     return read_merge(r, line, left, space + 1, bytes - left - 1, rank);
 }
 
@@ -268,9 +271,7 @@ static inline bool read_merges(const TokenizerReader* r, uint32_t merges) {
         }
         uint32_t a = json_first(json, i), b = json_next(json, a);
         if (json_count(json, i) != 2 || !json_text(json, a) || !json_text(json, b))
-            return fail_with(r->error,
-                             "%.600s: merge %zu is not a pair of tokens; the file is damaged, use another copy",
-                             r->path, rank);
+            return tokenizer_damaged(r, "merge %zu is not a pair of tokens", rank);
         if (!read_merge(r, json_text(json, a), json->nodes[a].bytes, json_text(json, b), json->nodes[b].bytes, rank++))
             return false;
     }
@@ -308,21 +309,19 @@ static inline bool read_model(TokenizerReader* r, uint32_t model, size_t size) {
     if (json_absent(json, node)) return true;
     const char* unknown = json_text(json, node);
     v->unknown = unknown ? find_name(r, unknown, json->nodes[node].bytes) : -1;
-    return v->unknown >= 0 ||
-           fail_with(r->error, "%.600s: its unk_token is not in its vocabulary; the file is damaged, use another copy",
-                     r->path);
+    return v->unknown >= 0 || tokenizer_damaged(r, "its unk_token is not in its vocabulary");
 }
 
 // ------------------------------------------------------------------------------------------------
 // Normalizers, pre-tokenizers, decoders
 
 // Calls `read` for a part, or for each part of a sequence of them.
-static inline bool read_parts(TokenizerReader* r, uint32_t node, const char* list, const char* what,
+static inline bool read_parts(TokenizerReader* r, uint32_t node, const char* list,
                               bool (*read)(TokenizerReader* r, uint32_t node)) {
     if (json_absent(r->json, node)) return true;
     if (strcmp(json_type(r, node), "Sequence") != 0) return read(r, node);
     for (uint32_t i = json_first(r->json, json_get(r->json, node, list)); i != JSON_NONE; i = json_next(r->json, i))
-        if (!read_parts(r, i, list, what, read)) return false;
+        if (!read_parts(r, i, list, read)) return false;
     return true;
 }
 
@@ -460,7 +459,7 @@ static inline bool read_decoder(TokenizerReader* r, uint32_t node) {
 }
 
 // Finds the token that the template puts before a text.
-static inline bool read_template(const TokenizerReader* r, uint32_t node, int32_t* begin_of_text) {
+static inline bool read_template(const TokenizerReader* r, uint32_t node) {
     const Json* json = r->json;
     const char* before = NULL;
     bool text_seen = false;
@@ -478,36 +477,28 @@ static inline bool read_template(const TokenizerReader* r, uint32_t node, int32_
     uint64_t id;
     if (json_count(json, ids) != 1 || !json_u64(json, json_first(json, ids), &id) ||
         id >= r->rules->vocabulary.size || r->rules->vocabulary.tokens[id].kind == TOKEN_ABSENT)
-        return fail_with(r->error,
-                         "%.600s: its template begins with '%.100s', which is not a token; the file is damaged, "
-                         "use another copy",
-                         r->path, before);
-    *begin_of_text = (int32_t)id;
+        return tokenizer_damaged(r, "its template begins with '%.100s', which is not a token", before);
+    r->tokenizer->begin_of_text = (int32_t)id;
     return true;
 }
 
-static inline bool read_post_processor(const TokenizerReader* r, uint32_t node, int32_t* begin_of_text) {
+static inline bool read_post_processor(const TokenizerReader* r, uint32_t node) {
     const Json* json = r->json;
     if (json_absent(json, node)) return true;
     const char* type = json_type(r, node);
     if (strcmp(type, "ByteLevel") == 0) return true;  // it only affects the tokens' offsets in the text
-    if (strcmp(type, "TemplateProcessing") == 0) return read_template(r, node, begin_of_text);
+    if (strcmp(type, "TemplateProcessing") == 0) return read_template(r, node);
     if (strcmp(type, "Sequence") != 0) return tokenizer_refuse(r, "post_processor", type);
     for (uint32_t i = json_first(json, json_get(json, node, "processors")); i != JSON_NONE; i = json_next(json, i)) {
         if (strcmp(json_type(r, i), "Sequence") == 0)
             return tokenizer_refuse(r, "post_processor", "a sequence in a sequence");
-        if (!read_post_processor(r, i, begin_of_text)) return false;
+        if (!read_post_processor(r, i)) return false;
     }
     return true;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Added tokens
-
-static inline bool bad_added(const TokenizerReader* r, const char* text, const char* problem) {
-    return fail_with(r->error, "%.600s: the added token '%.100s' %s; the file is damaged, use another copy", r->path,
-                     text, problem);
-}
 
 // Adds a token that is found in the text before it is split. If the model has it already, the ids must be the same.
 static inline bool rules_add(const TokenizerReader* r, AddedToken added, const char* text, size_t bytes) {
@@ -516,25 +507,23 @@ static inline bool rules_add(const TokenizerReader* r, AddedToken added, const c
     Token* token = &v->tokens[added.id];
     const char* problem = NULL;
     TokenKind kind = added.special ? TOKEN_SPECIAL : TOKEN_ADDED;
-    bool known = find_name(r, text, bytes) == added.id, twice = false;
+    Text form = {NULL, 0, 0};
+    int32_t there = find_name(r, text, bytes);
+    bool known = there == added.id, twice = false;
     if (!known && token->kind == TOKEN_ORDINARY && token->key_bytes == 0)  // a name that is not made of byte symbols
         known = token->piece_bytes == bytes && memcmp(v->text.bytes + token->piece, text, bytes) == 0;
-    if (!known && find_name(r, text, bytes) >= 0) return bad_added(r, text, "has another id in the vocabulary");
-    if (known) token->kind = TOKEN_ABSENT;  // added again below, with the bytes of its text
-    if (!vocabulary_add(v, (size_t)added.id, text, bytes, kind, &problem, r->error))
-        return problem ? bad_added(r, text, problem) : false;
-    added.start = (uint32_t)rules->added_text.count;
-    added.bytes = (uint32_t)bytes;
-    if (!text_append(&rules->added_text, text, bytes, r->error)) return false;
-    int32_t index = (int32_t)rules->added_count;
-    rules->added[rules->added_count++] = added;
-    Text form = {NULL, 0, 0};
-    bool ok = !added.normalized || rules_normalize(&form, rules, text, bytes, r->error);
+    if (!known && there >= 0) problem = "has another id in the vocabulary";
+    if (known) token->kind = TOKEN_ABSENT;  // added again, with the bytes of its text
+    bool ok = !problem && vocabulary_add(v, (size_t)added.id, text, bytes, kind, &problem, r->error) &&
+              (!added.normalized || rules_normalize(&form, rules, text, bytes, r->error));
     const char* found = added.normalized ? form.bytes : text;
     size_t length = added.normalized ? form.count : bytes;
-    if (ok && length == 0) ok = bad_added(r, text, "is normalized to nothing");
-    if (ok) ok = trie_add(added.normalized ? &rules->normalized : &rules->raw, &twice, found, length, index, r->error);
-    if (twice) bad_added(r, text, "occurs twice");
+    if (ok && length == 0) problem = "is normalized to nothing";
+    ok = ok && !problem && trie_add(added.normalized ? &rules->normalized : &rules->raw, &twice, found, length,
+                                    (int32_t)rules->added_count, r->error);
+    if (twice) problem = "occurs twice";
+    if (problem) tokenizer_damaged(r, "the added token '%.100s' %s", text, problem);
+    if (ok) rules->added[rules->added_count++] = added;
     text_free(&form);
     return ok;
 }
@@ -565,21 +554,21 @@ static inline bool read_added(const TokenizerReader* r, uint32_t list) {
     for (size_t i = 0; i < r->rules->vocabulary.size; i++) next += r->rules->vocabulary.tokens[i].kind != TOKEN_ABSENT;
     if (!rules_add_begin(r->rules, json_count(json, list), r->error)) return false;
     for (uint32_t i = json_first(json, list); i != JSON_NONE; i = json_next(json, i)) {
-        AddedToken added;
+        AddedToken added = {0};
         uint64_t id = 0;
         uint32_t content = json_get(json, i, "content");
         const char* text = json_text(json, content);
-        memset(&added, 0, sizeof added);
         if (!known_members(r, i, "id|content|single_word|lstrip|rstrip|normalized|special", "added token's member"))
             return false;
-        if (!text || json->nodes[content].bytes == 0) return bad_added(r, "", "has no content");
+        if (!text || json->nodes[content].bytes == 0) return tokenizer_damaged(r, "the added token '' has no content");
         json_u64(json, json_get(json, i, "id"), &id);
         added.id = (int32_t)id;
         uint32_t configured = configured_token(r->config, id);
         if (configured != JSON_NONE) read_options(&added, r->config, configured);
         else read_options(&added, json, i);
         if (r->rules->vocabulary.tokens[id].kind == TOKEN_ABSENT && id != next++)
-            return bad_added(r, text, "does not have the next id, which `tokenizers` would give it");
+            return tokenizer_damaged(r, "the added token '%.100s' does not have the next id, which `tokenizers` would "
+                                     "give it", text);
         if (!rules_add(r, added, text, json->nodes[content].bytes)) return false;
     }
     return true;
@@ -603,7 +592,7 @@ static inline bool merges_stay_in_words(const Vocabulary* v) {
     return true;
 }
 
-static inline bool read_rules(TokenizerReader* r, TokenizerFiles* s) {
+static inline bool read_rules(TokenizerReader* r) {
     const Json* json = r->json;
     Rules* rules = r->rules;
     uint32_t model = json_get(json, 0, "model"), added = json_get(json, 0, "added_tokens");
@@ -614,31 +603,34 @@ static inline bool read_rules(TokenizerReader* r, TokenizerFiles* s) {
     if (version && strcmp(version, "1.0") != 0) return tokenizer_refuse(r, "version", version);
     if (!json_absent(json, json_get(json, 0, "truncation"))) return tokenizer_refuse(r, "member", "truncation");
     if (!json_absent(json, json_get(json, 0, "padding"))) return tokenizer_refuse(r, "member", "padding");
-    if (!read_parts(r, json_get(json, 0, "normalizer"), "normalizers", "normalizer", read_normalizer) ||
-        !read_parts(r, json_get(json, 0, "pre_tokenizer"), "pretokenizers", "pre_tokenizer", read_pre_tokenizer))
+    if (!read_parts(r, json_get(json, 0, "normalizer"), "normalizers", read_normalizer) ||
+        !read_parts(r, json_get(json, 0, "pre_tokenizer"), "pretokenizers", read_pre_tokenizer))
         return false;
     if (rules->digits && !r->byte_level) return tokenizer_refuse(r, "pre_tokenizer", "Digits without ByteLevel");
     if (!r->byte_level && rules->split != SPLIT_WHOLE && rules->split != SPLIT_META)
         return tokenizer_refuse(r, "pre_tokenizer", "a Split without ByteLevel");
-    if (!read_parts(r, json_get(json, 0, "decoder"), "decoders", "decoder", read_decoder)) return false;
+    if (!read_parts(r, json_get(json, 0, "decoder"), "decoders", read_decoder)) return false;
     if (!count_ids(r, &size, json_get(json, model, "vocab"), added) || !read_model(r, model, size) ||
         !read_added(r, added) ||
-        !read_post_processor(r, json_get(json, 0, "post_processor"), &s->begin_of_text))
+        !read_post_processor(r, json_get(json, 0, "post_processor")))
         return false;
     for (size_t i = 0; i < rules->normalizer_count; i++)  // put in front of each part, so dropped from each again
         if (rules->normalizers[i].kind == NORMALIZE_PREPEND && rules->strip == STRIP_FIRST) rules->strip = STRIP_EACH;
     if (rules->prefix == PREFIX_ALWAYS && rules->strip == STRIP_FIRST) rules->strip = STRIP_EACH;
     if (!r->byte_level && rules->split == SPLIT_WHOLE && merges_stay_in_words(&rules->vocabulary))
         rules->split = SPLIT_SPACED;
-    snprintf(s->kind, sizeof s->kind, r->byte_level ? "byte-level BPE" : "BPE of characters");
+    Tokenizer* t = r->tokenizer;
+    snprintf(t->name, sizeof t->name, "%s of %zu tokens", r->byte_level ? "byte-level BPE" : "BPE of characters", size);
     return true;
 }
 
 // The id of the added token with a text, -1: none.
 static inline int32_t added_find(const Rules* rules, const char* text, size_t bytes) {
+    const Vocabulary* v = &rules->vocabulary;
     for (size_t i = 0; i < rules->added_count; i++) {
-        const AddedToken* added = &rules->added[i];
-        if (added->bytes == bytes && memcmp(rules->added_text.bytes + added->start, text, bytes) == 0) return added->id;
+        const Token* token = &v->tokens[rules->added[i].id];
+        if (token->piece_bytes == bytes && memcmp(v->text.bytes + token->piece, text, bytes) == 0)
+            return rules->added[i].id;
     }
     return -1;
 }
@@ -660,49 +652,49 @@ static inline int32_t named_token(const Rules* rules, const Json* json, uint32_t
 
 // If a configuration names a token that tokenizer.json does not have, transformers adds it, which changes how texts are
 // tokenized. Here such a file is refused.
-static inline bool check_named(const TokenizerFiles* s, const Json* json, uint32_t node, const char* path,
-                               const char* what, Error* error) {
+static inline bool check_named(const TokenizerReader* r, uint32_t node, const char* what) {
     size_t bytes;
-    const char* text = named_text(&bytes, json, node);
-    return !text || !s->paths[FILE_JSON] || added_find(s->rules, text, bytes) >= 0 ||
-           fail_with(error,
-                     "%.600s: its %.40s '%.80s' is not among the added tokens of %s; save the tokenizer again (in "
-                     "Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))",
-                     path, what, text, TOKENIZER_FILES[FILE_JSON]);
+    const char* text = named_text(&bytes, r->json, node);
+    return !text || !r->tokenizer->paths[FILE_JSON] || added_find(r->rules, text, bytes) >= 0 ||
+           fail_with(r->error, "%.600s: its %.40s '%.80s' is not among the added tokens of %s; save the tokenizer "
+                     "again (in Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", r->path, what, text,
+                     TOKENIZER_FILES[FILE_JSON]);
 }
 
 // The special tokens of tokenizer_config.json or special_tokens_map.json.
-static inline bool read_named(TokenizerFiles* s, const Json* json, const char* path, Error* error) {
+static inline bool read_named(const TokenizerReader* r) {
+    const Json* json = r->json;
     static const char* const names[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
                                         "mask_token"};
     static const char* const lists[] = {"additional_special_tokens", "extra_special_tokens"};
     for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
-        if (!check_named(s, json, json_get(json, 0, names[k]), path, names[k], error)) return false;
+        if (!check_named(r, json_get(json, 0, names[k]), names[k])) return false;
     for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
         uint32_t list = json_get(json, 0, lists[k]);
         for (uint32_t i = json_first(json, list); i != JSON_NONE; i = json_next(json, i))
-            if (!check_named(s, json, i, path, lists[k], error)) return false;
+            if (!check_named(r, i, lists[k])) return false;
     }
-    int32_t begin = named_token(s->rules, json, json_get(json, 0, "bos_token"));
-    int32_t end = named_token(s->rules, json, json_get(json, 0, "eos_token"));
-    if (begin >= 0) s->begin_token = begin;
-    if (end >= 0) s->end_of_text = end;
+    int32_t begin = named_token(r->rules, json, json_get(json, 0, "bos_token"));
+    int32_t end = named_token(r->rules, json, json_get(json, 0, "eos_token"));
+    if (begin >= 0) r->tokenizer->begin_token = begin;
+    if (end >= 0) r->tokenizer->end_of_text = end;
     return true;
 }
 
 // tokenizer_config.json: the tokens that begin and end a text, and the template of a chat.
-static inline bool read_config(TokenizerFiles* s, const Json* json, Error* error) {
-    const char* path = s->paths[FILE_CONFIG];
+static inline bool read_config(const TokenizerReader* r) {
+    Tokenizer* t = r->tokenizer;
+    const Json* json = r->json;
     uint32_t decoder = json_get(json, 0, "added_tokens_decoder");
     bool add;
-    for (uint32_t i = json_first(json, decoder); s->paths[FILE_JSON] && i != JSON_NONE; i = json_next(json, i)) {
-        if (!check_named(s, json, i, path, "added token", error)) return false;
-        if ((uint64_t)named_token(s->rules, json, i) != strtoull(json_key(json, i), NULL, 10))
-            return fail_with(error, "%.600s: the added token %.40s has another id in %s; use another copy", path,
+    for (uint32_t i = json_first(json, decoder); t->paths[FILE_JSON] && i != JSON_NONE; i = json_next(json, i)) {
+        if (!check_named(r, i, "added token")) return false;
+        if ((uint64_t)named_token(t->rules, json, i) != strtoull(json_key(json, i), NULL, 10))
+            return fail_with(r->error, "%.600s: the added token %.40s has another id in %s; use another copy", r->path,
                              json_key(json, i), TOKENIZER_FILES[FILE_JSON]);
     }
-    if (!read_named(s, json, path, error)) return false;
-    if (json_bool(json, json_get(json, 0, "add_bos_token"), &add)) s->begin_of_text = add ? s->begin_token : -1;
+    if (!read_named(r)) return false;
+    if (json_bool(json, json_get(json, 0, "add_bos_token"), &add)) t->begin_of_text = add ? t->begin_token : -1;
     uint32_t chat = json_get(json, 0, "chat_template");
     if (json_is(json, chat, JSON_ARRAY)) {  // several, each with a name
         uint32_t list = chat;
@@ -713,16 +705,16 @@ static inline bool read_config(TokenizerFiles* s, const Json* json, Error* error
         }
     }
     const char* text = json_text(json, chat);
-    if (!text || s->chat_template) return true;
-    s->chat_template = strdup(text);
-    return s->chat_template || fail_with(error, "out of memory for a chat template");
+    if (!text || t->chat_template) return true;
+    t->chat_template = strdup(text);
+    return t->chat_template || fail_with(r->error, "out of memory for a chat template");
 }
 
 // Without a configuration, end-of-text is the added token with one of the usual names.
-static inline void guess_end_of_text(TokenizerFiles* s) {
+static inline void guess_end_of_text(Tokenizer* t) {
     static const char* const usual[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
-    for (size_t k = 0; k < sizeof usual / sizeof usual[0] && s->end_of_text < 0; k++)
-        s->end_of_text = added_find(s->rules, usual[k], strlen(usual[k]));
+    for (size_t k = 0; k < sizeof usual / sizeof usual[0] && t->end_of_text < 0; k++)
+        t->end_of_text = added_find(t->rules, usual[k], strlen(usual[k]));
 }
 
 #endif  // LLMTRAIN_TOKENIZER_JSON_H

@@ -20,7 +20,6 @@
 
 typedef struct {
     int32_t id;
-    uint32_t start, bytes;                                // in Rules.added_text
     bool single_word, lstrip, rstrip, normalized, special;
 } AddedToken;
 
@@ -58,7 +57,6 @@ typedef struct {
     size_t normalizer_count;
     AddedToken* added;               // (added_count)
     size_t added_count;
-    Text added_text;
     Trie raw, normalized;            // of added tokens
     bool meta;                       // spaces become U+2581
     Prefix prefix;                   // where a space (or U+2581) is put in front of a text that has none
@@ -71,9 +69,8 @@ static inline void rules_free(Rules* rules) {
     if (!rules) return;
     vocabulary_free(&rules->vocabulary);
     free(rules->unicode);
-    nfc_close(rules->nfc);
+    free(rules->nfc);
     free(rules->added);
-    text_free(&rules->added_text);
     free(rules->raw.nodes);
     free(rules->normalized.nodes);
     free(rules);
@@ -89,13 +86,9 @@ static inline uint32_t trie_child(const Trie* trie, uint32_t node, uint8_t byte)
 }
 
 static inline bool trie_node(Trie* trie, uint32_t* node, uint8_t byte, Error* error) {
-    if (trie->count == trie->capacity) {
-        size_t capacity = max_size(256, 2 * trie->capacity);
-        TrieNode* nodes = (TrieNode*)realloc(trie->nodes, capacity * sizeof(TrieNode));
-        if (!nodes) return fail_with(error, "out of memory for added tokens: %zu bytes", capacity * sizeof(TrieNode));
-        trie->nodes = nodes;
-        trie->capacity = capacity;
-    }
+    size_t count = trie->count + 1;
+    if (!memory_grow(&trie->nodes, &trie->capacity, count, sizeof(TrieNode)))
+        return fail_with(error, "out of memory for added tokens: %zu bytes", count * sizeof(TrieNode));
     TrieNode fresh = {0, 0, -1, byte};
     *node = (uint32_t)trie->count;
     trie->nodes[trie->count++] = fresh;
@@ -149,34 +142,25 @@ typedef struct {
 
 static inline bool spans_append(Spans* spans, size_t start, size_t end, int32_t id, bool first, Error* error) {
     if (id < 0 && start >= end) return true;
-    if (spans->count == spans->capacity) {
-        size_t capacity = max_size(16, 2 * spans->capacity);
-        Span* list = (Span*)realloc(spans->list, capacity * sizeof(Span));
-        if (!list) return fail_with(error, "out of memory for %zu parts of a text; give a shorter text", capacity);
-        spans->list = list;
-        spans->capacity = capacity;
-    }
+    if (!memory_grow(&spans->list, &spans->capacity, spans->count + 1, sizeof(Span)))
+        return fail_with(error, "out of memory for %zu parts of a text; give a shorter text", spans->count + 1);
     Span span = {start, end - start, id, first};
     spans->list[spans->count++] = span;
     return true;
 }
 
 static inline const char* spaces_before(const Unicode* unicode, const char* p, const char* begin) {
-    while (p > begin) {
-        const char* before = p - 1;
-        while (before > begin && (*before & 0xC0) == 0x80) before--;
-        if (!UNICODE_IN(character_at(unicode, before, p).kind, UNICODE_SPACES)) break;
-        p = before;
+    for (;;) {
+        Character c = character_before(unicode, p, begin);
+        if (!UNICODE_IN(c.kind, UNICODE_SPACES)) return p;
+        p -= c.bytes;
     }
-    return p;
 }
 
 // Whether no word character touches an added token, as single_word requires.
 static inline bool added_stands_alone(const Unicode* unicode, const char* p, const char* after, const char* begin,
                                       const char* end) {
-    const char* before = p;
-    while (before > begin && (*--before & 0xC0) == 0x80) {}
-    return !(p > begin && UNICODE_IN(character_at(unicode, before, end).kind, UNICODE_WORDS)) &&
+    return !UNICODE_IN(character_before(unicode, p, begin).kind, UNICODE_WORDS) &&
            !UNICODE_IN(character_at(unicode, after, end).kind, UNICODE_WORDS);
 }
 

@@ -33,13 +33,9 @@ static inline void text_free(Text* text) {
 
 // Makes room for `more` bytes after those that are there.
 static inline bool text_reserve(Text* text, size_t more, Error* error) {
-    if (more <= text->capacity - text->count) return true;
-    size_t capacity = max_size(text->capacity + text->capacity / 2, text->count + max_size(more, 256));
-    char* bytes = capacity < more ? NULL : (char*)realloc(text->bytes, capacity);
-    if (!bytes) return fail_with(error, "out of memory for %zu bytes of text; give a shorter text", capacity);
-    text->bytes = bytes;
-    text->capacity = capacity;
-    return true;
+    return more <= text->capacity - text->count ||
+           memory_grow(&text->bytes, &text->capacity, text->count + max_size(more, 256), 1) ||
+           fail_with(error, "out of memory for %zu bytes of text; give a shorter text", text->count + more);
 }
 
 static inline bool text_append(Text* text, const char* bytes, size_t count, Error* error) {
@@ -146,18 +142,18 @@ typedef struct {
 #define UNICODE_OTHERS (UNICODE_SET(OTHER) | UNICODE_SET(MARK) | UNICODE_SET(WORD) | UNICODE_SET(NEW_NUMBER))
 #define UNICODE_IN(kind, set) ((((uint32_t)(set)) >> (kind)) & 1u)
 
-// A run is (length, value), and the runs cover all code points.
-static inline void unicode_expand(uint8_t values[UNICODE_END], const uint32_t* runs, size_t count) {
-    for (size_t i = 0, at = 0; i < count; at += runs[i], i += 2)
-        memset(values + at, (int)runs[i + 1], min_size(runs[i], UNICODE_END - at));
-}
-
 // The caller frees it with free(); NULL after a failure.
 static inline Unicode* unicode_open(Error* error) {
     Unicode* unicode = (Unicode*)memory_allocate(sizeof *unicode);
-    if (unicode)
-        unicode_expand(unicode->kinds, UNICODE_CLASS_RUNS, sizeof UNICODE_CLASS_RUNS / sizeof UNICODE_CLASS_RUNS[0]);
-    else fail_with(error, "out of memory for the table of characters: %zu bytes", sizeof *unicode);
+    if (!unicode) {
+        fail_with(error, "out of memory for the table of characters: %zu bytes", sizeof *unicode);
+        return NULL;
+    }
+    for (size_t i = 0, at = 0; i < sizeof UNICODE_CLASS_RUNS / sizeof UNICODE_CLASS_RUNS[0]; i++) {
+        uint32_t length = UNICODE_CLASS_RUNS[i] / 16, kind = UNICODE_CLASS_RUNS[i] % 16;
+        for (size_t k = 0; k < length; k++)
+            unicode->kinds[at++] = (uint8_t)(kind == UNICODE_CLASSES ? UNICODE_UPPER + k % 2 : kind);
+    }
     return unicode;
 }
 
@@ -175,6 +171,13 @@ static inline Character character_at(const Unicode* unicode, const char* p, cons
     c.kind = unicode->kinds[c.code];
     c.bytes = (uint8_t)bytes;
     return c;
+}
+
+// The character before p; UNICODE_NO_KIND at the beginning of the text.
+static inline Character character_before(const Unicode* unicode, const char* p, const char* begin) {
+    const char* start = p;
+    while (start > begin && (*--start & 0xC0) == 0x80) {}
+    return character_at(unicode, start, p);
 }
 
 // Where a run of characters of a set ends.
@@ -200,68 +203,61 @@ static inline const char* characters_skip(const Unicode* unicode, uint32_t set, 
 #define HANGUL_TRAILING 0x11A7u  // the number of "none"
 #define HANGUL_COUNT 11172u
 
-enum { NFC_COMBINES = 1, NFC_SECOND = 2, NFC_CHANGES = 4, NFC_JOINS = 8 };
+enum { NFC_SECOND = 1, NFC_CHANGES = 2, NFC_JOINS = 4 };
+
+enum { NFC_SLOTS = 4096 };  // a power of two, over twice the compositions
 
 typedef struct {
-    uint8_t combining[UNICODE_END];  // canonical combining class
-    uint8_t marks[UNICODE_END];      // NFC_COMBINES: it has a decomposition; NFC_CHANGES: and is not composed again;
-                                     // NFC_SECOND: it is the second part of a composition; NFC_JOINS: its
-                                     // decomposition begins with a combining character (three Tibetan vowels)
-    uint32_t* by_character;          // (slots) 3 x row of a decomposition + 1, or 0: open addressing
-    uint32_t* by_pair;               // (slots) 3 x row of a composition + 1, or 0
-    size_t slots;                    // a power of two
+    uint32_t character, first, second;  // second: 0 where there is none
+} NfcRow;
+
+typedef struct {
+    uint8_t combining[UNICODE_END];     // canonical combining class
+    uint8_t marks[UNICODE_END];         // NFC_CHANGES: it has a decomposition, which is not composed again; NFC_SECOND:
+                                        // it is the second part of a composition; NFC_JOINS: its decomposition begins
+                                        // with a combining character (three Tibetan vowels)
+    NfcRow rows[UNICODE_PARTED];
+    size_t row_count;
+    uint16_t by_character[UNICODE_END]; // row of a decomposition + 1, or 0
+    uint16_t by_pair[NFC_SLOTS];        // row of a composition + 1, or 0: open addressing
 } Nfc;
 
-#define NFC_COMPOSITIONS (sizeof UNICODE_COMPOSITIONS / sizeof UNICODE_COMPOSITIONS[0])
-#define NFC_DECOMPOSITIONS (sizeof UNICODE_DECOMPOSITIONS / sizeof UNICODE_DECOMPOSITIONS[0])
-
-// A row of the two tables, which are numbered as one: character, first part, second part or 0.
-static inline const uint32_t* nfc_row(size_t index) {
-    if (index < NFC_COMPOSITIONS) return UNICODE_COMPOSITIONS + index;
-    return UNICODE_DECOMPOSITIONS + (index - NFC_COMPOSITIONS);
+static inline size_t nfc_hash(uint32_t a, uint32_t b) {
+    return (size_t)(((uint64_t)a << 32 | b) * 0x9E3779B97F4A7C15u >> 40) % NFC_SLOTS;
 }
 
-static inline size_t nfc_hash(const Nfc* nfc, uint32_t a, uint32_t b) {
-    return (size_t)(((uint64_t)a << 32 | b) * 0x9E3779B97F4A7C15u >> 40) & (nfc->slots - 1);
+// Reads UNICODE_COMPOSITIONS or UNICODE_DECOMPOSITIONS.
+static inline void nfc_read(Nfc* nfc, const uint32_t* table, size_t count, bool composes) {
+    for (const uint32_t *p = table, *end = table + count; p < end;) {
+        NfcRow row = {0, 0, *p++};
+        for (uint32_t left = *p++; left > 0; left--) {
+            row.character += *p++;
+            row.first = *p++;
+            nfc->rows[nfc->row_count++] = row;
+            nfc->by_character[row.character] = (uint16_t)nfc->row_count;
+            if (composes) {
+                size_t slot = nfc_hash(row.first, row.second);
+                while (nfc->by_pair[slot]) slot = (slot + 1) % NFC_SLOTS;
+                nfc->by_pair[slot] = (uint16_t)nfc->row_count;
+            }
+            nfc->marks[composes ? row.second : row.character] |= composes ? NFC_SECOND : NFC_CHANGES;
+            if (nfc->combining[row.first]) nfc->marks[row.character] |= NFC_JOINS;
+        }
+    }
 }
 
-static inline void nfc_close(Nfc* nfc) {
-    if (!nfc) return;
-    free(nfc->by_character);
-    free(nfc->by_pair);
-    free(nfc);
-}
-
-// NULL after a failure.
+// The caller frees it with free(); NULL after a failure.
 static inline Nfc* nfc_open(Error* error) {
     Nfc* nfc = (Nfc*)memory_allocate(sizeof *nfc);
-    if (nfc) {
-        nfc->slots = 8192;  // over twice the rows
-        nfc->by_character = (uint32_t*)memory_allocate(nfc->slots * sizeof(uint32_t));
-        nfc->by_pair = (uint32_t*)memory_allocate(nfc->slots * sizeof(uint32_t));
-    }
-    if (!nfc || !nfc->by_character || !nfc->by_pair) {
-        nfc_close(nfc);
+    if (!nfc) {
         fail_with(error, "out of memory for the tables of NFC: %zu bytes", sizeof *nfc);
         return NULL;
     }
-    unicode_expand(nfc->combining, UNICODE_COMBINING_RUNS,
-                   sizeof UNICODE_COMBINING_RUNS / sizeof UNICODE_COMBINING_RUNS[0]);
-    for (size_t i = 0; i < NFC_COMPOSITIONS + NFC_DECOMPOSITIONS; i += 3) {
-        const uint32_t* row = nfc_row(i);
-        size_t slot = nfc_hash(nfc, row[0], 0);
-        while (nfc->by_character[slot]) slot = (slot + 1) & (nfc->slots - 1);
-        nfc->by_character[slot] = (uint32_t)i + 1;
-        nfc->marks[row[0]] |= nfc->combining[row[1]] ? NFC_COMBINES | NFC_JOINS : NFC_COMBINES;
-        if (i >= NFC_COMPOSITIONS) {
-            nfc->marks[row[0]] |= NFC_CHANGES;
-            continue;
-        }
-        slot = nfc_hash(nfc, row[1], row[2]);
-        while (nfc->by_pair[slot]) slot = (slot + 1) & (nfc->slots - 1);
-        nfc->by_pair[slot] = (uint32_t)i + 1;
-        nfc->marks[row[2]] |= NFC_SECOND;
-    }
+    for (size_t i = 0, at = 0; i < sizeof UNICODE_COMBINING_RUNS / sizeof UNICODE_COMBINING_RUNS[0]; i++)
+        for (uint32_t left = UNICODE_COMBINING_RUNS[i] / 256; left > 0; left--)
+            nfc->combining[at++] = (uint8_t)(UNICODE_COMBINING_RUNS[i] % 256);
+    nfc_read(nfc, UNICODE_COMPOSITIONS, sizeof UNICODE_COMPOSITIONS / sizeof UNICODE_COMPOSITIONS[0], true);
+    nfc_read(nfc, UNICODE_DECOMPOSITIONS, sizeof UNICODE_DECOMPOSITIONS / sizeof UNICODE_DECOMPOSITIONS[0], false);
     for (uint32_t c = HANGUL_VOWEL; c < HANGUL_VOWEL + 21; c++) nfc->marks[c] |= NFC_SECOND;
     for (uint32_t c = HANGUL_TRAILING + 1; c < HANGUL_TRAILING + 28; c++) nfc->marks[c] |= NFC_SECOND;
     return nfc;
@@ -282,13 +278,10 @@ static inline size_t nfc_decompose(uint32_t out[8], const Nfc* nfc, uint32_t cod
         out[2] = HANGUL_TRAILING + trailing;
         return trailing ? 3 : 2;
     }
-    if (!(nfc->marks[code] & NFC_COMBINES)) return out[0] = code, 1;
-    for (size_t slot = nfc_hash(nfc, code, 0);; slot = (slot + 1) & (nfc->slots - 1)) {
-        const uint32_t* row = nfc_row(nfc->by_character[slot] - 1);
-        if (row[0] != code) continue;
-        size_t count = nfc_decompose(out, nfc, row[1]);
-        return row[2] ? count + nfc_decompose(out + count, nfc, row[2]) : count;
-    }
+    if (!nfc->by_character[code]) return out[0] = code, 1;
+    const NfcRow* row = &nfc->rows[nfc->by_character[code] - 1];
+    size_t count = nfc_decompose(out, nfc, row->first);
+    return row->second ? count + nfc_decompose(out + count, nfc, row->second) : count;
 }
 
 // The composition of two characters, 0 if there is none.
@@ -298,9 +291,9 @@ static inline uint32_t nfc_compose(const Nfc* nfc, uint32_t a, uint32_t b) {
     if (a - HANGUL_FIRST < HANGUL_COUNT && (a - HANGUL_FIRST) % 28 == 0 && b - (HANGUL_TRAILING + 1) < 27)
         return a + (b - HANGUL_TRAILING);
     if (!(nfc->marks[b] & NFC_SECOND)) return 0;
-    for (size_t slot = nfc_hash(nfc, a, b); nfc->by_pair[slot]; slot = (slot + 1) & (nfc->slots - 1)) {
-        const uint32_t* row = nfc_row(nfc->by_pair[slot] - 1);
-        if (row[1] == a && row[2] == b) return row[0];
+    for (size_t slot = nfc_hash(a, b); nfc->by_pair[slot]; slot = (slot + 1) % NFC_SLOTS) {
+        const NfcRow* row = &nfc->rows[nfc->by_pair[slot] - 1];
+        if (row->first == a && row->second == b) return row->character;
     }
     return 0;
 }

@@ -37,14 +37,9 @@ static inline void tokens_free(Tokens* tokens) {
 
 // Makes room for `more` tokens after those that are there.
 static inline bool tokens_reserve(Tokens* tokens, size_t more, Error* error) {
-    if (more <= tokens->capacity - tokens->count) return true;
-    size_t capacity = max_size(tokens->capacity + tokens->capacity / 2, tokens->count + max_size(more, 256));
-    int32_t* ids = capacity < more || capacity > SIZE_MAX / sizeof(int32_t)
-                       ? NULL : (int32_t*)realloc(tokens->ids, capacity * sizeof(int32_t));
-    if (!ids) return fail_with(error, "out of memory for %zu tokens; give a shorter text", capacity);
-    tokens->ids = ids;
-    tokens->capacity = capacity;
-    return true;
+    return more <= tokens->capacity - tokens->count ||
+           memory_grow(&tokens->ids, &tokens->capacity, tokens->count + max_size(more, 256), sizeof(int32_t)) ||
+           fail_with(error, "out of memory for %zu tokens; give a shorter text", tokens->count + more);
 }
 
 static inline bool tokens_append(Tokens* tokens, const int32_t* ids, size_t count, Error* error) {
@@ -85,10 +80,8 @@ typedef struct {
     size_t slot_count;        // a power of two
     Merge* merges;            // (merge_slots): open addressing by the pair
     size_t merge_slots;       // a power of two
-    size_t merge_count;
     bool by_characters;       // words begin as characters, not bytes
     int32_t bytes[256];       // the token of each byte, -1: none. by_characters: for characters without a token
-    int32_t ascii[128];       // by_characters: the token of each ASCII character
     int32_t unknown;          // for what has no token; -1: that is left out
     bool fuse_unknown;        // one for several consecutive unknown characters
     bool whole_words;         // a word that is a token is that token, whatever merges say
@@ -110,7 +103,6 @@ static inline bool vocabulary_begin(Vocabulary* v, size_t size, Error* error) {
     v->tokens = (Token*)memory_allocate(size * sizeof(Token));
     v->slots = (uint32_t*)memory_allocate(v->slot_count * sizeof(uint32_t));
     memset(v->bytes, 0xFF, sizeof v->bytes);
-    memset(v->ascii, 0xFF, sizeof v->ascii);
     return (v->tokens && v->slots) || fail_with(error, "out of memory for a vocabulary of %zu tokens", size);
 }
 
@@ -144,8 +136,8 @@ static inline int32_t vocabulary_find(const Vocabulary* v, const char* key, size
 // of memory.
 static inline bool vocabulary_add(Vocabulary* v, size_t id, const char* piece, size_t bytes, TokenKind kind,
                                   const char** problem, Error* error) {
-    *problem = bytes == 0 ? "is empty" : bytes > TOKEN_BYTES_MAX ? "has over 4096 bytes" : NULL;
-    if (!*problem && v->tokens[id].kind != TOKEN_ABSENT) *problem = "has the id of another token";
+    *problem = bytes == 0 ? "is empty" : bytes > TOKEN_BYTES_MAX ? "has over 4096 bytes"
+             : v->tokens[id].kind != TOKEN_ABSENT ? "has the id of another token" : NULL;
     if (*problem) return false;
     Token* token = &v->tokens[id];
     token->piece = (uint32_t)v->text.count;
@@ -157,10 +149,8 @@ static inline bool vocabulary_add(Vocabulary* v, size_t id, const char* piece, s
 // Gives a token the key by which words and merges find it.
 static inline bool vocabulary_add_key(Vocabulary* v, size_t id, const char* key, size_t bytes, const char** problem,
                                       Error* error) {
-    *problem = bytes > TOKEN_BYTES_MAX ? "is longer than 4096 bytes" : NULL;
-    if (*problem) return false;
-    uint32_t* slot = vocabulary_slot(v, key, bytes);
-    *problem = *slot ? "occurs twice" : NULL;
+    uint32_t* slot = bytes > TOKEN_BYTES_MAX ? NULL : vocabulary_slot(v, key, bytes);
+    *problem = !slot ? "is longer than 4096 bytes" : *slot ? "occurs twice" : NULL;
     if (*problem) return false;
     Token* token = &v->tokens[id];
     bool same = bytes == token->piece_bytes && memcmp(v->text.bytes + token->piece, key, bytes) == 0;
@@ -176,9 +166,7 @@ static inline const char* vocabulary_key(const Vocabulary* v, int32_t id, size_t
 }
 
 static inline bool merges_begin(Vocabulary* v, size_t count, Error* error) {
-    free(v->merges);
     for (v->merge_slots = 64; v->merge_slots < 2 * count;) v->merge_slots *= 2;
-    v->merge_count = 0;
     v->merges = (Merge*)memory_allocate(v->merge_slots * sizeof(Merge));
     if (!v->merges) return fail_with(error, "out of memory for %zu merges", count);
     for (size_t i = 0; i < v->merge_slots; i++) v->merges[i].rank = MERGE_NONE;
@@ -200,18 +188,16 @@ static inline bool merges_add(Vocabulary* v, int32_t left, int32_t right, int32_
     Merge* slot = merge_slot(v, merge.left, merge.right);
     if (slot->rank != MERGE_NONE) return false;
     *slot = merge;
-    v->merge_count++;
     return true;
 }
 
 // ------------------------------------------------------------------------------------------------
 // A word
 //
-// A word is encoded in one of three ways: from the cache of words seen before; by repeatedly scanning its pairs for the
-// lowest rank, which is fastest for a few symbols; or, above SHORT_WORD symbols, with a tree of minima over the ranks,
-// so that a word of n symbols takes n log n, not n^2.
+// A word is taken from the cache of words seen before, or its pairs are merged by a tree of minima over the ranks, so
+// that a word of n symbols takes n log n, not n^2.
 
-enum { SHORT_WORD = 64, CACHED_BYTES = 31, CACHED_IDS = 7, CACHE_SLOTS = 1 << 15, TREE_FAN = 16, TREE_LEVELS = 8 };
+enum { CACHED_BYTES = 31, CACHED_IDS = 7, CACHE_SLOTS = 1 << 15, TREE_FAN = 16, TREE_LEVELS = 8 };
 
 // A word and its tokens: one cache line.
 typedef struct {
@@ -225,7 +211,7 @@ typedef struct {
 typedef struct {
     const Vocabulary* vocabulary;
     CachedWord* cache;       // (CACHE_SLOTS), or NULL: not worth it
-    uint32_t* ids;           // (room) of a long word: a symbol's id is at its first position
+    uint32_t* ids;           // (room) a symbol's id is at its first position
     uint32_t* spans;         // (room) how many positions a symbol spans, at its first and its last one
     uint32_t* ranks;         // rank of a symbol's merge with the next one; after these the levels of a tree
     size_t room;
@@ -241,9 +227,7 @@ static inline void word_encoder_close(WordEncoder* e) {
 
 // The cache takes 2 MB: worth it for more than a page of text. Without memory for it, there is none.
 static inline WordEncoder word_encoder_open(const Vocabulary* vocabulary, bool cache) {
-    WordEncoder e;
-    memset(&e, 0, sizeof e);
-    e.vocabulary = vocabulary;
+    WordEncoder e = {.vocabulary = vocabulary};
     if (cache) e.cache = (CachedWord*)memory_allocate(CACHE_SLOTS * sizeof(CachedWord));
     return e;
 }
@@ -253,12 +237,8 @@ static inline size_t word_symbols(uint32_t* symbols, const Vocabulary* v, const 
     size_t count = 0, length = 1;
     bool unknown = false;  // one that is not written yet: it may fuse with the next
     for (size_t at = 0; at < bytes; at += length) {
-        unsigned char first = (unsigned char)word[at];
-        int32_t id = v->bytes[first];
-        if (v->by_characters) {
-            if (first < 0x80) id = v->ascii[first], length = 1;
-            else utf8_read(&length, word + at), id = vocabulary_find(v, word + at, length);
-        }
+        if (v->by_characters) utf8_read(&length, word + at);
+        int32_t id = v->by_characters ? vocabulary_find(v, word + at, length) : v->bytes[(unsigned char)word[at]];
         if (id >= 0) {
             if (unknown) symbols[count++] = (uint32_t)v->unknown;
             unknown = false;
@@ -273,31 +253,6 @@ static inline size_t word_symbols(uint32_t* symbols, const Vocabulary* v, const 
         unknown = true;
     }
     if (unknown) symbols[count++] = (uint32_t)v->unknown;
-    return count;
-}
-
-// Merges the pairs among at most SHORT_WORD symbols; returns how many symbols remain.
-static inline size_t word_merge_short(uint32_t* ids, const Vocabulary* v, size_t count) {
-    uint32_t ranks[SHORT_WORD], joined[SHORT_WORD];  // of each symbol with the next one
-    for (size_t i = 0; i + 1 < count; i++) {
-        const Merge* merge = merge_slot(v, ids[i], ids[i + 1]);
-        ranks[i] = merge->rank;
-        joined[i] = merge->id;
-    }
-    while (count > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < count; i++) if (ranks[i] < ranks[best]) best = i;
-        if (ranks[best] == MERGE_NONE) break;
-        ids[best] = joined[best];
-        count--;
-        for (size_t i = best + 1; i < count; i++) ids[i] = ids[i + 1];
-        for (size_t i = best + 1; i + 1 < count; i++) ranks[i] = ranks[i + 1], joined[i] = joined[i + 1];
-        for (size_t i = best > 0 ? best - 1 : 0; i <= best && i + 1 < count; i++) {
-            const Merge* merge = merge_slot(v, ids[i], ids[i + 1]);
-            ranks[i] = merge->rank;
-            joined[i] = merge->id;
-        }
-    }
     return count;
 }
 
@@ -349,8 +304,8 @@ static inline uint32_t word_rank(const WordEncoder* e, size_t at, size_t count) 
     return next < count ? merge_slot(e->vocabulary, e->ids[at], e->ids[next])->rank : MERGE_NONE;
 }
 
-// Merges the pairs among any number of symbols, which are in e->ids; returns how many symbols remain.
-static inline size_t word_merge_long(WordEncoder* e, size_t count) {
+// Merges the pairs among symbols, which are in e->ids; returns how many symbols remain.
+static inline size_t word_merge(WordEncoder* e, size_t count) {
     size_t starts[TREE_LEVELS + 1], size, levels = tree_layout(starts, &size, count);
     uint32_t *ids = e->ids, *spans = e->spans, *ranks = e->ranks;
     for (size_t i = 0; i < count; i++) spans[i] = 1;
@@ -381,7 +336,6 @@ static inline size_t word_merge_long(WordEncoder* e, size_t count) {
     return kept;
 }
 
-// Makes room for a word of that many symbols.
 static inline bool word_reserve(WordEncoder* e, size_t symbols, Error* error) {
     if (symbols <= e->room) return true;
     if (symbols > (size_t)1 << 31)
@@ -399,20 +353,15 @@ static inline bool word_reserve(WordEncoder* e, size_t symbols, Error* error) {
            fail_with(error, "out of memory for a word of %zu bytes; put spaces or line breaks into the text", symbols);
 }
 
-// Appends the tokens of a word that is not in the cache.
 static inline bool word_encode_new(Tokens* out, WordEncoder* e, const char* word, size_t bytes, Error* error) {
     const Vocabulary* v = e->vocabulary;
     int32_t whole = v->whole_words ? vocabulary_find(v, word, bytes) : -1;
     if (whole >= 0) return tokens_append(out, &whole, 1, error);
-    uint32_t few[SHORT_WORD + 1], *ids = few;
-    if (bytes > SHORT_WORD && !word_reserve(e, bytes + 1, error)) return false;
-    if (bytes > SHORT_WORD) ids = e->ids;
-    size_t count = word_symbols(ids, v, word, bytes);
-    count = count <= SHORT_WORD ? word_merge_short(ids, v, count) : word_merge_long(e, count);
-    return tokens_append(out, (const int32_t*)ids, count, error);
+    if (!word_reserve(e, bytes + 1, error)) return false;
+    size_t count = word_merge(e, word_symbols(e->ids, v, word, bytes));
+    return tokens_append(out, (const int32_t*)e->ids, count, error);
 }
 
-// Appends the tokens of a word.
 static inline bool word_encode(Tokens* out, WordEncoder* e, const char* word, size_t bytes, Error* error) {
     if (!e->cache || bytes > CACHED_BYTES) return word_encode_new(out, e, word, bytes, error);
     CachedWord* cached = &e->cache[word_hash(word, bytes) >> 40 & (CACHE_SLOTS - 1)];

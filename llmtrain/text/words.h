@@ -249,10 +249,7 @@ static inline bool split_may_cut(const Unicode* unicode, Split split, const char
     if (split == SPLIT_META || split == SPLIT_SPACED)
         return end - cut >= 3 && memcmp(cut, METASPACE, 3) == 0 &&
                (cut - begin < 3 || memcmp(cut - 3, METASPACE, 3) != 0);
-    if (*cut != ' ') return false;
-    const char* p = cut - 1;
-    while (p > begin && (*p & 0xC0) == 0x80) p--;
-    return UNICODE_IN(character_at(unicode, p, end).kind, UNICODE_LETTERS);
+    return *cut == ' ' && UNICODE_IN(character_before(unicode, cut, begin).kind, UNICODE_LETTERS);
 }
 
 #endif  // LLMTRAIN_WORDS_H
