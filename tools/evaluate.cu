@@ -87,9 +87,8 @@ static bool data_check(const Dataset* dataset, const Model* model, const Tokeniz
                        Error* error) {
     FoundTokenizer of_data, of_model;
     if (!dataset_fits_model(dataset, model->config.vocab, tokenizer, o->init_from))
-        return fail_with(error,
-                         "--data has a vocabulary of %d but the model has %zu; give shards of the model's tokenizer",
-                         dataset->vocabulary, model->config.vocab);
+        return fail_with(error, "--data has a vocabulary of %d but the model has %zu; give shards of the model's "
+                         "tokenizer", dataset->vocabulary, model->config.vocab);
     of_model.tokenizer = *tokenizer;
     snprintf(of_model.where, sizeof of_model.where, "%s", o->out ? o->out : o->init_from);
     if (!dataset_tokenizer_open(&of_data, dataset, error)) return false;

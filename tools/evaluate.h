@@ -197,9 +197,8 @@ static inline bool choices_context(Choices* c, const char* context, size_t bytes
     if (!tokenizer_encode(&c->context, tokenizer, context, bytes, error)) return false;
     bool needs = c->context.count == 0 && tokenizer->begin_of_text < 0 && tokenizer->begin_token < 0 &&
                  tokenizer->end_of_text < 0;
-    return !needs || fail_with(error,
-                               "a question without context needs a begin- or end-of-text token, and this tokenizer "
-                               "has none; give it a context");
+    return !needs || fail_with(error, "a question without context needs a begin- or end-of-text token, and this "
+                               "tokenizer has none; give it a context");
 }
 
 // Appends the tokens of context, a space and an ending to the tokens of all rows, as `row`.
@@ -526,10 +525,8 @@ static inline bool scorer_add(Scorer* s, Model* model, const Source* source, siz
         return fail_with(error, "item %zu, row %zu has no token to score; leave it out", item, row);
     for (size_t i = p->start; i < s->tokens.count; i++)
         if (s->tokens.ids[i] < 0 || (size_t)s->tokens.ids[i] >= model->config.vocab)
-            return fail_with(error,
-                             "token %d is outside the model's vocabulary of %zu; give the tokenizer that the model "
-                             "was trained with",
-                             s->tokens.ids[i], model->config.vocab);
+            return fail_with(error, "token %d is outside the model's vocabulary of %zu; give the tokenizer that the "
+                             "model was trained with", s->tokens.ids[i], model->config.vocab);
     s->count++;
     s->longest = max_size(s->longest, p->length - 1);
     size_t N = o->B * o->T, before = s->count - 1;

@@ -214,9 +214,8 @@ static inline bool export_llmc(const Export* e, Error* error) {
     FileWriter w;
     const Architecture* a = architecture_of(c);
     if (a == NULL || c->family != FAMILY_GPT2 || !c->tied || c->ffn != 4 * c->channels || c->norm_epsilon != 1e-5)
-        return fail_with(error,
-                         "llm.c files hold only GPT-2 models that are tied, with --ffn 4 times --channels and an "
-                         "epsilon of 1e-5; export this one with --to hf");
+        return fail_with(error, "llm.c files hold only GPT-2 models that are tied, with --ffn 4 times --channels and "
+                         "an epsilon of 1e-5; export this one with --to hf");
     snprintf(path, sizeof path, "%.4000s/model.bin", e->directory);
     size_t* order = (size_t*)memory_allocate(p->count * sizeof(size_t));
     float* values = (float*)memory_allocate(export_largest(e->source));

@@ -264,10 +264,9 @@ static inline bool gguf_write(GgufWriter* w, const float* values, size_t n, Erro
         size_t count = min_size(min_size(n, GGUF_PIECE), t->elements - w->done);
         size_t good = gguf_convert(w->converted, values, count, t->type);
         if (good < count)
-            return fail_with(error,
-                             "cannot write %.600s: %s has numbers from element %zu on that its type cannot hold; "
-                             "choose f32, or another checkpoint if the run has diverged",
-                             w->file.path, t->name, w->done + good);
+            return fail_with(error, "cannot write %.600s: %s has numbers from element %zu on that its type cannot "
+                             "hold; choose f32, or another checkpoint if the run has diverged", w->file.path, t->name,
+                             w->done + good);
         if (!file_append(&w->file, w->converted, gguf_type_bytes(t->type, count), error)) return false;
         values += count;
         n -= count;

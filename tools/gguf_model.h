@@ -27,10 +27,8 @@ static inline const char* gguf_architecture(const Config* c, Error* error) {
     bool square = c->heads * config_head_size(c) == c->channels, stretched = c->rope_scaling == ROPE_SCALING_LLAMA3;
     if (c->family == FAMILY_GPT2 && square) return "gpt2";
     if (c->family == FAMILY_GPT2)
-        fail_with(error,
-                  "llama.cpp has no GPT-2 whose heads times head size, %zu, differ from its channels, %zu; export to "
-                  "another format",
-                  c->heads * config_head_size(c), c->channels);
+        fail_with(error, "llama.cpp has no GPT-2 whose heads times head size, %zu, differ from its channels, %zu; "
+                  "export to another format", c->heads * config_head_size(c), c->channels);
     else if (c->qk_norm && stretched)
         fail_with(error, "llama.cpp has no architecture with both QK norm and llama3 RoPE scaling; export to another "
                   "format");
@@ -212,18 +210,15 @@ static inline bool gguf_check_tokenizer(const Tokenizer* tokenizer, size_t V, Er
     if (rules == NULL) return true;
     if (rules->vocabulary.by_characters)
         return gguf_is_sentencepiece(rules, &prefix) ||
-               fail_with(error,
-                         "llama.cpp has no character-level tokenizer that treats spaces as this one does, or that "
-                         "lacks byte tokens; export to another format");
+               fail_with(error, "llama.cpp has no character-level tokenizer that treats spaces as this one does, or "
+                         "that lacks byte tokens; export to another format");
     if (rules->prefix != PREFIX_NEVER)
-        return fail_with(error,
-                         "llama.cpp puts no space in front of a text, as this tokenizer does (add_prefix_space); "
-                         "export to another format");
+        return fail_with(error, "llama.cpp puts no space in front of a text, as this tokenizer does "
+                         "(add_prefix_space); export to another format");
     for (size_t i = 0; i < rules->normalizer_count; i++)
         if (rules->normalizers[i].kind != NORMALIZE_NFC)
-            return fail_with(error,
-                             "llama.cpp has no normalizer for byte-level tokenizers, which this one needs; export to "
-                             "another format");
+            return fail_with(error, "llama.cpp has no normalizer for byte-level tokenizers, which this one needs; "
+                             "export to another format");
     return gguf_pattern(tokenizer) != NULL ||
            fail_with(error, "llama.cpp does not split words as this tokenizer does; export to another format");
 }
@@ -285,9 +280,8 @@ static inline bool gguf_put_tokens(GgufWriter* w, const Tokenizer* tokenizer, si
     qsort(hashes, V, sizeof *hashes, gguf_compare_hashes);
     for (size_t i = 1; i < V; i++) same |= hashes[i] == hashes[i - 1];
     free(hashes);
-    return !same || fail_with(error,
-                              "two tokens of this tokenizer have the same text, which llama.cpp cannot read; export "
-                              "to another format");
+    return !same || fail_with(error, "two tokens of this tokenizer have the same text, which llama.cpp cannot read; "
+                              "export to another format");
 }
 
 static inline int gguf_compare_merges(const void* left, const void* right) {

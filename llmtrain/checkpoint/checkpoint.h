@@ -346,9 +346,8 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     size_t n = slice_length(part);
     size_t* reached = &load->found[a * flat->parameters->count + i];
     if (part.first > part.end || part.end > elements || part.first != *reached || saved->bytes != n * size)
-        return fail_with(
-            error, "%.600s: %.100s has %zu bytes and follows element %zu; it is another model's, or a file is missing",
-            file->path, saved->name, saved->bytes, *reached);
+        return fail_with(error, "%.600s: %.100s has %zu bytes and follows element %zu; it is another model's, or a "
+                         "file is missing", file->path, saved->name, saved->bytes, *reached);
     *reached = part.end;
     char* address;
     if (!is_weight && slice_length(checkpoint_part(&address, array, flat, t, part.first, part.end)) == 0) return true;
@@ -364,11 +363,9 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         if (widens) checkpoint_widen(load, saved->type, count);
         size_t same = rounds || is_master ? checkpoint_round(load, count) : count;
         if (widens && rounds && same < count) {  // between BF16 and FP16 only values that both have
-            fail_with(error,
-                      "%.600s holds %s as %s, and %s cannot represent %.9g, its element %zu; build the program with "
-                      "the checkpoint's precision",
-                      file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors,
-                      (double)((const float*)load->chunk)[same], first + same);
+            fail_with(error, "%.600s holds %s as %s, and %s cannot represent %.9g, its element %zu; build the program "
+                      "with the checkpoint's precision", file->path, saved->name, DTYPES[saved->type].safetensors,
+                      DTYPES[dtype].safetensors, (double)((const float*)load->chunk)[same], first + same);
             return fail_as(error, ERROR_PROCESS);
         }
         const char* values = (const char*)(rounds ? load->rounded : load->chunk);
@@ -423,9 +420,8 @@ static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const
         const CheckpointArray* array = &load.arrays[i / p->count];
         size_t elements = checkpoint_elements(array, flat, t);
         if (load.found[i] < elements)
-            ok =
-                fail_with(error, "%.600s has %zu of %zu elements of %s.%s; it is another model's, or a file is missing",
-                          directory, load.found[i], elements, array->prefix, t->name);
+            ok = fail_with(error, "%.600s has %zu of %zu elements of %s.%s; it is another model's, or a file is "
+                           "missing", directory, load.found[i], elements, array->prefix, t->name);
     }
     free(load.found);
     host_free(load.chunk);

@@ -318,9 +318,8 @@ static inline void json_scalar_text(char text[64], const Json* json, uint32_t no
 
 // Fails for a value that our model does not compute.
 static inline bool hf_refuse(const char* path, const char* key, const char* value, const char* can, Error* error) {
-    return fail_with(error,
-                     "%.600s: \"%.80s\" is %.60s, which this program does not support%s%.100s; use another model", path,
-                     key, value, can[0] ? ": it supports " : "", can);
+    return fail_with(error, "%.600s: \"%.80s\" is %.60s, which this program does not support%s%.100s; use another "
+                     "model", path, key, value, can[0] ? ": it supports " : "", can);
 }
 
 // Reads a key; null is the same as no key.
@@ -432,10 +431,8 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
     }
     // A Mistral configuration that does not mention its window has one of 4096 tokens.
     if (strcmp(a->type, "mistral") == 0 && json_get(json, 0, "sliding_window") == JSON_NONE && c->context > 4096)
-        return fail_with(error,
-                         "%.600s lacks \"sliding_window\", whose default is 4096 tokens, fewer than its context of "
-                         "%zu; use a model without a window",
-                         path, c->context);
+        return fail_with(error, "%.600s lacks \"sliding_window\", whose default is 4096 tokens, fewer than its context "
+                         "of %zu; use a model without a window", path, c->context);
     for (uint32_t i = json_first(json, 0); i != JSON_NONE; i = json_next(json, i)) {
         const char* name = json_key(json, i);
         const ConfigRule* rule = hf_rule(a, name);
@@ -443,10 +440,8 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
         for (size_t k = 0; k < count; k++) member |= strcmp(keys[k].name, name) == 0;
         if (member) continue;
         if (rule == NULL)
-            return fail_with(error,
-                             "%.600s has the key \"%.80s\", which this program does not know for %s; remove it if "
-                             "it does not change what the model computes",
-                             path, name, a->type);
+            return fail_with(error, "%.600s has the key \"%.80s\", which this program does not know for %s; remove it "
+                             "if it does not change what the model computes", path, name, a->type);
         if (!hf_check_key(c, rule, json, i, path, error)) return false;
     }
     return true;

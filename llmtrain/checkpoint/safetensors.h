@@ -317,9 +317,8 @@ static inline bool safetensors_open(SafetensorsFile* f, const char* path, Error*
         good = fail_with(error, "%.600s is too short for a safetensors file; it was truncated", path);
     good = good && file_read_at(f->file, &length, sizeof length, 0, path, error);
     if (good && (length > bytes - sizeof length || length > SAFETENSORS_HEADER_MAX))
-        good =
-            fail_with(error, "%.600s is truncated, or is not a safetensors file: it announces a header of %llu bytes",
-                      path, (unsigned long long)length);
+        good = fail_with(error, "%.600s is truncated, or is not a safetensors file: it announces a header of %llu "
+                         "bytes", path, (unsigned long long)length);
     char* text = good ? (char*)memory_allocate(length) : NULL;
     if (good && !text) good = fail_memory(error, path, length);
     good = good && file_read_at(f->file, text, length, sizeof length, path, error);

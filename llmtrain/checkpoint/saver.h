@@ -391,9 +391,8 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
         snprintf(part, sizeof part, "%s/" CHECKPOINT_FILE, temporary, r);
         if (access(part, R_OK) == 0) continue;
         if (errno != ENOENT) return fail_file(error, "look at", part);
-        return fail_with(
-            error, "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all machines share", r,
-            part);
+        return fail_with(error, "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all "
+                         "machines share", r, part);
     }
     fault_point("manifest");
     if (!manifest_finish(&s->manifest, file, s->flat, files, begins, &s->frozen.header, error)) return false;

@@ -347,10 +347,8 @@ static inline bool hf_open(HfFiles* h, const char* directory, Error* error) {
     } else {
         snprintf(path, sizeof path, "%.4000s/model.safetensors.index.json", directory);
         if (access(path, F_OK) != 0)
-            return fail_with(error,
-                             "%.600s has neither model.safetensors nor model.safetensors.index.json; save the model "
-                             "as safetensors",
-                             directory);
+            return fail_with(error, "%.600s has neither model.safetensors nor model.safetensors.index.json; save the "
+                             "model as safetensors", directory);
         ok = file_read(path, JSON_BYTES_MAX, &text, &bytes, error) && json_parse(&index, text, bytes, path, error);
         free(text);
         ok = ok && hf_open_shards(h, directory, &index, path, error);
@@ -399,10 +397,8 @@ static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignT
         return fail_with(error, "%.600s: %.100s is not %s, the shape that config.json asks for; they are of different "
                          "models", h->files[found->file].path, saved->name, expected);
     if (!convert_knows(saved->type))
-        return fail_with(error,
-                         "%.600s: %.100s is of type %s; weights must be F32, F16 or BF16: save the model in one of "
-                         "those types",
-                         h->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
+        return fail_with(error, "%.600s: %.100s is of type %s; weights must be F32, F16 or BF16: save the model in one "
+                         "of those types", h->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
     size_t width = f->cols ? f->cols : 1;
     SourcePiece* piece = source_add_piece(s, f->tensor, f->first * width, f->rows * width, found->file,
                                           h->files[found->file].data_start + saved->offset, saved->type);
@@ -445,10 +441,8 @@ static inline bool source_open_hf(ModelSource* s, Error* error) {
     for (size_t i = 0; ok && i < count; i++) ok = source_add_foreign(s, &h, &list[i], error);
     for (size_t i = 0; ok && i < h.tensor_count; i++)
         if (!h.tensors[i].used && !convert_ignores(h.tensors[i].tensor->name, &s->config))
-            ok = fail_with(error,
-                           "%.600s: %.100s belongs to no tensor of a model as config.json describes it; they are of "
-                           "different models",
-                           h.files[h.tensors[i].file].path, h.tensors[i].tensor->name);
+            ok = fail_with(error, "%.600s: %.100s belongs to no tensor of a model as config.json describes it; they "
+                           "are of different models", h.files[h.tensors[i].file].path, h.tensors[i].tensor->name);
     ok = ok && source_check_head(s, &h, list[0].name, error);  // the first of the list is the embedding
     for (size_t i = 0; ok && i < h.file_count; i++) {
         source_add_file(s, h.files[i].file, h.files[i].path);
@@ -482,15 +476,11 @@ static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Erro
     if (bytes < sizeof header) return fail_with(error, "%.600s is not a model file: it is too short", s->path);
     if (!file_read_at(file, header, sizeof header, 0, s->path, error)) return false;
     if (header[0] != LLMC_MAGIC)
-        return fail_with(error,
-                         "%.600s is not an llm.c model file; give a run, a checkpoint, a Hugging Face directory, or "
-                         "an llm.c file",
-                         s->path);
+        return fail_with(error, "%.600s is not an llm.c model file; give a run, a checkpoint, a Hugging Face "
+                         "directory, or an llm.c file", s->path);
     if (header[1] != LLMC_FP32 && header[1] != LLMC_BF16)
-        return fail_with(error,
-                         "%.600s has version %d; versions 3 (fp32) and 5 (bf16) are supported: write it again with "
-                         "train_gpt2.py",
-                         s->path, header[1]);
+        return fail_with(error, "%.600s has version %d; versions 3 (fp32) and 5 (bf16) are supported: write it again "
+                         "with train_gpt2.py", s->path, header[1]);
     for (int i = 2; i < 8; i++)
         if (header[i] < 1)
             return fail_with(error, "%.600s has a size of %d in its header; it is damaged", s->path, header[i]);
@@ -519,9 +509,8 @@ static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Erro
     }
     free(order);
     if (position != bytes)
-        return fail_with(error,
-                         "%.600s has %zu bytes where its header asks for %zu; it is truncated, or another model's",
-                         s->path, bytes, position);
+        return fail_with(error, "%.600s has %zu bytes where its header asks for %zu; it is truncated, or another "
+                         "model's", s->path, bytes, position);
     source_add_file(s, file, s->path);
     return source_finish(s, error);
 }
@@ -590,10 +579,8 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
     } else {
         ok = checkpoint_find_before(&step, &found, path, step, error);
         if (ok && !found)
-            ok = fail_with(error,
-                           "%.600s holds no model: neither checkpoints nor config.json; give a run, a checkpoint, a "
-                           "Hugging Face directory, or an llm.c file",
-                           path);
+            ok = fail_with(error, "%.600s holds no model: neither checkpoints nor config.json; give a run, a "
+                           "checkpoint, a Hugging Face directory, or an llm.c file", path);
         if (ok) checkpoint_path(s->path, path, step, "");
         ok = ok && source_open_checkpoint(s, error);
     }
