@@ -231,10 +231,10 @@ typedef enum {
 
 typedef struct {
     const char* types;        // the architectures, separated by |; "": all
-    const char* key;
+    const char* keys;         // separated by |
     RuleKind kind;
     const char* values;       // of RULE_VALUES, RULE_LAYERS: as JSON writes them, without quotation marks
-    const char* written;      // JSON of what an export writes; NULL: nothing
+    const char* written;      // JSON of what an export writes as the value of the only key; NULL: nothing
 } ConfigRule;
 
 #define RULE_LLAMAS "llama|mistral|qwen2|qwen3"
@@ -244,66 +244,25 @@ static const ConfigRule CONFIG_RULES[] = {
     {"gpt2", "scale_attn_by_inverse_layer_idx", RULE_VALUES, "false", "false"},
     {RULE_LLAMAS, "hidden_act", RULE_VALUES, "silu|swish", "\"silu\""},
     {RULE_LLAMAS, "attention_bias", RULE_VALUES, "false", "false"},
-    {RULE_LLAMAS, "mlp_bias", RULE_VALUES, "false", NULL},
+    {RULE_LLAMAS, "mlp_bias|rope_interleaved|use_mrope", RULE_VALUES, "false", NULL},
     {RULE_LLAMAS, "partial_rotary_factor", RULE_VALUES, "1|1.0|null", NULL},
-    {RULE_LLAMAS, "rope_interleaved", RULE_VALUES, "false", NULL},
-    {RULE_LLAMAS, "use_mrope", RULE_VALUES, "false", NULL},
-    {RULE_LLAMAS, "rope_scaling", RULE_ROPE, NULL, NULL},
-    {RULE_LLAMAS, "rope_parameters", RULE_ROPE, NULL, NULL},
+    {RULE_LLAMAS, "rope_scaling|rope_parameters", RULE_ROPE, NULL, NULL},
     {"qwen2|qwen3", "use_sliding_window", RULE_VALUES, "false", "false"},
     {"qwen2|qwen3", "sliding_window", RULE_UNREAD, NULL, NULL},
     {"llama", "sliding_window", RULE_WINDOW, NULL, NULL},
     {"mistral", "sliding_window", RULE_WINDOW, NULL, "null"},
     {RULE_LLAMAS, "layer_types", RULE_LAYERS, "full_attention", NULL},
-    {"", "is_encoder_decoder", RULE_VALUES, "false", NULL},
-    {"", "add_cross_attention", RULE_VALUES, "false", NULL},
+    {"", "is_encoder_decoder|add_cross_attention", RULE_VALUES, "false", NULL},
     {"", "pruned_heads", RULE_LAYERS, "", NULL},
-    {"gpt2", "n_ctx", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "n_special", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "predict_special_tokens", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "attn_pdrop", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "embd_pdrop", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "resid_pdrop", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "reorder_and_upcast_attn", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_activation", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_first_dropout", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_proj_to_labels", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_type", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_use_proj", RULE_UNREAD, NULL, NULL},
-    {RULE_LLAMAS, "attention_dropout", RULE_UNREAD, NULL, NULL},
-    {RULE_LLAMAS, "is_llama_config", RULE_UNREAD, NULL, NULL},
-    {RULE_LLAMAS, "max_window_layers", RULE_UNREAD, NULL, NULL},
-    {RULE_LLAMAS, "pretraining_tp", RULE_UNREAD, NULL, NULL},
-    {"", "_attn_implementation", RULE_UNREAD, NULL, NULL},
-    {"", "_attn_implementation_autoset", RULE_UNREAD, NULL, NULL},
-    {"", "_name_or_path", RULE_UNREAD, NULL, NULL},
-    {"", "architectures", RULE_UNREAD, NULL, NULL},
-    {"", "bos_token_id", RULE_UNREAD, NULL, NULL},
-    {"", "chunk_size_feed_forward", RULE_UNREAD, NULL, NULL},
-    {"", "dtype", RULE_UNREAD, NULL, NULL},
-    {"", "eos_token_id", RULE_UNREAD, NULL, NULL},
-    {"", "finetuning_task", RULE_UNREAD, NULL, NULL},
-    {"", "gradient_checkpointing", RULE_UNREAD, NULL, NULL},
-    {"", "id2label", RULE_UNREAD, NULL, NULL},
-    {"", "initializer_range", RULE_UNREAD, NULL, NULL},
-    {"", "is_decoder", RULE_UNREAD, NULL, NULL},
-    {"", "label2id", RULE_UNREAD, NULL, NULL},
-    {"", "model_type", RULE_UNREAD, NULL, NULL},
-    {"", "num_labels", RULE_UNREAD, NULL, NULL},
-    {"", "output_attentions", RULE_UNREAD, NULL, NULL},
-    {"", "output_hidden_states", RULE_UNREAD, NULL, NULL},
-    {"", "output_past", RULE_UNREAD, NULL, NULL},
-    {"", "pad_token_id", RULE_UNREAD, NULL, NULL},
-    {"", "return_dict", RULE_UNREAD, NULL, NULL},
-    {"", "task_specific_params", RULE_UNREAD, NULL, NULL},
-    {"", "tokenizer_class", RULE_UNREAD, NULL, NULL},
-    {"", "torch_dtype", RULE_UNREAD, NULL, NULL},
-    {"", "torchscript", RULE_UNREAD, NULL, NULL},
-    {"", "transformers.js_config", RULE_UNREAD, NULL, NULL},
-    {"", "transformers_version", RULE_UNREAD, NULL, NULL},
-    {"", "unk_token_id", RULE_UNREAD, NULL, NULL},
-    {"", "use_bfloat16", RULE_UNREAD, NULL, NULL},
-    {"", "use_cache", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "n_ctx|n_special|predict_special_tokens|attn_pdrop|embd_pdrop|resid_pdrop|reorder_and_upcast_attn|"
+     "summary_activation|summary_first_dropout|summary_proj_to_labels|summary_type|summary_use_proj",
+     RULE_UNREAD, NULL, NULL},
+    {RULE_LLAMAS, "attention_dropout|is_llama_config|max_window_layers|pretraining_tp", RULE_UNREAD, NULL, NULL},
+    {"", "_attn_implementation|_attn_implementation_autoset|_name_or_path|architectures|bos_token_id|"
+     "chunk_size_feed_forward|dtype|eos_token_id|finetuning_task|gradient_checkpointing|id2label|initializer_range|"
+     "is_decoder|label2id|model_type|num_labels|output_attentions|output_hidden_states|output_past|pad_token_id|"
+     "return_dict|task_specific_params|tokenizer_class|torch_dtype|torchscript|transformers.js_config|"
+     "transformers_version|unk_token_id|use_bfloat16|use_cache", RULE_UNREAD, NULL, NULL},
 };
 enum { CONFIG_RULE_COUNT = sizeof CONFIG_RULES / sizeof CONFIG_RULES[0] };
 #define CONFIG_JSON_MAX ((size_t)1 << 24)  // bytes of a config.json
@@ -368,29 +327,29 @@ static inline bool hf_check_key(Config* c, const ConfigRule* rule, const Json* j
                                 Error* error) {
     char value[64];
     double window = 0;
+    const char* key = json_key(json, node);
     bool null = json_is(json, node, JSON_NULL), empty = json_is(json, node, JSON_OBJECT) && json_count(json, node) == 0;
     json_scalar_text(value, json, node);
     switch (rule->kind) {
         case RULE_UNREAD: return true;
         case RULE_VALUES:
-            return choice_find(rule->values, value) >= 0 || hf_refuse(path, rule->key, value, rule->values, error);
+            return choice_find(rule->values, value) >= 0 || hf_refuse(path, key, value, rule->values, error);
         case RULE_ROPE:
             // Where a file has both, transformers reads "rope_scaling" alone.
-            if (json_count(json, json_get(json, 0, "rope_scaling")) > 0 && strcmp(rule->key, "rope_scaling") != 0)
+            if (json_count(json, json_get(json, 0, "rope_scaling")) > 0 && strcmp(key, "rope_scaling") != 0)
                 return true;
             return null || empty || hf_read_rope(c, json, node, path, error);
         case RULE_WINDOW:
             if (null || (json_number(json, node, &window) && window >= (double)c->context)) return true;
-            return hf_refuse(path, rule->key, value, "no window, or one of at least max_position_embeddings", error);
+            return hf_refuse(path, key, value, "no window, or one of at least max_position_embeddings", error);
         case RULE_LAYERS:
             if (null) return true;
             for (uint32_t i = json_first(json, node); i != JSON_NONE; i = json_next(json, i)) {
                 json_scalar_text(value, json, i);
-                if (choice_find(rule->values, value) < 0)
-                    return hf_refuse(path, rule->key, value, rule->values, error);
+                if (choice_find(rule->values, value) < 0) return hf_refuse(path, key, value, rule->values, error);
             }
             return json_is(json, node, JSON_ARRAY) || json_count(json, node) == 0 ||
-                   hf_refuse(path, rule->key, value, rule->values, error);
+                   hf_refuse(path, key, value, rule->values, error);
     }
     return true;
 }
@@ -404,7 +363,8 @@ static inline const Field* hf_keys(size_t* count, Family family) {
 static inline const ConfigRule* hf_rule(const Architecture* a, const char* key) {
     for (size_t i = 0; i < CONFIG_RULE_COUNT; i++) {
         const ConfigRule* rule = &CONFIG_RULES[i];
-        if (strcmp(rule->key, key) == 0 && (rule->types[0] == 0 || choice_find(rule->types, a->type) >= 0)) return rule;
+        if (rule->types[0] && choice_find(rule->types, a->type) < 0) continue;
+        if (choice_find(rule->keys, key) >= 0) return rule;
     }
     return NULL;
 }
@@ -523,8 +483,8 @@ static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dt
     hf_write_keys(w, keys, count, &c);
     for (size_t i = 0; i < CONFIG_RULE_COUNT; i++) {
         const ConfigRule* rule = &CONFIG_RULES[i];
-        if (rule->written == NULL || hf_rule(a, rule->key) != rule) continue;
-        json_write_key(w, rule->key);
+        if (rule->written == NULL || hf_rule(a, rule->keys) != rule) continue;
+        json_write_key(w, rule->keys);
         json_write_raw(w, rule->written);
     }
     if (c.rope_scaling != ROPE_SCALING_NONE && a->family == FAMILY_LLAMA) {
