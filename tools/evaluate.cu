@@ -128,8 +128,7 @@ static void print_choices(const Choices* choices, const Source* source, const Sc
     json_member_number(&w, "accuracy_stderr", accuracy_error(accuracy, source->items));
     json_member_u64(&w, "questions", source->items);
     if (answers) {
-        json_write_key(&w, "answers");
-        json_write_begin(&w, '[');
+        json_member_begin(&w, "answers", '[');
         for (size_t i = 0; i < source->items; i++)
             json_write_u64(&w, scores_best(scores + source->rows[i], source->rows[i + 1] - source->rows[i], false));
         json_write_end(&w, ']');

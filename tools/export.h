@@ -128,12 +128,10 @@ static inline bool hf_write_index(const Export* e, const HfShard* shards, size_t
     for (size_t i = 0; i < shards[count - 1].end; i++)
         total += list[i].rows * max_size(list[i].cols, 1) * dtype_bytes(export_dtype(e->type));
     json_write_begin(&w, '{');
-    json_write_key(&w, "metadata");
-    json_write_begin(&w, '{');
+    json_member_begin(&w, "metadata", '{');
     json_member_u64(&w, "total_size", total);
     json_write_end(&w, '}');
-    json_write_key(&w, "weight_map");
-    json_write_begin(&w, '{');
+    json_member_begin(&w, "weight_map", '{');
     for (size_t s = 0; s < count; s++)
         for (size_t i = shards[s].first; i < shards[s].end; i++) json_member_string(&w, list[i].name, shards[s].name);
     json_write_end(&w, '}');

@@ -447,6 +447,10 @@ static inline void json_write_number(JsonWriter* w, double value) {
 }
 
 // A member of an object: key and value.
+static inline void json_member_begin(JsonWriter* w, const char* key, char bracket) {
+    json_write_key(w, key);
+    json_write_begin(w, bracket);
+}
 static inline void json_member_number(JsonWriter* w, const char* key, double value) {
     json_write_key(w, key);
     json_write_number(w, value);

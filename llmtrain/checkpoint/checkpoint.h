@@ -178,14 +178,12 @@ static inline void manifest_begin(JsonWriter* w, const FlatVector* flat) {
 }
 
 static inline void manifest_write_table(JsonWriter* w, const Parameters* p) {
-    json_write_key(w, "flat_vector");
-    json_write_begin(w, '[');
+    json_member_begin(w, "flat_vector", '[');
     for (size_t i = 0; i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
         json_write_begin(w, '{');
         json_member_string(w, "name", t->name);
-        json_write_key(w, "shape");
-        json_write_begin(w, '[');
+        json_member_begin(w, "shape", '[');
         json_write_u64(w, t->rows);
         if (t->cols) json_write_u64(w, t->cols);
         json_write_end(w, ']');
@@ -202,8 +200,7 @@ static inline void manifest_write_file(JsonWriter* w, const char* name, const Sa
     json_write_begin(w, '{');
     json_member_string(w, "file", name);
     json_member_hash(w, "header_checksum", header->hash);
-    json_write_key(w, "checksums");
-    json_write_begin(w, '{');
+    json_member_begin(w, "checksums", '{');
     for (size_t i = 0; i < header->count; i++) json_member_hash(w, header->tensors[i].name, header->tensors[i].hash);
     json_write_end(w, '}');
     json_write_end(w, '}');
@@ -220,8 +217,7 @@ static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVe
                                    const size_t* begins, const SafetensorsHeader* frozen, Error* error) {
     char tail[64];
     manifest_write_table(w, flat->parameters);
-    json_write_key(w, "files");
-    json_write_begin(w, '[');
+    json_member_begin(w, "files", '[');
     for (size_t r = 0; r < flat->options.world; r++) json_write_raw(w, files + begins[r]);
     if (frozen->count > 0) manifest_write_file(w, CHECKPOINT_FROZEN, frozen);
     json_write_end(w, ']');

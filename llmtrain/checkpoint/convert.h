@@ -475,8 +475,7 @@ static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dt
     memset(w, 0, sizeof *w);
     w->line_depth = 1;
     json_write_begin(w, '{');
-    json_write_key(w, "architectures");
-    json_write_begin(w, '[');
+    json_member_begin(w, "architectures", '[');
     json_write_string(w, a->class_name);
     json_write_end(w, ']');
     json_member_string(w, "model_type", a->type);
@@ -490,8 +489,7 @@ static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dt
     if (c.rope_scaling != ROPE_SCALING_NONE && a->family == FAMILY_LLAMA) {
         char kind[32];
         choice_name(HF_ROPE_TYPES, (int)c.rope_scaling, kind, sizeof kind);
-        json_write_key(w, "rope_scaling");
-        json_write_begin(w, '{');
+        json_member_begin(w, "rope_scaling", '{');
         json_member_string(w, "rope_type", kind);
         hf_write_keys(w, ROPE_KEYS + 1, c.rope_scaling == ROPE_SCALING_LINEAR ? 1 : ROPE_KEY_COUNT - 1, &c);
         json_write_end(w, '}');

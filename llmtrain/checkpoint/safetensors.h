@@ -204,11 +204,9 @@ static inline bool safetensors_fail(SafetensorsWriter* w, Error* error, const ch
 static inline bool safetensors_metadata(SafetensorsWriter* w, const char* key, const char* value, Error* error) {
     if (w->declared > 0) return safetensors_fail(w, error, "metadata must come before the first tensor:", key);
     if (w->text.depth == 1) {
-        json_write_key(&w->text, "__metadata__");
-        json_write_begin(&w->text, '{');
+        json_member_begin(&w->text, "__metadata__", '{');
     }
-    json_write_key(&w->text, key);
-    json_write_string(&w->text, value);
+    json_member_string(&w->text, key, value);
     return true;
 }
 
@@ -219,16 +217,12 @@ static inline bool safetensors_declare(SafetensorsWriter* w, const char* name, D
     if (!safetensors_shape_bytes(&bytes, type, shape, dims) || bytes > INT64_MAX - w->data_bytes)
         return safetensors_fail(w, error, "too many elements in", name);
     if (w->text.depth == 2) json_write_end(&w->text, '}');
-    json_write_key(&w->text, name);
-    json_write_begin(&w->text, '{');
-    json_write_key(&w->text, "dtype");
-    json_write_string(&w->text, DTYPES[type].safetensors);
-    json_write_key(&w->text, "shape");
-    json_write_begin(&w->text, '[');
+    json_member_begin(&w->text, name, '{');
+    json_member_string(&w->text, "dtype", DTYPES[type].safetensors);
+    json_member_begin(&w->text, "shape", '[');
     for (int i = 0; i < dims; i++) json_write_u64(&w->text, shape[i]);
     json_write_end(&w->text, ']');
-    json_write_key(&w->text, "data_offsets");
-    json_write_begin(&w->text, '[');
+    json_member_begin(&w->text, "data_offsets", '[');
     json_write_u64(&w->text, w->data_bytes);
     json_write_u64(&w->text, w->data_bytes + bytes);
     json_write_end(&w->text, ']');
