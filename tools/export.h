@@ -31,10 +31,7 @@ static inline Dtype export_dtype(ExportType type) {
 
 // Bytes of the largest tensor, as float.
 static inline size_t export_largest(const ModelSource* s) {
-    size_t most = 0;
-    for (size_t i = 0; i < s->parameters.count; i++)
-        most = max_size(most, tensor_elements(&s->parameters.tensors[i]) * sizeof(float));
-    return most;
+    return parameters_largest(&s->parameters) * sizeof(float);
 }
 
 static inline bool export_write_text(const Export* e, const char* name, const JsonWriter* w, Error* error) {
@@ -122,14 +119,11 @@ static inline bool hf_write_shard(const Export* e, const HfShard* shard, const F
 static inline bool hf_write_index(const Export* e, const HfShard* shards, size_t count, const ForeignTensor* list,
                                   Error* error) {
     JsonWriter w;
-    size_t total = 0;
     memset(&w, 0, sizeof w);
     w.line_depth = 2;
-    for (size_t i = 0; i < shards[count - 1].end; i++)
-        total += list[i].rows * max_size(list[i].cols, 1) * dtype_bytes(export_dtype(e->type));
     json_write_begin(&w, '{');
     json_member_begin(&w, "metadata", '{');
-    json_member_u64(&w, "total_size", total);
+    json_member_u64(&w, "total_size", e->source->parameters.true_size * dtype_bytes(export_dtype(e->type)));
     json_write_end(&w, '}');
     json_member_begin(&w, "weight_map", '{');
     for (size_t s = 0; s < count; s++)

@@ -362,14 +362,11 @@ static inline bool gguf_export(const char* path, const Config* c, const Paramete
                                GgufType type, TensorRead read, void* context, Error* error) {
     GgufWriter w;
     ForeignTensor* list = NULL;
-    size_t count, largest = 0, widest = 1;
+    size_t count, widest = 1;
     const char* architecture = gguf_architecture(c, error);
     if (architecture == NULL || !gguf_create(&w, path, error)) return false;
-    for (size_t i = 0; i < p->count; i++) {
-        largest = max_size(largest, tensor_elements(&p->tensors[i]));
-        widest = max_size(widest, p->tensors[i].cols);
-    }
-    float* values = (float*)memory_allocate(largest * sizeof(float));
+    for (size_t i = 0; i < p->count; i++) widest = max_size(widest, p->tensors[i].cols);
+    float* values = (float*)memory_allocate(parameters_largest(p) * sizeof(float));
     float* head = (float*)memory_allocate(config_head_size(c) * widest * sizeof(float));
     bool ok = (values && head) || fail_with(error, "not enough memory to write %.600s; free some memory", path);
     gguf_string(&w, "general.architecture", architecture);

@@ -231,11 +231,8 @@ static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVe
 
 // Fails: the manifest has another format, or lacks a member that this program needs.
 static inline bool manifest_refuse(const char* directory, Error* error) {
-    return fail_with(error,
-                     "%.600s/manifest.json is not a manifest of '" CHECKPOINT_FORMAT
-                     "'; use the version of llmtrain that "
-                     "wrote it",
-                     directory);
+    return fail_with(error, "%.600s/manifest.json is not a manifest of '" CHECKPOINT_FORMAT "'; use the version of "
+                     "llmtrain that wrote it", directory);
 }
 
 // Opens the manifest of a checkpoint and checks it against its own checksum. The caller frees *json after success.
@@ -294,15 +291,6 @@ static inline bool checkpoint_piece(size_t* array, size_t* tensor, Slice* part, 
     return false;
 }
 
-// Turns `count` values of 16 bits in load->chunk into floats.
-static inline void checkpoint_widen(CheckpointLoad* load, Dtype type, size_t count) {
-    const uint16_t* from = (const uint16_t*)load->rounded;
-    float* to = (float*)load->chunk;
-    bool is_bf16 = type == DTYPE_BF16;
-    memcpy(load->rounded, load->chunk, count * sizeof(uint16_t));
-    for (size_t e = 0; e < count; e++) to[e] = is_bf16 ? float_from_bf16(from[e]) : float_from_f16(from[e]);
-}
-
 // Rounds `count` floats in load->chunk to floatX, in load->rounded. Returns the index of the first that this changes,
 // or `count`.
 static inline size_t checkpoint_round(CheckpointLoad* load, size_t count) {
@@ -356,7 +344,10 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = part.first + done;
         if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
         hash_add(&hash, load->chunk, count * size);
-        if (widens) checkpoint_widen(load, saved->type, count);
+        if (widens) {
+            memcpy(load->rounded, load->chunk, count * size);
+            convert_to_float((float*)load->chunk, load->rounded, saved->type, count);
+        }
         size_t same = rounds || is_master ? checkpoint_round(load, count) : count;
         if (widens && rounds && same < count) {  // between BF16 and FP16 only values that both have
             fail_with(error, "%.600s holds %s as %s, and %s cannot represent %.9g, its element %zu; build the program "
@@ -377,19 +368,28 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     return true;
 }
 
-static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, const Json* manifest, uint32_t entry,
+// Opens the file of an entry of the manifest, and checks its header. After a failure there is nothing to close.
+static inline bool checkpoint_open_file(SafetensorsFile* file, const Json* manifest, uint32_t entry,
                                         const char* directory, Error* error) {
     char path[FILE_PATH_MAX + 64], name[64] = "";
-    SafetensorsFile file;
     if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
         return fail_with(error, "the manifest of %.600s has an entry without a file name; it is damaged", directory);
     snprintf(path, sizeof path, "%s/%s", directory, name);
-    if (!safetensors_open(&file, path, error)) return false;
-    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
+    if (!safetensors_open(file, path, error)) return false;
+    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file->header.hash) ||
               fail_with(error, "%.600s: its header does not match its checksum; the file is damaged", path);
+    if (!ok) safetensors_close(file);
+    return ok;
+}
+
+static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, const Json* manifest, uint32_t entry,
+                                        const char* directory, Error* error) {
+    SafetensorsFile file;
+    if (!checkpoint_open_file(&file, manifest, entry, directory, error)) return false;
+    uint32_t checksums = json_get(manifest, entry, "checksums");
+    bool ok = true;
     for (size_t i = 0; ok && i < file.header.count; i++)
-        ok = checkpoint_read_piece(flat, load, &file, &file.header.tensors[i], manifest,
-                                   json_get(manifest, entry, "checksums"), error);
+        ok = checkpoint_read_piece(flat, load, &file, &file.header.tensors[i], manifest, checksums, error);
     safetensors_close(&file);
     return ok;
 }

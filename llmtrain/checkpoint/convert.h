@@ -4,7 +4,6 @@
 //   1. architectures   the models of Hugging Face's transformers that our two families compute
 //   2. tensors         a row per tensor: its names, which rows of ours it is, whether it is transposed
 //   3. configuration   a row per key of config.json: hf_config_read, hf_config_write
-//   4. elements        float to and from the types in files
 //
 //   if (hf_config_read(&config, "models/x/config.json", &error)) ...                 complete, and checked
 //   if (convert_list(&list, &count, &config, &parameters, &error)) ...               their tensors, as parts of ours
@@ -500,32 +499,6 @@ static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dt
     json_write_end(w, '}');
     json_put(w, "\n", 1);
     return json_write_done(w, error);
-}
-
-// ------------------------------------------------------------------------------------------------
-// 4. Elements
-
-// Whether files with weights of this type are read and written.
-static inline bool convert_knows(Dtype type) { return type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16; }
-
-// out (n) = in (n), exactly.
-static inline void convert_to_float(float* out, const void* in, Dtype type, size_t n) {
-    const uint16_t* half = (const uint16_t*)in;
-    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
-    #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < (type == DTYPE_BF16 ? n : 0); i++) out[i] = float_from_bf16(half[i]);
-    #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < (type == DTYPE_F16 ? n : 0); i++) out[i] = float_from_f16(half[i]);
-}
-
-// out (n) = in (n), rounded to the nearest.
-static inline void convert_from_float(void* out, const float* in, Dtype type, size_t n) {
-    uint16_t* half = (uint16_t*)out;
-    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
-    #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < (type == DTYPE_BF16 ? n : 0); i++) half[i] = bf16_from_float(in[i]);
-    #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < (type == DTYPE_F16 ? n : 0); i++) half[i] = f16_from_float(in[i]);
 }
 
 #endif  // LLMTRAIN_CONVERT_H

@@ -3,6 +3,7 @@
 //   1. header   the format
 //   2. writer   tensors in the order in which they were declared
 //   3. reader   tensors in any order
+//   4. weights  float to and from the types of weights
 //
 //   SafetensorsWriter w;                                                        writing: in the order of declaration
 //   ok = safetensors_create(&w, path, &error) && safetensors_declare(&w, "weight", DTYPE_F32, shape, 2, &error) &&
@@ -358,6 +359,32 @@ static inline bool safetensors_read(const SafetensorsFile* f, const SafetensorsT
     }
     if (hash) *hash = hash_end(&sum);
     return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Weights
+
+// Whether weights of this type are read and written.
+static inline bool convert_knows(Dtype type) { return type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16; }
+
+// out (n) = in (n), exactly.
+static inline void convert_to_float(float* out, const void* in, Dtype type, size_t n) {
+    const uint16_t* half = (const uint16_t*)in;
+    bool is_bf16 = type == DTYPE_BF16;
+    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
+    #pragma omp parallel for simd if (n > 65536)
+    for (size_t i = 0; i < (type == DTYPE_F32 ? 0 : n); i++)
+        out[i] = is_bf16 ? float_from_bf16(half[i]) : float_from_f16(half[i]);
+}
+
+// out (n) = in (n), rounded to the nearest.
+static inline void convert_from_float(void* out, const float* in, Dtype type, size_t n) {
+    uint16_t* half = (uint16_t*)out;
+    bool is_bf16 = type == DTYPE_BF16;
+    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
+    #pragma omp parallel for simd if (n > 65536)
+    for (size_t i = 0; i < (type == DTYPE_F32 ? 0 : n); i++)
+        half[i] = is_bf16 ? bf16_from_float(in[i]) : f16_from_float(in[i]);
 }
 
 #endif  // LLMTRAIN_SAFETENSORS_H

@@ -88,17 +88,9 @@ static inline size_t source_add_file(ModelSource* s, int file, const char* path)
     return s->file_count++;
 }
 
-static inline SourcePiece* source_add_piece(ModelSource* s, size_t tensor, size_t first, size_t count, size_t file,
-                                            size_t position, Dtype dtype) {
+static inline void source_add_piece(ModelSource* s, const SourcePiece* piece) {
     assert(s->piece_count < s->piece_capacity);
-    SourcePiece* piece = &s->pieces[s->piece_count++];
-    piece->tensor = tensor;
-    piece->first = first;
-    piece->count = count;
-    piece->file = file;
-    piece->position = position;
-    piece->dtype = dtype;
-    return piece;
+    s->pieces[s->piece_count++] = *piece;
 }
 
 static inline int source_compare(const void* left, const void* right) {
@@ -139,23 +131,13 @@ static inline bool source_read_chunk(ModelSource* s, const SourcePiece* piece, s
     return true;
 }
 
-// The first piece of a tensor.
-static inline size_t source_first_piece(const ModelSource* s, size_t tensor) {
-    size_t low = 0, high = s->piece_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (s->pieces[middle].tensor < tensor) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
 // Reads the first `elements` elements of a tensor as floats: values (elements). A transposed one is read whole.
 static inline bool source_read(float* values, ModelSource* s, size_t tensor, size_t elements, Error* error) {
     const Tensor* t = &s->parameters.tensors[tensor];
-    for (size_t p = source_first_piece(s, tensor); p < s->piece_count && s->pieces[p].tensor == tensor; p++) {
+    size_t p = 0;
+    while (p < s->piece_count && s->pieces[p].tensor < tensor) p++;
+    for (; p < s->piece_count && s->pieces[p].tensor == tensor && s->pieces[p].first < elements; p++) {
         const SourcePiece* piece = &s->pieces[p];
-        if (piece->first >= elements) break;
         size_t wanted = min_size(piece->count, elements - piece->first), n;
         Hash hash = hash_begin(0);
         for (size_t done = 0; done < wanted; done += n) {
@@ -177,25 +159,17 @@ static inline bool source_read(float* values, ModelSource* s, size_t tensor, siz
 
 // Adds the pieces of the weights in one rank's file, an entry of the manifest.
 static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_t entry, Error* error) {
-    char path[FILE_PATH_MAX + 64], name[64] = "", sum[24] = "";
+    char sum[24] = "";
     SafetensorsFile file;
     CheckpointLoad load;
-    FlatVector flat;  // of no rank: only the table counts
-    OptimizerOptions none;
+    const OptimizerOptions none = {.kind = OPTIMIZER_ADAMW};
+    FlatVector flat = {.holds = {.optimizer = &none}, .parameters = &s->parameters};  // of no rank
     memset(&load, 0, sizeof load);
-    memset(&flat, 0, sizeof flat);
-    memset(&none, 0, sizeof none);
-    flat.parameters = &s->parameters;
-    flat.holds.optimizer = &none;
     load.count = checkpoint_arrays(load.arrays, &flat);
-    if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
-        return fail_with(error, "the manifest of %.600s has an entry without a file name; it is damaged", s->path);
-    snprintf(path, sizeof path, "%s/%s", s->path, name);
-    if (!safetensors_open(&file, path, error)) return false;
-    size_t number = source_add_file(s, file.file, path);
-    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
-              fail_with(error, "%.600s: its header does not match its checksum; the file is damaged", path);
+    if (!checkpoint_open_file(&file, manifest, entry, s->path, error)) return false;
+    size_t number = source_add_file(s, file.file, file.path);
     uint32_t sums = json_get(manifest, entry, "checksums");
+    bool ok = true;
     for (size_t i = 0; ok && i < file.header.count; i++) {
         const SafetensorsTensor* saved = &file.header.tensors[i];
         size_t array, tensor;
@@ -207,12 +181,12 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
              saved->bytes == slice_length(part) * dtype_bytes(saved->type) &&
              json_string(manifest, json_get(manifest, sums, saved->name), sum, sizeof sum) &&
              sscanf(sum, "%llx", &hash) == 1 && s->piece_count < s->piece_capacity;
-        if (!ok) fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", path, saved->name);
+        if (!ok) fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", file.path, saved->name);
         if (!ok || part.first == part.end) continue;
-        SourcePiece* piece = source_add_piece(s, tensor, part.first, slice_length(part), number,
-                                              file.data_start + saved->offset, saved->type);
-        piece->checked = true;
-        piece->hash = hash;
+        const SourcePiece piece = {.tensor = tensor, .first = part.first, .count = slice_length(part), .file = number,
+                                   .position = file.data_start + saved->offset, .dtype = saved->type,
+                                   .transposed = false, .checked = true, .hash = hash};
+        source_add_piece(s, &piece);
     }
     file.file = -1;  // the source's
     safetensors_close(&file);
@@ -266,17 +240,13 @@ static inline int hf_compare(const void* left, const void* right) {
     return strcmp(((const HfTensor*)left)->tensor->name, ((const HfTensor*)right)->tensor->name);
 }
 
+static inline int hf_compare_name(const void* name, const void* tensor) {
+    return strcmp((const char*)name, ((const HfTensor*)tensor)->tensor->name);
+}
+
 // The tensor with a name; NULL if there is none.
 static inline HfTensor* hf_find(const HfFiles* h, const char* name) {
-    size_t low = 0, high = h->tensor_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        int order = strcmp(h->tensors[middle].tensor->name, name);
-        if (order == 0) return &h->tensors[middle];
-        if (order < 0) low = middle + 1;
-        else high = middle;
-    }
-    return NULL;
+    return (HfTensor*)bsearch(name, h->tensors, h->tensor_count, sizeof(HfTensor), hf_compare_name);
 }
 
 static inline bool hf_open_file(HfFiles* h, const char* directory, const char* name, Error* error) {
@@ -287,30 +257,30 @@ static inline bool hf_open_file(HfFiles* h, const char* directory, const char* n
     return true;
 }
 
+// The name of a file in its directory.
+static inline const char* hf_file_name(const SafetensorsFile* file) { return strrchr(file->path, '/') + 1; }
+
 // Opens the shards that the index names, each once.
 static inline bool hf_open_shards(HfFiles* h, const char* directory, const Json* index, const char* path,
                                   Error* error) {
     uint32_t map = json_get(index, 0, "weight_map");
-    char name[256], (*names)[256];
+    char name[256];
     if (!json_is(index, map, JSON_OBJECT))
         return fail_with(error, "%.600s has no object \"weight_map\"; use another copy", path);
     size_t most = min_size(json_count(index, map), HF_FILES_MAX);
-    names = (char (*)[256])memory_allocate(most * sizeof *names);
     h->files = (SafetensorsFile*)memory_allocate(most * sizeof(SafetensorsFile));
-    bool ok = (names && h->files) || fail_memory(error, path, most * sizeof(SafetensorsFile));
+    bool ok = h->files || fail_memory(error, path, most * sizeof(SafetensorsFile));
     for (uint32_t i = json_first(index, map); ok && i != JSON_NONE; i = json_next(index, i)) {
         size_t f = 0;
         ok = (json_string(index, i, name, sizeof name) && name[0] && !strchr(name, '/')) ||
              fail_with(error, "%.600s: \"%.80s\" is in no file of the directory; use another copy", path,
                        json_key(index, i));
-        while (ok && f < h->file_count && strcmp(names[f], name) != 0) f++;
+        while (ok && f < h->file_count && strcmp(hf_file_name(&h->files[f]), name) != 0) f++;
         if (!ok || f < h->file_count) continue;
         ok = f < HF_FILES_MAX ||
              fail_with(error, "%.600s names more than %zu files; use another copy", path, HF_FILES_MAX);
-        if (ok) snprintf(names[f], sizeof names[f], "%s", name);
         ok = ok && hf_open_file(h, directory, name, error);
     }
-    free(names);
     return ok;
 }
 
@@ -320,7 +290,7 @@ static inline bool hf_check_index(const HfFiles* h, const Json* index, const cha
     for (uint32_t i = json_first(index, map); i != JSON_NONE; i = json_next(index, i)) {
         char name[256] = "";
         const HfTensor* found = hf_find(h, json_key(index, i));
-        const char* in = found ? strrchr(h->files[found->file].path, '/') + 1 : "";
+        const char* in = found ? hf_file_name(&h->files[found->file]) : "";
         if (!json_string(index, i, name, sizeof name) || strcmp(in, name) != 0)
             return fail_with(error, "%.600s: \"%.80s\" is not in %.80s; the files are of different models", path,
                              json_key(index, i), name);
@@ -400,9 +370,10 @@ static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignT
         return fail_with(error, "%.600s: %.100s is of type %s; weights must be F32, F16 or BF16: save the model in one "
                          "of those types", h->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
     size_t width = f->cols ? f->cols : 1;
-    SourcePiece* piece = source_add_piece(s, f->tensor, f->first * width, f->rows * width, found->file,
-                                          h->files[found->file].data_start + saved->offset, saved->type);
-    piece->transposed = f->transposed;
+    const SourcePiece piece = {.tensor = f->tensor, .first = f->first * width, .count = f->rows * width,
+                               .file = found->file, .position = h->files[found->file].data_start + saved->offset,
+                               .dtype = saved->type, .transposed = f->transposed};
+    source_add_piece(s, &piece);
     found->used = true;
     return true;
 }
@@ -484,27 +455,24 @@ static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Erro
     for (int i = 2; i < 8; i++)
         if (header[i] < 1)
             return fail_with(error, "%.600s has a size of %d in its header; it is damaged", s->path, header[i]);
-    Config* c = &s->config;
-    c->family = FAMILY_GPT2;
-    c->context = (size_t)header[2];
-    c->vocab = (size_t)header[3];
-    c->layers = (size_t)header[4];
-    c->heads = (size_t)header[5];
-    c->channels = (size_t)header[6];
-    c->tied = true;
+    const Config config = {.family = FAMILY_GPT2, .layers = (size_t)header[4], .heads = (size_t)header[5],
+                           .channels = (size_t)header[6], .context = (size_t)header[2], .vocab = (size_t)header[3],
+                           .tied = true};
+    s->config = config;
     size_t padded = (size_t)header[7], position = sizeof header;
     Dtype dtype = header[1] == LLMC_FP32 ? DTYPE_F32 : DTYPE_BF16;
-    if (padded < c->vocab || padded > ((size_t)1 << 25))
+    if (padded < config.vocab || padded > ((size_t)1 << 25))
         return fail_with(error, "%.600s has %zu rows for a vocabulary of %zu; it is damaged", s->path, padded,
-                         c->vocab);
-    if (!source_begin(s, 1, 16 * c->layers + 16, error)) return false;
+                         config.vocab);
+    if (!source_begin(s, 1, 16 * config.layers + 16, error)) return false;
     size_t* order = (size_t*)memory_allocate(s->parameters.count * sizeof(size_t));
     if (order == NULL) return fail_memory(error, s->path, s->parameters.count * sizeof(size_t));
     size_t count = llmc_order(order, &s->parameters);
     for (size_t i = 0; i < count; i++) {
         const Tensor* t = &s->parameters.tensors[order[i]];
         size_t n = tensor_elements(t), rows = i == 0 ? padded : t->rows;  // the first is the token embedding
-        source_add_piece(s, order[i], 0, n, 0, position, dtype);
+        const SourcePiece piece = {.tensor = order[i], .count = n, .position = position, .dtype = dtype};
+        source_add_piece(s, &piece);
         position += n / t->rows * rows * dtype_bytes(dtype);
     }
     free(order);
@@ -534,24 +502,12 @@ static inline bool source_has(const char* directory, const char* name) {
     return access(path, F_OK) == 0;
 }
 
-// Whether a directory has the files of a tokenizer.
-static inline bool source_has_tokenizer(const char* directory) {
-    bool there = source_has(directory, TOKENIZER_FILES[FILE_JSON]);
-    for (int i = 0; i < 2 && !there; i++)
-        there = source_has(directory, GPT2_FILES[i][0]) && source_has(directory, GPT2_FILES[i][1]);
-    for (size_t i = 0; i < PATTERNS_COUNT && !there; i++) {
-        char name[32];
-        if (!PATTERNS[i].name) continue;
-        ranks_name(name, &PATTERNS[i]);
-        there = source_has(directory, name);
-    }
-    return there;
-}
-
 // Opens the tokenizer of a model of V tokens, if the directory has one. Without one it is the byte tokenizer if V is
 // 256; otherwise it is not known, and its vocabulary is 0. The caller closes it in any case.
 static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* directory, size_t V, Error* error) {
-    bool there = source_has_tokenizer(directory);
+    TokenizerFiles files;
+    bool there = tokenizer_files_find(&files, directory, NULL, error);
+    tokenizer_files_free(&files);
     *tokenizer = tokenizer_of_bytes();
     if (!there && V != (size_t)tokenizer->vocabulary) memset(tokenizer, 0, sizeof *tokenizer);
     if (there && !tokenizer_open(tokenizer, directory, NULL, error)) return false;
@@ -595,9 +551,7 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
     if (model->config.family == FAMILY_LLAMA || model->config.context < there->context)
         there->context = model->config.context;
     if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error)) return false;
-    size_t most = 0;
-    for (size_t i = 0; i < model->parameters.count; i++)
-        most = max_size(most, tensor_elements(&model->parameters.tensors[i]));
+    size_t most = parameters_largest(&model->parameters);
     float* values = (float*)memory_allocate(most * sizeof(float));
     bool ok = values != NULL || fail_memory(error, s->path, most * sizeof(float));
     for (uint32_t i = 0; ok && i < model->parameters.count; i++) {
