@@ -69,6 +69,13 @@ static bool text_read(Dataset* dataset, Tokens* tokens, const char* path, const 
     return ok;
 }
 
+// Ends the object, and prints and frees it.
+static void print_json(JsonWriter* w) {
+    json_write_end(w, '}');
+    printf("%s\n", w->text ? w->text : "");
+    json_writer_free(w);
+}
+
 static void print_text(const Source* source, const Score* scores) {
     Score sum = scores_sum(scores, source->rows[source->items]);
     JsonWriter w;
@@ -77,9 +84,7 @@ static void print_text(const Source* source, const Score* scores) {
     json_member_number(&w, "loss", sum.nats / sum.tokens);
     json_member_number(&w, "nats_per_byte", sum.bytes > 0 ? sum.nats / sum.bytes : NAN);
     json_member_u64(&w, "tokens", (uint64_t)sum.tokens);
-    json_write_end(&w, '}');
-    printf("%s\n", w.text ? w.text : "");
-    json_writer_free(&w);
+    print_json(&w);
 }
 
 // Refuses shards if their tokenizer is not the model's.
@@ -133,9 +138,7 @@ static void print_choices(const Choices* choices, const Source* source, const Sc
             json_write_u64(&w, scores_best(scores + source->rows[i], source->rows[i + 1] - source->rows[i], false));
         json_write_end(&w, ']');
     }
-    json_write_end(&w, '}');
-    printf("%s\n", w.text ? w.text : "");
-    json_writer_free(&w);
+    print_json(&w);
 }
 
 static bool evaluate_choices(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
@@ -153,15 +156,10 @@ static bool evaluate_choices(Model* model, const Tokenizer* tokenizer, const Opt
 static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
     Model model;
     Tokenizer tokenizer;
-    ModelOptions options;
-    memset(&options, 0, sizeof options);
-    options.B = o->batch;
-    options.T = o->seq ? o->seq : (uint64_t)SEQUENCE;
-    options.matmul_algorithms = o->matmul_algorithms;
-    options.ranks.transport = &comm->transport;
-    options.ranks.rank = comm->rank;
-    options.ranks.local_rank = comm->local_rank;
-    options.ranks.world = comm->world;
+    const ModelOptions options = {
+        .B = o->batch, .T = o->seq ? o->seq : (uint64_t)SEQUENCE, .matmul_algorithms = o->matmul_algorithms,
+        .ranks = {.transport = &comm->transport, .rank = comm->rank, .world = comm->world,
+                  .local_rank = comm->local_rank}};
     if (!model_open(&model, &tokenizer, o->out, o->init_from, &options, "evaluate", error)) return false;
     bool ok = true;
     if (o->seq > model.config.context)

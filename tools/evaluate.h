@@ -550,19 +550,15 @@ static inline bool evaluate_key(uint64_t* key, Model* model, const Source* sourc
     return true;
 }
 
-// The items of a rank, and the bytes of their scores.
-static inline Slice evaluate_items(const Source* source, size_t rank, size_t world) {
-    return comm_even_slice(rank, world, source->items);
-}
-
 typedef struct {
     const Source* source;
     size_t world;
 } EvaluateShares;
 
+// The bytes of a rank's scores.
 static inline Slice evaluate_bytes(size_t rank, const void* context) {
     const EvaluateShares* shares = (const EvaluateShares*)context;
-    Slice items = evaluate_items(shares->source, rank, shares->world), bytes;
+    Slice items = comm_even_slice(rank, shares->world, shares->source->items), bytes;
     bytes.first = shares->source->rows[items.first] * sizeof(Score);
     bytes.end = shares->source->rows[items.end] * sizeof(Score);
     return bytes;
@@ -588,7 +584,7 @@ static inline bool evaluate(Score** scores, Model* model, const Source* source, 
     const RankOptions* ranks = &model->flat.options;
     Comm* comm = ranks->transport ? ranks->transport->comm : NULL;
     Scorer s;
-    Slice items = evaluate_items(source, ranks->rank, ranks->world);
+    Slice items = comm_even_slice(ranks->rank, ranks->world, source->items);
     uint64_t key = 0;
     bool ok = scorer_open(&s, model, source, scores, error) && (!log || evaluate_key(&key, model, source, error));
     if (ok && log && ranks->rank == 0)

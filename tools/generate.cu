@@ -167,17 +167,12 @@ static bool plan_cache(ModelOptions* options, const Config* config, const Tokeni
 static bool generate(Options* o, Error* error) {
     Model model;
     Tokenizer tokenizer;
-    ModelOpening opening;
-    memset(&opening, 0, sizeof opening);
-    opening.out = o->out;
-    opening.init_from = o->init_from;
-    opening.program = "generate";
-    opening.options.B = opening.options.cached_sequences = max_size(o->sampler.samples, 1);
-    opening.options.T = max_size(PROMPT_ROWS / opening.options.B, 1);
-    opening.options.kv_q8 = o->kv == KV_Q8;
-    opening.options.matmul_algorithms = o->matmul_algorithms;
-    opening.plan = plan_cache;
-    opening.context = o;
+    size_t samples = max_size(o->sampler.samples, 1);
+    const ModelOpening opening = {
+        .out = o->out, .init_from = o->init_from, .program = "generate",
+        .options = {.B = samples, .T = max_size(PROMPT_ROWS / samples, 1), .cached_sequences = samples,
+                    .kv_q8 = o->kv == KV_Q8, .matmul_algorithms = o->matmul_algorithms},
+        .plan = plan_cache, .context = o};
     bool ok = model_open_planned(&model, &tokenizer, &opening, error);
     if (!ok) tokens_free(&o->sampler.ids);
     if (!ok) return false;

@@ -37,39 +37,32 @@ static inline const char* gguf_architecture(const Config* c, Error* error) {
     return NULL;
 }
 
-// Writes a value under a name that begins with the architecture.
-static inline void gguf_size(GgufWriter* w, const char* architecture, const char* key, size_t value) {
-    char name[96];
-    snprintf(name, sizeof name, "%s.%s", architecture, key);
-    gguf_u32(w, name, value);
-}
-static inline void gguf_real(GgufWriter* w, const char* architecture, const char* key, double value) {
-    char name[96];
-    snprintf(name, sizeof name, "%s.%s", architecture, key);
-    gguf_float(w, name, value);
+// A value's name, which begins with the architecture.
+static inline const char* gguf_name(char name[96], const char* architecture, const char* key) {
+    snprintf(name, 96, "%s.%s", architecture, key);
+    return name;
 }
 
-static inline void gguf_put_config(GgufWriter* w, const Config* c, const char* architecture) {
+static inline void gguf_put_config(GgufWriter* w, const Config* c, const char* a) {
     bool llama = c->family == FAMILY_LLAMA;
     char name[96];
-    gguf_size(w, architecture, "context_length", c->context);
-    gguf_size(w, architecture, "embedding_length", c->channels);
-    gguf_size(w, architecture, "block_count", c->layers);
-    gguf_size(w, architecture, "feed_forward_length", c->ffn);
-    gguf_size(w, architecture, "attention.head_count", c->heads);
-    gguf_size(w, architecture, "attention.head_count_kv", c->kv_heads);
-    gguf_size(w, architecture, "vocab_size", c->vocab);
-    gguf_real(w, architecture, llama ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
+    gguf_u32(w, gguf_name(name, a, "context_length"), c->context);
+    gguf_u32(w, gguf_name(name, a, "embedding_length"), c->channels);
+    gguf_u32(w, gguf_name(name, a, "block_count"), c->layers);
+    gguf_u32(w, gguf_name(name, a, "feed_forward_length"), c->ffn);
+    gguf_u32(w, gguf_name(name, a, "attention.head_count"), c->heads);
+    gguf_u32(w, gguf_name(name, a, "attention.head_count_kv"), c->kv_heads);
+    gguf_u32(w, gguf_name(name, a, "vocab_size"), c->vocab);
+    gguf_float(w, gguf_name(name, a, llama ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon"),
               c->norm_epsilon);
     if (!llama) return;
-    gguf_size(w, architecture, "attention.key_length", config_head_size(c));
-    gguf_size(w, architecture, "attention.value_length", config_head_size(c));
-    gguf_size(w, architecture, "rope.dimension_count", config_head_size(c));
-    gguf_real(w, architecture, "rope.freq_base", c->rope_theta);
+    gguf_u32(w, gguf_name(name, a, "attention.key_length"), config_head_size(c));
+    gguf_u32(w, gguf_name(name, a, "attention.value_length"), config_head_size(c));
+    gguf_u32(w, gguf_name(name, a, "rope.dimension_count"), config_head_size(c));
+    gguf_float(w, gguf_name(name, a, "rope.freq_base"), c->rope_theta);
     if (c->rope_scaling != ROPE_SCALING_LINEAR) return;
-    snprintf(name, sizeof name, "%s.rope.scaling.type", architecture);
-    gguf_string(w, name, "linear");
-    gguf_real(w, architecture, "rope.scaling.factor", c->rope_factor);
+    gguf_string(w, gguf_name(name, a, "rope.scaling.type"), "linear");
+    gguf_float(w, gguf_name(name, a, "rope.scaling.factor"), c->rope_factor);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -274,7 +267,8 @@ static inline bool gguf_put_tokens(GgufWriter* w, const Tokenizer* tokenizer, si
     gguf_array_begin(w, "tokenizer.ggml.token_type", GGUF_I32);
     for (size_t id = 0; id < V; id++) {
         gguf_token(text, &type, tokenizer, (int32_t)id);
-        gguf_element_i32(w, (int32_t)type);
+        const int32_t number = (int32_t)type;
+        gguf_element(w, &number, sizeof number);
     }
     gguf_array_end(w);
     qsort(hashes, V, sizeof *hashes, gguf_compare_hashes);
@@ -306,7 +300,7 @@ static inline bool gguf_put_merges(GgufWriter* w, const Vocabulary* v, size_t V,
         for (size_t id = 0; id < V; id++) scores[id] = -(float)count;
         for (size_t i = count; i-- > 0;) scores[merges[i].id] = -(float)i;  // a token's first merge counts
         gguf_array_begin(w, "tokenizer.ggml.scores", GGUF_FLOAT);
-        for (size_t id = 0; id < V; id++) gguf_element_float(w, scores[id]);
+        for (size_t id = 0; id < V; id++) gguf_element(w, &scores[id], sizeof scores[id]);
         gguf_array_end(w);
     } else if (ok) {
         gguf_array_begin(w, "tokenizer.ggml.merges", GGUF_STRING);

@@ -103,19 +103,15 @@ static bool shapes_list(UsedShape** shapes, size_t* count, const struct Matmul* 
 // Finds the shapes by computing one micro-batch and an update with random weights. The caller frees *shapes.
 static bool shapes_find(UsedShape** shapes, size_t* count, const Config* config, const Options* o, Error* error) {
     Model model;
-    ModelOptions options;
     StepResult result;
     StepFlags none;
-    memset(&options, 0, sizeof options);
     memset(&none, 0, sizeof none);
-    options.B = o->batch;
-    options.T = o->seq ? o->seq : config->context;
-    options.training = true;
-    OptimizerOptions optimizer = {o->optimizer, 0.9, 0.95, 1e-8, 0.1, o->rank, o->master_weights, 1};
-    options.optimizer = optimizer;
-    options.tf32 = o->tf32;
-    options.recompute = o->recompute;
-    options.train = o->train;
+    OptimizerOptions optimizer = optimizer_defaults(o->optimizer);
+    optimizer.rank = o->rank;
+    optimizer.master_weights = o->master_weights;
+    const ModelOptions options = {.B = o->batch, .T = o->seq ? o->seq : config->context, .training = true,
+                                  .optimizer = optimizer, .tf32 = o->tf32, .recompute = o->recompute,
+                                  .train = o->train};
     if (!model_create(&model, config, options, error)) return false;
     size_t N = options.B * options.T;
     int32_t* tokens = (int32_t*)memory_allocate(N * sizeof(int32_t));

@@ -330,13 +330,9 @@ static inline void saver_begin(Saver* s, uint64_t step, const char* out, const J
     s->canceled = s->gave_up = false;
     s->state = SAVER_WRITING;
     snprintf(s->out, sizeof s->out, "%.4000s", out);
-    bool whole = flat_await_all(s->flat, &s->error);  // parameters that have not arrived must not be saved
+    bool ok = flat_await_all(s->flat, &s->error);  // parameters that have not arrived must not be saved
     if (reason) s->error = *reason;
-    if (!whole || reason) {
-        s->state = SAVER_FAILED;
-        return;
-    }
-    if (s->flat->options.rank == 0 && !saver_write_frozen(s, &s->error)) {
+    if (!ok || reason || (s->flat->options.rank == 0 && !saver_write_frozen(s, &s->error))) {
         s->state = SAVER_FAILED;
         return;
     }

@@ -181,7 +181,8 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
              saved->bytes == slice_length(part) * dtype_bytes(saved->type) &&
              json_string(manifest, json_get(manifest, sums, saved->name), sum, sizeof sum) &&
              sscanf(sum, "%llx", &hash) == 1 && s->piece_count < s->piece_capacity;
-        if (!ok) fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", file.path, saved->name);
+        if (!ok)
+            fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", file.path, saved->name);
         if (!ok || part.first == part.end) continue;
         const SourcePiece piece = {.tensor = tensor, .first = part.first, .count = slice_length(part), .file = number,
                                    .position = file.data_start + saved->offset, .dtype = saved->type,
