@@ -25,11 +25,6 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Source
 
-typedef struct {
-    int file;                    // open descriptor
-    char path[FILE_PATH_MAX];
-} SourceFile;
-
 // A piece of one of our tensors, contiguous in a file.
 typedef struct {
     size_t tensor;               // of the table
@@ -46,7 +41,7 @@ typedef struct {
     char tokenizer[FILE_PATH_MAX];  // directory where the tokenizer is, if there is one
     Config config;               // complete
     Parameters parameters;       // its table
-    SourceFile* files;           // (file_count), owned
+    SafetensorsFile* files;      // (file_count), owned, without their headers; or a file of llm.c
     size_t file_count;
     SourcePiece* pieces;         // (piece_count), owned; in the order of the table once the source is open
     size_t piece_count, piece_capacity;
@@ -55,7 +50,7 @@ typedef struct {
 } ModelSource;
 
 static inline void source_close(ModelSource* s) {
-    for (size_t i = 0; i < s->file_count; i++) close(s->files[i].file);
+    for (size_t i = 0; i < s->file_count; i++) safetensors_close(&s->files[i]);
     parameters_free(&s->parameters);
     free(s->files);
     free(s->pieces);
@@ -64,28 +59,24 @@ static inline void source_close(ModelSource* s) {
     memset(s, 0, sizeof *s);
 }
 
-// Begins a source whose configuration is known, with room for files and pieces.
-static inline bool source_begin(ModelSource* s, size_t files, size_t pieces, Error* error) {
+static inline bool source_allocate_files(ModelSource* s, size_t files, Error* error) {
+    s->files = (SafetensorsFile*)memory_allocate(files * sizeof(SafetensorsFile));
+    return s->files != NULL || fail_memory(error, s->path, files * sizeof(SafetensorsFile));
+}
+
+// Begins a source whose configuration is known, with room for pieces.
+static inline bool source_begin(ModelSource* s, size_t pieces, Error* error) {
     Weights weights;
     memset(&weights, 0, sizeof weights);
     if (!convert_complete(&s->config, s->path, error)) return false;
     bool ok = weights_create(&weights, &s->parameters, &s->config, NULL, error);
     free(weights.blocks);
-    s->files = (SourceFile*)memory_allocate(files * sizeof(SourceFile));
     s->pieces = (SourcePiece*)memory_allocate(pieces * sizeof(SourcePiece));
     s->chunk = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));
     s->widened = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));
     s->piece_capacity = pieces;
-    return ok && ((s->files && s->pieces && s->chunk && s->widened) ||
+    return ok && ((s->pieces && s->chunk && s->widened) ||
                   fail_memory(error, s->path, pieces * sizeof(SourcePiece)));
-}
-
-// Takes over the descriptor of a file; returns its number.
-static inline size_t source_add_file(ModelSource* s, int file, const char* path) {
-    SourceFile* f = &s->files[s->file_count];
-    f->file = file;
-    snprintf(f->path, sizeof f->path, "%.4095s", path);
-    return s->file_count++;
 }
 
 static inline void source_add_piece(ModelSource* s, const SourcePiece* piece) {
@@ -123,7 +114,7 @@ static inline bool source_finish(ModelSource* s, Error* error) {
 // Reads `count` elements of a piece, from `done` on, and adds their bytes to the hash.
 static inline bool source_read_chunk(ModelSource* s, const SourcePiece* piece, size_t done, size_t count, Hash* hash,
                                      Error* error) {
-    const SourceFile* f = &s->files[piece->file];
+    const SafetensorsFile* f = &s->files[piece->file];
     size_t size = dtype_bytes(piece->dtype);
     if (!file_read_at(f->file, s->chunk, count * size, piece->position + done * size, f->path, error)) return false;
     disk_read_ahead(f->file, piece->position + (done + count) * size, 2 * FILE_CHUNK);
@@ -160,18 +151,18 @@ static inline bool source_read(float* values, ModelSource* s, size_t tensor, siz
 // Adds the pieces of the weights in one rank's file, an entry of the manifest.
 static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_t entry, Error* error) {
     char sum[24] = "";
-    SafetensorsFile file;
+    SafetensorsFile* file = &s->files[s->file_count];
     CheckpointLoad load;
     const OptimizerOptions none = {.kind = OPTIMIZER_ADAMW};
     FlatVector flat = {.holds = {.optimizer = &none}, .parameters = &s->parameters};  // of no rank
     memset(&load, 0, sizeof load);
     load.count = checkpoint_arrays(load.arrays, &flat);
-    if (!checkpoint_open_file(&file, manifest, entry, s->path, error)) return false;
-    size_t number = source_add_file(s, file.file, file.path);
+    if (!checkpoint_open_file(file, manifest, entry, s->path, error)) return false;
+    size_t number = s->file_count++;
     uint32_t sums = json_get(manifest, entry, "checksums");
     bool ok = true;
-    for (size_t i = 0; ok && i < file.header.count; i++) {
-        const SafetensorsTensor* saved = &file.header.tensors[i];
+    for (size_t i = 0; ok && i < file->header.count; i++) {
+        const SafetensorsTensor* saved = &file->header.tensors[i];
         size_t array, tensor;
         unsigned long long hash = 0;
         Slice part;
@@ -182,15 +173,14 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
              json_string(manifest, json_get(manifest, sums, saved->name), sum, sizeof sum) &&
              sscanf(sum, "%llx", &hash) == 1 && s->piece_count < s->piece_capacity;
         if (!ok)
-            fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", file.path, saved->name);
+            fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", file->path, saved->name);
         if (!ok || part.first == part.end) continue;
         const SourcePiece piece = {.tensor = tensor, .first = part.first, .count = slice_length(part), .file = number,
-                                   .position = file.data_start + saved->offset, .dtype = saved->type,
+                                   .position = file->data_start + saved->offset, .dtype = saved->type,
                                    .transposed = false, .checked = true, .hash = hash};
         source_add_piece(s, &piece);
     }
-    file.file = -1;  // the source's
-    safetensors_close(&file);
+    safetensors_header_free(&file->header);
     return ok;
 }
 
@@ -205,7 +195,7 @@ static inline bool source_open_checkpoint(ModelSource* s, Error* error) {
     size_t pieces = 0;
     for (uint32_t e = json_first(&manifest, files); e != JSON_NONE; e = json_next(&manifest, e))
         pieces += json_count(&manifest, json_get(&manifest, e, "checksums"));
-    bool ok = source_begin(s, json_count(&manifest, files), pieces, error);
+    bool ok = source_allocate_files(s, json_count(&manifest, files), error) && source_begin(s, pieces, error);
     for (uint32_t e = json_first(&manifest, files); ok && e != JSON_NONE; e = json_next(&manifest, e))
         ok = source_add_rank(s, &manifest, e, error);
     json_free(&manifest);
@@ -224,18 +214,11 @@ typedef struct {
     bool used;
 } HfTensor;
 
+// The tensors of all files.
 typedef struct {
-    SafetensorsFile* files;      // (file_count) one, or the shards
-    size_t file_count;
-    HfTensor* tensors;           // (tensor_count) sorted by name
-    size_t tensor_count;
-} HfFiles;
-
-static inline void hf_close(HfFiles* h) {
-    for (size_t i = 0; i < h->file_count; i++) safetensors_close(&h->files[i]);
-    free(h->files);
-    free(h->tensors);
-}
+    HfTensor* tensors;           // (count) sorted by name
+    size_t count;
+} HfTensors;
 
 static inline int hf_compare(const void* left, const void* right) {
     return strcmp(((const HfTensor*)left)->tensor->name, ((const HfTensor*)right)->tensor->name);
@@ -246,15 +229,15 @@ static inline int hf_compare_name(const void* name, const void* tensor) {
 }
 
 // The tensor with a name; NULL if there is none.
-static inline HfTensor* hf_find(const HfFiles* h, const char* name) {
-    return (HfTensor*)bsearch(name, h->tensors, h->tensor_count, sizeof(HfTensor), hf_compare_name);
+static inline HfTensor* hf_find(const HfTensors* h, const char* name) {
+    return (HfTensor*)bsearch(name, h->tensors, h->count, sizeof(HfTensor), hf_compare_name);
 }
 
-static inline bool hf_open_file(HfFiles* h, const char* directory, const char* name, Error* error) {
+static inline bool hf_open_file(ModelSource* s, const char* name, Error* error) {
     char path[FILE_PATH_MAX];
-    snprintf(path, sizeof path, "%.3800s/%.250s", directory, name);
-    if (!safetensors_open(&h->files[h->file_count], path, error)) return false;
-    h->file_count++;
+    snprintf(path, sizeof path, "%.3800s/%.250s", s->path, name);
+    if (!safetensors_open(&s->files[s->file_count], path, error)) return false;
+    s->file_count++;
     return true;
 }
 
@@ -262,99 +245,94 @@ static inline bool hf_open_file(HfFiles* h, const char* directory, const char* n
 static inline const char* hf_file_name(const SafetensorsFile* file) { return strrchr(file->path, '/') + 1; }
 
 // Opens the shards that the index names, each once.
-static inline bool hf_open_shards(HfFiles* h, const char* directory, const Json* index, const char* path,
-                                  Error* error) {
+static inline bool hf_open_shards(ModelSource* s, const Json* index, const char* path, Error* error) {
     uint32_t map = json_get(index, 0, "weight_map");
     char name[256];
     if (!json_is(index, map, JSON_OBJECT))
         return fail_with(error, "%.600s has no object \"weight_map\"; use another copy", path);
-    size_t most = min_size(json_count(index, map), HF_FILES_MAX);
-    h->files = (SafetensorsFile*)memory_allocate(most * sizeof(SafetensorsFile));
-    bool ok = h->files || fail_memory(error, path, most * sizeof(SafetensorsFile));
+    bool ok = source_allocate_files(s, min_size(json_count(index, map), HF_FILES_MAX), error);
     for (uint32_t i = json_first(index, map); ok && i != JSON_NONE; i = json_next(index, i)) {
         size_t f = 0;
         ok = (json_string(index, i, name, sizeof name) && name[0] && !strchr(name, '/')) ||
              fail_with(error, "%.600s: \"%.80s\" is in no file of the directory; use another copy", path,
                        json_key(index, i));
-        while (ok && f < h->file_count && strcmp(hf_file_name(&h->files[f]), name) != 0) f++;
-        if (!ok || f < h->file_count) continue;
+        while (ok && f < s->file_count && strcmp(hf_file_name(&s->files[f]), name) != 0) f++;
+        if (!ok || f < s->file_count) continue;
         ok = f < HF_FILES_MAX ||
              fail_with(error, "%.600s names more than %zu files; use another copy", path, HF_FILES_MAX);
-        ok = ok && hf_open_file(h, directory, name, error);
+        ok = ok && hf_open_file(s, name, error);
     }
     return ok;
 }
 
 // Checks that the index and its shards agree: each tensor is in the file that the index names.
-static inline bool hf_check_index(const HfFiles* h, const Json* index, const char* path, Error* error) {
+static inline bool hf_check_index(const ModelSource* s, const HfTensors* h, const Json* index, const char* path,
+                                  Error* error) {
     uint32_t map = json_get(index, 0, "weight_map");
     for (uint32_t i = json_first(index, map); i != JSON_NONE; i = json_next(index, i)) {
         char name[256] = "";
         const HfTensor* found = hf_find(h, json_key(index, i));
-        const char* in = found ? hf_file_name(&h->files[found->file]) : "";
+        const char* in = found ? hf_file_name(&s->files[found->file]) : "";
         if (!json_string(index, i, name, sizeof name) || strcmp(in, name) != 0)
             return fail_with(error, "%.600s: \"%.80s\" is not in %.80s; the files are of different models", path,
                              json_key(index, i), name);
     }
-    return json_count(index, map) == h->tensor_count ||
+    return json_count(index, map) == h->count ||
            fail_with(error, "%.600s names %u tensors, but the files have %zu; they are of different models", path,
-                     (unsigned)json_count(index, map), h->tensor_count);
+                     (unsigned)json_count(index, map), h->count);
 }
 
-// Opens all files of weights in a directory, and sorts their tensors.
-static inline bool hf_open(HfFiles* h, const char* directory, Error* error) {
+// Opens all files of weights in the directory at s->path, and sorts their tensors. The caller frees h->tensors.
+static inline bool hf_open(HfTensors* h, ModelSource* s, Error* error) {
     char path[FILE_PATH_MAX];
     char* text = NULL;
     size_t bytes;
     Json index;
     memset(h, 0, sizeof *h);
     memset(&index, 0, sizeof index);
-    snprintf(path, sizeof path, "%.4000s/model.safetensors", directory);
+    snprintf(path, sizeof path, "%.4000s/model.safetensors", s->path);
     bool one = access(path, F_OK) == 0, ok;
     if (one) {
-        h->files = (SafetensorsFile*)memory_allocate(sizeof(SafetensorsFile));
-        ok = (h->files || fail_memory(error, path, sizeof(SafetensorsFile))) &&
-             hf_open_file(h, directory, "model.safetensors", error);
+        ok = source_allocate_files(s, 1, error) && hf_open_file(s, "model.safetensors", error);
     } else {
-        snprintf(path, sizeof path, "%.4000s/model.safetensors.index.json", directory);
+        snprintf(path, sizeof path, "%.4000s/model.safetensors.index.json", s->path);
         if (access(path, F_OK) != 0)
             return fail_with(error, "%.600s has neither model.safetensors nor model.safetensors.index.json; save the "
-                             "model as safetensors", directory);
+                             "model as safetensors", s->path);
         ok = file_read(path, JSON_BYTES_MAX, &text, &bytes, error) && json_parse(&index, text, bytes, path, error);
         free(text);
-        ok = ok && hf_open_shards(h, directory, &index, path, error);
+        ok = ok && hf_open_shards(s, &index, path, error);
     }
     size_t count = 0;
-    for (size_t f = 0; f < h->file_count; f++) count += h->files[f].header.count;
+    for (size_t f = 0; f < s->file_count; f++) count += s->files[f].header.count;
     h->tensors = ok ? (HfTensor*)memory_allocate(count * sizeof(HfTensor)) : NULL;
     if (ok && h->tensors == NULL) ok = fail_memory(error, path, count * sizeof(HfTensor));
-    for (size_t f = 0; ok && f < h->file_count; f++) {
-        for (size_t i = 0; i < h->files[f].header.count; i++) {
-            h->tensors[h->tensor_count].tensor = &h->files[f].header.tensors[i];
-            h->tensors[h->tensor_count++].file = f;
+    for (size_t f = 0; ok && f < s->file_count; f++) {
+        for (size_t i = 0; i < s->files[f].header.count; i++) {
+            h->tensors[h->count].tensor = &s->files[f].header.tensors[i];
+            h->tensors[h->count++].file = f;
         }
     }
-    if (ok) qsort(h->tensors, h->tensor_count, sizeof(HfTensor), hf_compare);
-    for (size_t i = 1; ok && i < h->tensor_count; i++)
+    if (ok) qsort(h->tensors, h->count, sizeof(HfTensor), hf_compare);
+    for (size_t i = 1; ok && i < h->count; i++)
         if (hf_compare(&h->tensors[i - 1], &h->tensors[i]) == 0)
             ok = fail_with(error, "%.600s: two tensors are called %.100s; use another copy", path,
                            h->tensors[i].tensor->name);
-    ok = ok && (one || hf_check_index(h, &index, path, error));
+    ok = ok && (one || hf_check_index(s, h, &index, path, error));
     json_free(&index);
-    if (!ok) hf_close(h);
     return ok;
 }
 
 // The weight with a name, NULL if there is none. In a file of a model without its head the names lack their prefix
 // ("transformer.", "model.").
-static inline HfTensor* hf_find_weight(const HfFiles* h, const char* name) {
+static inline HfTensor* hf_find_weight(const HfTensors* h, const char* name) {
     const char* dot = strchr(name, '.');
     HfTensor* found = hf_find(h, name);
     return found == NULL && dot && strncmp(name, "lm_head", 7) != 0 ? hf_find(h, dot + 1) : found;
 }
 
 // Adds one of their tensors as a piece, if its shape and type are right.
-static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignTensor* f, Error* error) {
+static inline bool source_add_foreign(ModelSource* s, HfTensors* h, const ForeignTensor* f, Error* error) {
     HfTensor* found = hf_find_weight(h, f->name);
     if (found == NULL)
         return fail_with(error, "%.600s has no tensor %s; it is of another model than its config.json says", s->path,
@@ -366,13 +344,13 @@ static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignT
     snprintf(expected, sizeof expected, dims == 2 ? "%zu x %zu" : "%zu", shape[0], shape[1]);
     if (saved->dims != dims || saved->shape[0] != shape[0] || (dims == 2 && saved->shape[1] != shape[1]))
         return fail_with(error, "%.600s: %.100s is not %s, the shape that config.json asks for; they are of different "
-                         "models", h->files[found->file].path, saved->name, expected);
+                         "models", s->files[found->file].path, saved->name, expected);
     if (!convert_knows(saved->type))
         return fail_with(error, "%.600s: %.100s is of type %s; weights must be F32, F16 or BF16: save the model in one "
-                         "of those types", h->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
+                         "of those types", s->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
     size_t width = f->cols ? f->cols : 1;
     const SourcePiece piece = {.tensor = f->tensor, .first = f->first * width, .count = f->rows * width,
-                               .file = found->file, .position = h->files[found->file].data_start + saved->offset,
+                               .file = found->file, .position = s->files[found->file].data_start + saved->offset,
                                .dtype = saved->type, .transposed = f->transposed};
     source_add_piece(s, &piece);
     found->used = true;
@@ -381,7 +359,7 @@ static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignT
 
 // If a head was saved although config.json ties it to the embedding, checks that the two are equal: from version 5 on,
 // transformers treats a different one as a separate head.
-static inline bool source_check_head(ModelSource* s, const HfFiles* h, const char* embedding, Error* error) {
+static inline bool source_check_head(ModelSource* s, const HfTensors* h, const char* embedding, Error* error) {
     const HfTensor *head = hf_find(h, "lm_head.weight"), *wte = hf_find_weight(h, embedding);
     if (!s->config.tied || head == NULL || wte == NULL) return true;
     const HfTensor* both[2] = {head, wte};
@@ -391,7 +369,7 @@ static inline bool source_check_head(ModelSource* s, const HfFiles* h, const cha
     for (size_t done = 0; same && done < bytes; done += n) {
         n = min_size(CHECKPOINT_CHUNK * sizeof(float), bytes - done);
         for (int i = 0; i < 2; i++)
-            if (!safetensors_read_range(&h->files[both[i]->file], both[i]->tensor, done, n, parts[i], error))
+            if (!safetensors_read_range(&s->files[both[i]->file], both[i]->tensor, done, n, parts[i], error))
                 return false;
         same = memcmp(parts[0], parts[1], n) == 0;
     }
@@ -402,26 +380,23 @@ static inline bool source_check_head(ModelSource* s, const HfFiles* h, const cha
 // Opens the directory at s->path.
 static inline bool source_open_hf(ModelSource* s, Error* error) {
     char path[FILE_PATH_MAX];
-    HfFiles h;
+    HfTensors h;
     ForeignTensor* list = NULL;
     size_t count = 0;
     snprintf(path, sizeof path, "%.4000s/config.json", s->path);
     snprintf(s->tokenizer, sizeof s->tokenizer, "%.4000s", s->path);
-    if (!hf_config_read(&s->config, path, error) || !hf_open(&h, s->path, error)) return false;
-    bool ok = source_begin(s, h.file_count, h.tensor_count, error) &&
+    if (!hf_config_read(&s->config, path, error)) return false;
+    bool ok = hf_open(&h, s, error) && source_begin(s, h.count, error) &&
               convert_list(&list, &count, &s->config, &s->parameters, error);
     for (size_t i = 0; ok && i < count; i++) ok = source_add_foreign(s, &h, &list[i], error);
-    for (size_t i = 0; ok && i < h.tensor_count; i++)
+    for (size_t i = 0; ok && i < h.count; i++)
         if (!h.tensors[i].used && !convert_ignores(h.tensors[i].tensor->name, &s->config))
             ok = fail_with(error, "%.600s: %.100s belongs to no tensor of a model as config.json describes it; they "
-                           "are of different models", h.files[h.tensors[i].file].path, h.tensors[i].tensor->name);
+                           "are of different models", s->files[h.tensors[i].file].path, h.tensors[i].tensor->name);
     ok = ok && source_check_head(s, &h, list[0].name, error);  // the first of the list is the embedding
-    for (size_t i = 0; ok && i < h.file_count; i++) {
-        source_add_file(s, h.files[i].file, h.files[i].path);
-        h.files[i].file = -1;
-    }
+    for (size_t i = 0; i < s->file_count; i++) safetensors_header_free(&s->files[i].header);
     free(list);
-    hf_close(&h);
+    free(h.tensors);
     return ok && source_finish(s, error);
 }
 
@@ -442,9 +417,15 @@ static inline size_t llmc_order(size_t* tensors, const Parameters* p) {
     return count;
 }
 
-// Reads the file at s->path, which is open already as `file`.
-static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Error* error) {
+// Opens the file at s->path.
+static inline bool source_open_llmc(ModelSource* s, Error* error) {
     int32_t header[LLMC_HEADER];
+    size_t bytes;
+    if (!source_allocate_files(s, 1, error)) return false;
+    int file = s->files[0].file = file_open(&bytes, s->path, error);
+    if (file < 0) return false;
+    memcpy(s->files[0].path, s->path, sizeof s->path);
+    s->file_count = 1;
     if (bytes < sizeof header) return fail_with(error, "%.600s is not a model file: it is too short", s->path);
     if (!file_read_at(file, header, sizeof header, 0, s->path, error)) return false;
     if (header[0] != LLMC_MAGIC)
@@ -465,7 +446,7 @@ static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Erro
     if (padded < config.vocab || padded > ((size_t)1 << 25))
         return fail_with(error, "%.600s has %zu rows for a vocabulary of %zu; it is damaged", s->path, padded,
                          config.vocab);
-    if (!source_begin(s, 1, 16 * config.layers + 16, error)) return false;
+    if (!source_begin(s, 16 * config.layers + 16, error)) return false;
     size_t* order = (size_t*)memory_allocate(s->parameters.count * sizeof(size_t));
     if (order == NULL) return fail_memory(error, s->path, s->parameters.count * sizeof(size_t));
     size_t count = llmc_order(order, &s->parameters);
@@ -480,17 +461,7 @@ static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Erro
     if (position != bytes)
         return fail_with(error, "%.600s has %zu bytes where its header asks for %zu; it is truncated, or another "
                          "model's", s->path, bytes, position);
-    source_add_file(s, file, s->path);
     return source_finish(s, error);
-}
-
-static inline bool source_open_llmc(ModelSource* s, Error* error) {
-    size_t bytes;
-    int file = file_open(&bytes, s->path, error);
-    if (file < 0) return false;
-    bool ok = source_read_llmc(s, file, bytes, error);
-    if (s->file_count == 0) close(file);  // otherwise it is the source's
-    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
