@@ -115,6 +115,7 @@ typedef struct {
     size_t tensor;         // of our table
     size_t first, rows, cols;  // cols 0: a vector
     bool transposed;       // it is stored as (cols, rows)
+    size_t file;           // of an export, which it is written to
 } ForeignTensor;
 
 // A name with the number of a block in place of its *.

@@ -349,15 +349,8 @@ static inline bool safetensors_read(const SafetensorsFile* f, const SafetensorsT
     if (bytes != tensor->bytes)
         return fail_with(error, "%.600s: %.100s has %zu bytes where %zu are expected; the shapes differ", f->path,
                          tensor->name, tensor->bytes, bytes);
-    Hash sum = hash_begin(0);
-    for (size_t done = 0; done < bytes;) {
-        char* part = (char*)buffer + done;
-        size_t n = min_size(bytes - done, FILE_CHUNK);
-        if (!safetensors_read_range(f, tensor, done, n, part, error)) return false;
-        if (hash) hash_add(&sum, part, n);
-        done += n;
-    }
-    if (hash) *hash = hash_end(&sum);
+    if (!safetensors_read_range(f, tensor, 0, bytes, buffer, error)) return false;
+    if (hash) *hash = hash_bytes(buffer, bytes);
     return true;
 }
 

@@ -155,6 +155,16 @@ static inline bool saver_open(Saver* s, FlatVector* flat, bool snapshots, double
            fail_with(error, "out of memory for snapshots of %.2f GB; give --ckpt-async off", 1e-9 * (double)s->bytes);
 }
 
+// Declares the part of a tensor that a file has.
+static inline bool saver_declare_part(SafetensorsWriter* w, const char* prefix, const Tensor* t, Slice part,
+                                      size_t elements, Dtype dtype, Error* error) {
+    char name[96];
+    bool matrix = slice_length(part) == tensor_elements(t) && t->cols > 0;
+    const size_t shape[2] = {matrix ? t->rows : slice_length(part), t->cols};
+    checkpoint_piece_name(name, prefix, t, part, elements);
+    return safetensors_declare(w, name, dtype, shape, matrix ? 2 : 1, error);
+}
+
 // Declares every piece of this rank's file.
 static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
     const Parameters* p = s->flat->parameters;
@@ -163,12 +173,9 @@ static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t
         for (size_t i = 0; ok && i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
             Slice part = checkpoint_saved(&arrays[a], s->flat, t);
-            bool matrix = slice_length(part) == tensor_elements(t) && t->cols > 0;
-            char name[96];
-            size_t shape[2] = {matrix ? t->rows : slice_length(part), t->cols};
+            size_t elements = checkpoint_elements(&arrays[a], s->flat, t);
             if (slice_length(part) == 0) continue;
-            checkpoint_piece_name(name, arrays[a].prefix, t, part, checkpoint_elements(&arrays[a], s->flat, t));
-            ok = safetensors_declare(&s->writer, name, arrays[a].dtype, shape, matrix ? 2 : 1, error);
+            ok = saver_declare_part(&s->writer, arrays[a].prefix, t, part, elements, arrays[a].dtype, error);
         }
     }
     return ok && safetensors_begin(&s->writer, error);
@@ -228,7 +235,6 @@ static inline bool saver_link_frozen(const Saver* s, const char* path) {
 static inline bool saver_write_frozen(Saver* s, Error* error) {
     const Parameters* p = s->flat->parameters;
     char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
-    const CheckpointArray weights = {"weight", CHECKPOINT_WEIGHTS, false, FLOATX_DTYPE};
     size_t frozen = 0;
     for (size_t i = 0; i < p->count; i++) frozen += !p->tensors[i].trains;
     if (frozen == 0) return true;
@@ -242,11 +248,8 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
               safetensors_create(&s->frozen, path, error);
     for (size_t i = 0; ok && i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
-        char name[96];
         Slice whole = {0, tensor_elements(t)};
-        size_t shape[2] = {t->rows, t->cols};
-        checkpoint_piece_name(name, weights.prefix, t, whole, whole.end);
-        if (!t->trains) ok = safetensors_declare(&s->frozen, name, t->dtype, shape, t->cols ? 2 : 1, error);
+        if (!t->trains) ok = saver_declare_part(&s->frozen, "weight", t, whole, whole.end, t->dtype, error);
     }
     ok = ok && safetensors_begin(&s->frozen, error);
     for (size_t i = 0; ok && i < p->count; i++) {

@@ -46,7 +46,7 @@ typedef struct {
     SourcePiece* pieces;         // (piece_count), owned; in the order of the table once the source is open
     size_t piece_count, piece_capacity;
     Dtype dtype;                 // of all weights; F32 where they differ
-    float *chunk, *widened;      // (CHECKPOINT_CHUNK) as in the file, and as float; owned
+    float *chunk, *widened;      // (CHECKPOINT_CHUNK) scratch: elements as in the file, and as float; owned
 } ModelSource;
 
 static inline void source_close(ModelSource* s) {
