@@ -61,10 +61,9 @@ static bool text_read(Dataset* dataset, Tokens* tokens, const char* path, const 
     char* text;
     size_t bytes;
     if (!file_read(path, TEXT_BYTES_MAX, &text, &bytes, error)) return false;
-    bool ok = tokens_reserve(tokens, 1, error);
-    if (ok && tokenizer->begin_of_text >= 0) tokens->ids[tokens->count++] = tokenizer->begin_of_text;
-    ok = ok && tokenizer_encode(tokens, tokenizer, text, bytes, error) &&
-         dataset_from_memory(dataset, tokens->ids, sizeof *tokens->ids, tokens->count, error);
+    bool ok = (tokenizer->begin_of_text < 0 || tokens_append(tokens, &tokenizer->begin_of_text, 1, error)) &&
+              tokenizer_encode(tokens, tokenizer, text, bytes, error) &&
+              dataset_from_memory(dataset, tokens->ids, sizeof *tokens->ids, tokens->count, error);
     free(text);
     return ok;
 }

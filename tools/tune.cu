@@ -144,7 +144,7 @@ enum { POOL = 1048573 };
 typedef struct {
     void *first, *second, *bias;                // in the order of matmul.cuh's table
     void *out, *pre, *out_of_first, *pre_of_first;
-    size_t first_bytes, second_bytes, bias_bytes, out_bytes, pre_bytes;
+    size_t out_bytes, pre_bytes;
     size_t terms;                               // products added up per output
     bool out_is_float;
 } Operands;
@@ -175,19 +175,17 @@ static bool operands_make(Operands* p, const MatmulShape* s, const Bench* bench,
     bool of_weight = s->kind == MATMUL_BACKWARD_WEIGHT, gelu = s->kind >= MATMUL_GELU_FORWARD;
     size_t bytes = dtype_bytes((Dtype)s->type), MN = s->M * s->N, MK = s->M * s->K, NK = s->N * s->K;
     memset(p, 0, sizeof *p);
-    p->first_bytes = bytes * (of_weight ? MK : NK);
-    p->second_bytes = bytes * (forward ? MK : MN);
     p->out_is_float = of_weight || s->type == DTYPE_F32;
     p->out_bytes = (p->out_is_float ? sizeof(float) : bytes) * (forward ? MN : of_weight ? NK : MK);
     p->pre_bytes = gelu ? p->out_bytes : 0;
-    p->bias_bytes = s->bias ? bytes * s->N : 0;
     p->terms = forward ? s->K : of_weight ? s->M : s->N;
     struct {
         void** array;
         size_t bytes;
-    } const all[] = {{&p->first, p->first_bytes}, {&p->second, p->second_bytes}, {&p->bias, p->bias_bytes},
-                     {&p->out, p->out_bytes},     {&p->out_of_first, p->out_bytes},
-                     {&p->pre, p->pre_bytes},     {&p->pre_of_first, p->pre_bytes}};
+    } const all[] = {{&p->first, bytes * (of_weight ? MK : NK)}, {&p->second, bytes * (forward ? MK : MN)},
+                     {&p->bias, s->bias ? bytes * s->N : 0},
+                     {&p->out, p->out_bytes}, {&p->out_of_first, p->out_bytes},
+                     {&p->pre, p->pre_bytes}, {&p->pre_of_first, p->pre_bytes}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i].bytes == 0) continue;
         *all[i].array = device_allocate(all[i].bytes, bench->stream, error);

@@ -15,7 +15,7 @@
 // The input is the file, which exists only in memory (memfd), so the targets run on Linux alone.
 
 #include "llmtrain/text/data.h"
-#include "llmtrain/checkpoint/safetensors.h"
+#include "whole_tensors.h"
 #include "llmtrain/text/templates.h"
 #include "llmtrain/text/tokenizer.h"
 #ifdef FUZZ_CONVERT

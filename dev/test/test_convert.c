@@ -16,6 +16,7 @@
 #include "tools/open.h"
 #include "llmtrain/run/presets.h"
 #include "dev/test/harness.h"  // after comm.h, whose roots it would shadow
+#include "dev/test/whole_tensors.h"
 
 static char fixtures[PATH_MAX], export_program[PATH_MAX], train_program[PATH_MAX];
 static const char* const NAMES[] = {"gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3"};

@@ -321,11 +321,10 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     bool half = saved->type == DTYPE_BF16 || saved->type == DTYPE_F16;
     bool widens = is_weight && half && saved->type != dtype;  // saved frozen, or without master weights
     bool rounds = is_weight && dtype != DTYPE_F32 && (saved->type == DTYPE_F32 || widens);  // now frozen, or has none
-    if (saved->type != dtype && !rounds && !widens) {
-        fail_with(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
-                  file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors);
-        return fail_as(error, ERROR_PROCESS);
-    }
+    if (saved->type != dtype && !rounds && !widens)
+        return fail_with(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's "
+                         "precision", file->path, saved->name, DTYPES[saved->type].safetensors,
+                         DTYPES[dtype].safetensors) || fail_as(error, ERROR_PROCESS);
     size_t size = dtype_bytes(saved->type), to_size = dtype_bytes(dtype);
     size_t n = slice_length(part);
     size_t* reached = &load->found[a * flat->parameters->count + i];

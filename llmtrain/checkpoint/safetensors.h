@@ -10,8 +10,8 @@
 //        safetensors_begin(&w, &error) && safetensors_write(&w, data, bytes, &error) && safetensors_end(&w, &error);
 //   safetensors_writer_free(&w);
 //   SafetensorsFile f;                                                          reading: in any order
-//   ok = safetensors_open(&f, path, &error) && (t = safetensors_find(&f, "weight")) != NULL &&
-//        safetensors_read(&f, t, data, t->bytes, NULL, &error);
+//   ok = safetensors_open(&f, path, &error) &&
+//        safetensors_read_range(&f, &f.header.tensors[0], 0, bytes, data, &error);
 //   safetensors_close(&f);
 //
 // The reader accepts arbitrary bytes: it refuses a damaged file with a message, and uses memory in proportion to the
@@ -324,13 +324,6 @@ static inline bool safetensors_open(SafetensorsFile* f, const char* path, Error*
     return good;
 }
 
-// The tensor with a name; NULL if there is none.
-static inline const SafetensorsTensor* safetensors_find(const SafetensorsFile* f, const char* name) {
-    for (size_t i = 0; i < f->header.count; i++)
-        if (strcmp(f->header.tensors[i].name, name) == 0) return &f->header.tensors[i];
-    return NULL;
-}
-
 // Reads a part of a tensor: `bytes` bytes from first_byte on, and asks the system to read ahead what follows.
 static inline bool safetensors_read_range(const SafetensorsFile* f, const SafetensorsTensor* tensor, size_t first_byte,
                                           size_t bytes, void* buffer, Error* error) {
@@ -340,17 +333,6 @@ static inline bool safetensors_read_range(const SafetensorsFile* f, const Safete
     size_t first = f->data_start + tensor->offset + first_byte;
     if (!file_read_at(f->file, buffer, bytes, first, f->path, error)) return false;
     disk_read_ahead(f->file, first + bytes, 2 * FILE_CHUNK);
-    return true;
-}
-
-// Reads a whole tensor; also computes its checksum if hash is not NULL.
-static inline bool safetensors_read(const SafetensorsFile* f, const SafetensorsTensor* tensor, void* buffer,
-                                    size_t bytes, uint64_t* hash, Error* error) {
-    if (bytes != tensor->bytes)
-        return fail_with(error, "%.600s: %.100s has %zu bytes where %zu are expected; the shapes differ", f->path,
-                         tensor->name, tensor->bytes, bytes);
-    if (!safetensors_read_range(f, tensor, 0, bytes, buffer, error)) return false;
-    if (hash) *hash = hash_bytes(buffer, bytes);
     return true;
 }
 
