@@ -122,8 +122,7 @@ typedef struct {
     ChoiceRow* rows;             // (rows), owned: the range of each in `tokens`
     const size_t* first_rows;    // (items + 1): rows of the source
     Tokens context;              // scratch
-    char* joined;                // scratch, (joined_size)
-    size_t joined_size;
+    JsonWriter joined;           // scratch: a context and an ending
 } Choices;
 
 #define CHOICES_BYTES_MAX ((size_t)1 << 32)
@@ -206,17 +205,12 @@ static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context,
                                 size_t ending_bytes, Error* error) {
     const Tokenizer* tokenizer = c->tokenizer;
     Tokens* out = &c->tokens;
-    size_t all = bytes + 1 + ending_bytes;
-    if (all > c->joined_size) {
-        free(c->joined);
-        c->joined_size = 2 * all;
-        c->joined = (char*)memory_allocate(c->joined_size);
-        if (c->joined == NULL) c->joined_size = 0;
-        if (c->joined == NULL) return fail_with(error, "out of memory for a question of %zu bytes", all);
-    }
-    memcpy(c->joined, context, bytes);
-    c->joined[bytes] = ' ';
-    memcpy(c->joined + bytes + 1, ending, ending_bytes);
+    JsonWriter* joined = &c->joined;
+    joined->bytes = 0;
+    json_put(joined, context, bytes);
+    json_put(joined, " ", 1);
+    json_put(joined, ending, ending_bytes);
+    if (joined->failed) return fail_with(error, "out of memory for a question of %zu bytes", bytes + 1 + ending_bytes);
     int32_t begin = tokenizer->begin_of_text;
     // Without a context there is nothing to predict the first token from.
     if (begin < 0 && c->context.count == 0) begin = tokenizer->begin_token;
@@ -225,7 +219,7 @@ static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context,
     row->first = c->context.count + (begin >= 0);
     row->bytes = ending_bytes;
     if (begin >= 0 && !tokens_append(out, &begin, 1, error)) return false;
-    if (!tokenizer_encode(out, tokenizer, c->joined, all, error)) return false;
+    if (!tokenizer_encode(out, tokenizer, joined->text, joined->bytes, error)) return false;
     row->end = out->count;
     return row->end - row->start > row->first || fail_with(error, "an ending adds no token to its context");
 }
@@ -274,7 +268,7 @@ static inline void choices_close(Choices* c, Source* source) {
     free(c->lines);
     free(c->labels);
     free(c->rows);
-    free(c->joined);
+    json_writer_free(&c->joined);
     free(source->rows);
     tokens_free(&c->tokens);
     tokens_free(&c->context);
@@ -466,11 +460,10 @@ static inline void scorer_free(Scorer* s) {
     s->log.file = -1;
 }
 
-// Scores the pending rows before row `end`.
-static inline bool scorer_run(Scorer* s, Model* model, const Source* source, size_t end, Error* error) {
-    size_t T = 0;
-    for (size_t r = 0; r < end; r++) T = max_size(T, s->pending[r].length - 1);
-    for (size_t r = 0; r < end; r++) {
+// Scores the pending rows.
+static inline bool scorer_run(Scorer* s, Model* model, const Source* source, Error* error) {
+    size_t T = s->longest, rows = s->count;
+    for (size_t r = 0; r < rows; r++) {
         const PendingRow* p = &s->pending[r];
         const int32_t* ids = s->tokens.ids + p->start;
         for (size_t t = 0; t < T; t++) {
@@ -480,10 +473,10 @@ static inline bool scorer_run(Scorer* s, Model* model, const Source* source, siz
             s->targets[r * T + t] = t + 1 >= p->first ? target : -1;
         }
     }
-    if (end == 0) return true;
-    model_losses(model, s->inputs, s->targets, end, T);
-    device_download(s->losses, model->activations->losses, end * T * sizeof(float), model->stream);
-    for (size_t r = 0; r < end; r++) {
+    if (rows == 0) return true;
+    model_losses(model, s->inputs, s->targets, rows, T);
+    device_download(s->losses, model->activations->losses, rows * T * sizeof(float), model->stream);
+    for (size_t r = 0; r < rows; r++) {
         const PendingRow* p = &s->pending[r];
         Score* score = &s->scores[p->row];
         score->nats = 0;
@@ -493,45 +486,35 @@ static inline bool scorer_run(Scorer* s, Model* model, const Source* source, siz
                              "another checkpoint", p->item);
         score->tokens = (double)(p->length - p->first);
         score->bytes = (double)p->bytes;
-        size_t first_row = source->rows[p->item], rows = source->rows[p->item + 1] - first_row;
-        bool last = p->row + 1 == first_row + rows;
-        if (last && s->log.file >= 0 && !score_log_add(&s->log, p->item, s->scores + first_row, rows, error))
-            return false;
+        size_t first = source->rows[p->item], end = source->rows[p->item + 1];
+        bool logs = p->row + 1 == end && s->log.file >= 0;
+        if (logs && !score_log_add(&s->log, p->item, s->scores + first, end - first, error)) return false;
     }
-    // The rest moves to the beginning.
-    size_t used = end < s->count ? s->pending[end].start : s->tokens.count;
-    memmove(s->tokens.ids, s->tokens.ids + used, (s->tokens.count - used) * sizeof(int32_t));
-    s->tokens.count -= used;
-    s->longest = 0;
-    for (size_t r = end; r < s->count; r++) {
-        s->pending[r - end] = s->pending[r];
-        s->pending[r - end].start -= used;
-        s->longest = max_size(s->longest, s->pending[r].length - 1);
-    }
-    s->count -= end;
+    s->tokens.count = s->count = s->longest = 0;
     return true;
 }
 
 // Adds a row; the rows before it are scored first if they fill a batch of N inputs.
 static inline bool scorer_add(Scorer* s, Model* model, const Source* source, size_t item, size_t row, Error* error) {
-    const ModelOptions* o = &model->options;
-    PendingRow* p = &s->pending[s->count];
-    p->item = item;
-    p->row = source->rows[item] + row;
-    p->start = s->tokens.count;
-    if (!source->append(&s->tokens, &p->first, &p->bytes, source->context, item, row, error)) return false;
-    p->length = s->tokens.count - p->start;
-    if (p->length <= p->first)
+    const size_t N = model->options.B * model->options.T;
+    PendingRow p = {.item = item, .row = source->rows[item] + row, .start = s->tokens.count};
+    if (!source->append(&s->tokens, &p.first, &p.bytes, source->context, item, row, error)) return false;
+    p.length = s->tokens.count - p.start;
+    if (p.length <= p.first)
         return fail_with(error, "item %zu, row %zu has no token to score; leave it out", item, row);
-    for (size_t i = p->start; i < s->tokens.count; i++)
+    for (size_t i = p.start; i < s->tokens.count; i++)
         if (s->tokens.ids[i] < 0 || (size_t)s->tokens.ids[i] >= model->config.vocab)
             return fail_with(error, "token %d is outside the model's vocabulary of %zu; give the tokenizer that the "
                              "model was trained with", s->tokens.ids[i], model->config.vocab);
-    s->count++;
-    s->longest = max_size(s->longest, p->length - 1);
-    size_t N = o->B * o->T, before = s->count - 1;
-    if (s->count * s->longest > N && !scorer_run(s, model, source, before, error)) return false;
-    return (s->count < N && (s->count + 1) * s->longest <= N) || scorer_run(s, model, source, s->count, error);
+    if ((s->count + 1) * max_size(s->longest, p.length - 1) > N) {
+        if (!scorer_run(s, model, source, error)) return false;
+        memmove(s->tokens.ids, s->tokens.ids + p.start, p.length * sizeof(int32_t));
+        p.start = 0;
+        s->tokens.count = p.length;
+    }
+    s->pending[s->count++] = p;
+    s->longest = max_size(s->longest, p.length - 1);
+    return (s->count < N && (s->count + 1) * s->longest <= N) || scorer_run(s, model, source, error);
 }
 
 // The key of a score log: a hash of source and weights. False if there is no memory for a piece of the weights.
@@ -568,7 +551,7 @@ static inline bool scorer_open(Scorer* s, Model* model, const Source* source, Sc
     size_t N = model->options.B * model->options.T;
     memset(s, 0, sizeof *s);
     s->log.file = -1;
-    s->pending = (PendingRow*)memory_allocate((N + 1) * sizeof(PendingRow));
+    s->pending = (PendingRow*)memory_allocate(N * sizeof(PendingRow));
     s->inputs = (int32_t*)memory_allocate(N * sizeof(int32_t));
     s->targets = (int32_t*)memory_allocate(N * sizeof(int32_t));
     s->losses = (float*)memory_allocate(N * sizeof(float));
@@ -599,7 +582,7 @@ static inline bool evaluate(Score** scores, Model* model, const Source* source, 
             ok = scorer_add(&s, model, source, item, row, error);
         if (ranks->rank == 0) progress_show(&progress, item - items.first);
     }
-    ok = ok && scorer_run(&s, model, source, s.count, error);
+    ok = ok && scorer_run(&s, model, source, error);
     progress_end(&progress);
     if (comm) {
         EvaluateShares shares = {source, ranks->world};

@@ -29,11 +29,6 @@ static inline Dtype export_dtype(ExportType type) {
     return type == EXPORT_F16 ? DTYPE_F16 : type == EXPORT_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
 
-// Bytes of the largest tensor, as float.
-static inline size_t export_largest(const ModelSource* s) {
-    return parameters_largest(&s->parameters) * sizeof(float);
-}
-
 static inline bool export_write_text(const Export* e, const char* name, const JsonWriter* w, Error* error) {
     char path[FILE_PATH_MAX];
     snprintf(path, sizeof path, "%.4000s/%s", e->directory, name);
@@ -63,9 +58,9 @@ static inline void hf_file_of(char name[64], size_t file, size_t files) {
     else snprintf(name, 64, "model-%05zu-of-%05zu.safetensors", file + 1, files);
 }
 
-// Writes one of the files. values holds tensor *held of the source, of which several of theirs may be parts.
+// Writes one of the files.
 static inline bool hf_write_file(const Export* e, size_t file, size_t files, const ForeignTensor* list, size_t tensors,
-                                 float* values, size_t* held, Error* error) {
+                                 Error* error) {
     char path[FILE_PATH_MAX], name[64];
     SafetensorsWriter w;
     Dtype dtype = export_dtype(e->type);
@@ -83,17 +78,14 @@ static inline bool hf_write_file(const Export* e, size_t file, size_t files, con
         const ForeignTensor* f = &list[i];
         if (f->file != file) continue;
         size_t width = max_size(f->cols, 1), n = f->rows * width;
-        if (*held != f->tensor)
-            ok = source_read(values, e->source, f->tensor,
-                             tensor_elements(&e->source->parameters.tensors[f->tensor]), error);
-        *held = f->tensor;
-        const float* from = values + f->first * width;
+        const float* values;
+        ok = source_read(&values, e->source, f->tensor, error);
         for (size_t done = 0; ok && done < n; done += CHECKPOINT_CHUNK) {
             size_t count = min_size(CHECKPOINT_CHUNK, n - done);
             float* to = e->source->widened;
             for (size_t k = 0; k < count; k++) {
                 size_t at = done + k;  // in their tensor
-                to[k] = from[f->transposed ? at % f->rows * width + at / f->rows : at];
+                to[k] = values[f->first * width + (f->transposed ? at % f->rows * width + at / f->rows : at)];
                 if (dtype == DTYPE_F16 && !(fabsf(to[k]) < 65520))  // smaller values are rounded to 65504 at most
                     ok = fail_with(error, "%s holds %g, which f16 cannot represent; give --dtype bf16 or f32", f->name,
                                    (double)to[k]);
@@ -155,16 +147,13 @@ static inline bool hf_write_configs(const Export* e, Error* error) {
 // Writes a directory that from_pretrained of transformers opens.
 static inline bool export_hf(const Export* e, Error* error) {
     ForeignTensor* list = NULL;
-    size_t count = 0, files = 0, held = SIZE_MAX;
+    size_t count = 0, files = 0;
     if (!hf_write_configs(e, error)) return false;
-    float* values = (float*)memory_allocate(export_largest(e->source));
-    bool ok = (values || fail_memory(error, e->source->path, export_largest(e->source))) &&
-              convert_list(&list, &count, &e->source->config, &e->source->parameters, error);
+    bool ok = convert_list(&list, &count, &e->source->config, &e->source->parameters, error);
     if (ok) files = hf_divide(list, count, e);
-    for (size_t i = 0; ok && i < files; i++) ok = hf_write_file(e, i, files, list, count, values, &held, error);
+    for (size_t i = 0; ok && i < files; i++) ok = hf_write_file(e, i, files, list, count, error);
     if (ok && files > 1) ok = hf_write_index(e, files, list, count, error);
     if (ok && e->tokenizer) ok = tokenizer_save(e->tokenizer, e->directory, error);
-    free(values);
     free(list);
     return ok;
 }
@@ -173,12 +162,12 @@ static inline bool export_hf(const Export* e, Error* error) {
 // llm.c
 
 // Appends a tensor, and zeros up to `elements`.
-static inline bool llmc_write_tensor(FileWriter* w, const Export* e, size_t tensor, size_t elements, float* values,
-                                     Error* error) {
+static inline bool llmc_write_tensor(FileWriter* w, const Export* e, size_t tensor, size_t elements, Error* error) {
     float* chunk = e->source->chunk;
     Dtype dtype = export_dtype(e->type);
     size_t n = tensor_elements(&e->source->parameters.tensors[tensor]);
-    if (!source_read(values, e->source, tensor, n, error)) return false;
+    const float* values;
+    if (!source_read(&values, e->source, tensor, error)) return false;
     for (size_t done = 0; done < elements; done += CHECKPOINT_CHUNK) {
         size_t count = min_size(CHECKPOINT_CHUNK, elements - done), there = min_size(count, n - min_size(n, done));
         memset(chunk, 0, count * sizeof(float));
@@ -203,30 +192,27 @@ static inline bool export_llmc(const Export* e, Error* error) {
                          "an epsilon of 1e-5; export this one with --to hf");
     snprintf(path, sizeof path, "%.4000s/model.bin", e->directory);
     size_t* order = (size_t*)memory_allocate(p->count * sizeof(size_t));
-    float* values = (float*)memory_allocate(export_largest(e->source));
-    bool ok = (order && values) || fail_memory(error, e->source->path, export_largest(e->source));
+    bool ok = order || fail_memory(error, e->source->path, p->count * sizeof(size_t));
     ok = ok && file_begin(&w, path, error);
     if (ok) {
         ok = file_append(&w, header, sizeof header, error);
         size_t count = llmc_order(order, p);
         for (size_t i = 0; ok && i < count; i++) {
             const Tensor* t = &p->tensors[order[i]];
-            ok = llmc_write_tensor(&w, e, order[i], t->size, values, error);  // with the rows of padding
+            ok = llmc_write_tensor(&w, e, order[i], t->size, error);  // with the rows of padding
         }
         ok = ok && file_end(&w, error);
         file_abort(&w);  // does nothing after file_end
     }
     free(order);
-    free(values);
     return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
 // GGUF
 
-static inline bool export_read(float* values, void* context, size_t tensor, Error* error) {
-    ModelSource* s = (ModelSource*)context;
-    return source_read(values, s, tensor, tensor_elements(&s->parameters.tensors[tensor]), error);
+static inline bool export_read(const float** values, void* source, size_t tensor, Error* error) {
+    return source_read(values, (ModelSource*)source, tensor, error);
 }
 
 // Writes DIR/model.gguf, which llama.cpp opens.

@@ -72,8 +72,8 @@ static inline void gguf_put_config(GgufWriter* w, const Config* c, const char* a
 // `llama` RoPE rotates pairs (2i, 2i + 1), where we and its other architectures rotate (i, i + D/2): so for `llama` the
 // rows of each head of queries and keys are interleaved.
 
-// All elements of tensor `number` of the table, as floats.
-typedef bool (*TensorRead)(float* values, void* context, size_t number, Error* error);
+// All elements of tensor `number` of the table, as floats, until the next call.
+typedef bool (*TensorRead)(const float** values, void* context, size_t number, Error* error);
 
 static inline GgufType gguf_tensor_type(const ForeignTensor* f, const Tensor* t, GgufType type) {
     if (f->cols == 0 || strcmp(t->name, "position_embedding") == 0) return GGUF_F32;
@@ -118,18 +118,16 @@ static inline bool gguf_write_rope(GgufWriter* w, const Config* c, Error* error)
     return gguf_write(w, divisors, D / 2, error);
 }
 
-// Writes the data of all tensors; values (largest tensor) and head (D * its columns) are scratch.
+// Writes the data of all tensors; head (D * its columns) is scratch.
 static inline bool gguf_write_all(GgufWriter* w, const ForeignTensor* list, size_t count, const Config* c,
-                                  bool interleaves, TensorRead read, void* context, float* values, float* head,
-                                  Error* error) {
-    size_t held = SIZE_MAX;  // our tensor in values
+                                  bool interleaves, TensorRead read, void* context, float* head, Error* error) {
     if (c->rope_scaling == ROPE_SCALING_LLAMA3 && !gguf_write_rope(w, c, error)) return false;
     for (size_t i = 0; i < count; i++) {
         const ForeignTensor* f = &list[i];
         size_t cols = max_size(f->cols, 1);
         TensorPart part = TENSOR_NAMES[f->row].part;
-        if (held != f->tensor && !read(values, context, f->tensor, error)) return false;
-        held = f->tensor;
+        const float* values;
+        if (!read(&values, context, f->tensor, error)) return false;
         const float* from = values + f->first * cols;
         bool ok = interleaves && (part == PART_Q || part == PART_K)
                       ? gguf_write_interleaved(w, from, head, f->rows, cols, config_head_size(c), error)
@@ -360,9 +358,8 @@ static inline bool gguf_export(const char* path, const Config* c, const Paramete
     const char* architecture = gguf_architecture(c, error);
     if (architecture == NULL || !gguf_create(&w, path, error)) return false;
     for (size_t i = 0; i < p->count; i++) widest = max_size(widest, p->tensors[i].cols);
-    float* values = (float*)memory_allocate(parameters_largest(p) * sizeof(float));
     float* head = (float*)memory_allocate(config_head_size(c) * widest * sizeof(float));
-    bool ok = (values && head) || fail_with(error, "not enough memory to write %.600s; free some memory", path);
+    bool ok = head || fail_with(error, "not enough memory to write %.600s; free some memory", path);
     gguf_string(&w, "general.architecture", architecture);
     gguf_u32(&w, "general.file_type", GGUF_TYPES[gguf_type_row(type)].file_type);
     gguf_u32(&w, "general.quantization_version", 2);
@@ -370,10 +367,9 @@ static inline bool gguf_export(const char* path, const Config* c, const Paramete
     ok = ok && gguf_put_tokenizer(&w, tokenizer, c->vocab, error) && convert_list(&list, &count, c, p, error);
     if (ok) gguf_declare_all(&w, list, count, c, p, type);
     ok = ok && gguf_begin(&w, error) &&
-         gguf_write_all(&w, list, count, c, strcmp(architecture, "llama") == 0, read, context, values, head, error) &&
+         gguf_write_all(&w, list, count, c, strcmp(architecture, "llama") == 0, read, context, head, error) &&
          gguf_end(&w, error);
     gguf_writer_free(&w);
-    free(values);
     free(head);
     free(list);
     return ok;

@@ -9,7 +9,7 @@
 //
 //   ModelSource source;
 //   if (source_open(&source, "models/x", &error)) ...                     source.config, source.parameters
-//   if (source_read(values, &source, i, elements, &error)) ...            tensor i of the table, as float
+//   if (source_read(&values, &source, i, &error)) ...                     tensor i of the table, as float
 //   source_close(&source);
 //
 // Weights may be F32, F16 or BF16. Only the headers are kept in memory: a tensor is read when it is asked for. A tensor
@@ -47,6 +47,8 @@ typedef struct {
     size_t piece_count, piece_capacity;
     Dtype dtype;                 // of all weights; F32 where they differ
     float *chunk, *widened;      // (CHECKPOINT_CHUNK) scratch: elements as in the file, and as float; owned
+    float* values;               // (largest tensor) tensor `held`; NULL: none; owned
+    size_t held;
 } ModelSource;
 
 static inline void source_close(ModelSource* s) {
@@ -56,6 +58,7 @@ static inline void source_close(ModelSource* s) {
     free(s->pieces);
     free(s->chunk);
     free(s->widened);
+    free(s->values);
     memset(s, 0, sizeof *s);
 }
 
@@ -111,37 +114,37 @@ static inline bool source_finish(ModelSource* s, Error* error) {
     return true;
 }
 
-// Reads `count` elements of a piece, from `done` on, and adds their bytes to the hash.
-static inline bool source_read_chunk(ModelSource* s, const SourcePiece* piece, size_t done, size_t count, Hash* hash,
-                                     Error* error) {
-    const SafetensorsFile* f = &s->files[piece->file];
-    size_t size = dtype_bytes(piece->dtype);
-    if (!file_read_at(f->file, s->chunk, count * size, piece->position + done * size, f->path, error)) return false;
-    disk_read_ahead(f->file, piece->position + (done + count) * size, 2 * FILE_CHUNK);
-    hash_add(hash, s->chunk, count * size);
-    return true;
-}
-
-// Reads the first `elements` elements of a tensor as floats: values (elements). A transposed one is read whole.
-static inline bool source_read(float* values, ModelSource* s, size_t tensor, size_t elements, Error* error) {
+// Reads a tensor as floats: *values (elements), until the next call for another one.
+static inline bool source_read(const float** values, ModelSource* s, size_t tensor, Error* error) {
     const Tensor* t = &s->parameters.tensors[tensor];
-    size_t p = 0;
+    size_t p = 0, bytes = parameters_largest(&s->parameters) * sizeof(float);
+    bool held = s->values && s->held == tensor;
+    if (s->values == NULL) s->values = (float*)memory_allocate(bytes);
+    *values = s->values;
+    if (s->values == NULL) return fail_memory(error, s->path, bytes);
+    if (held) return true;
+    s->held = SIZE_MAX;
     while (p < s->piece_count && s->pieces[p].tensor < tensor) p++;
-    for (; p < s->piece_count && s->pieces[p].tensor == tensor && s->pieces[p].first < elements; p++) {
+    for (; p < s->piece_count && s->pieces[p].tensor == tensor; p++) {
         const SourcePiece* piece = &s->pieces[p];
-        size_t wanted = min_size(piece->count, elements - piece->first), n;
+        const SafetensorsFile* f = &s->files[piece->file];
+        size_t at = piece->position, size = dtype_bytes(piece->dtype);
+        float* to = s->values + piece->first;
         Hash hash = hash_begin(0);
-        for (size_t done = 0; done < wanted; done += n) {
-            n = min_size(CHECKPOINT_CHUNK, wanted - done);
-            if (!source_read_chunk(s, piece, done, n, &hash, error)) return false;
-            convert_to_float(piece->transposed ? s->widened : values + piece->first + done, s->chunk, piece->dtype, n);
+        for (size_t done = 0, n; done < piece->count; done += n) {
+            n = min_size(CHECKPOINT_CHUNK, piece->count - done);
+            if (!file_read_at(f->file, s->chunk, n * size, at, f->path, error)) return false;
+            at += n * size;
+            disk_read_ahead(f->file, at, 2 * FILE_CHUNK);
+            hash_add(&hash, s->chunk, n * size);
+            convert_to_float(piece->transposed ? s->widened : to + done, s->chunk, piece->dtype, n);
             for (size_t e = 0; e < (piece->transposed ? n : 0); e++)
-                values[(done + e) % t->rows * t->cols + (done + e) / t->rows] = s->widened[e];
+                to[(done + e) % t->rows * t->cols + (done + e) / t->rows] = s->widened[e];
         }
-        if (piece->checked && wanted == piece->count && hash_end(&hash) != piece->hash)
-            return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged",
-                             s->files[piece->file].path, t->name);
+        if (piece->checked && hash_end(&hash) != piece->hash)
+            return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", f->path, t->name);
     }
+    s->held = tensor;
     return true;
 }
 
@@ -523,15 +526,13 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
     if (model->config.family == FAMILY_LLAMA || model->config.context < there->context)
         there->context = model->config.context;
     if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error)) return false;
-    size_t most = parameters_largest(&model->parameters);
-    float* values = (float*)memory_allocate(most * sizeof(float));
-    bool ok = values != NULL || fail_memory(error, s->path, most * sizeof(float));
+    bool ok = true;
     for (uint32_t i = 0; ok && i < model->parameters.count; i++) {
         const TensorId id = {i};
-        size_t n = tensor_elements(model_tensor(model, id));
-        ok = source_read(values, s, i, n, error) && flat_set_params(&model->flat, id, 0, values, n, error);
+        const float* values;
+        ok = source_read(&values, s, i, error) &&
+             flat_set_params(&model->flat, id, 0, values, tensor_elements(model_tensor(model, id)), error);
     }
-    free(values);
     return ok;
 }
 
