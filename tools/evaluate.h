@@ -113,13 +113,13 @@ typedef struct {
 typedef struct {
     char* text;                  // the file, owned
     size_t bytes;
-    const char** lines;          // (items + 1), owned: where they begin; last, the end
     size_t* labels;              // (items), owned: the right answers
     const char* path;
     const Tokenizer* tokenizer;
     size_t T;
     Tokens tokens;               // of all rows
-    ChoiceRow* rows;             // (rows), owned: the range of each in `tokens`
+    ChoiceRow* rows;             // (row_capacity), owned: the range of each in `tokens`
+    size_t row_capacity;
     const size_t* first_rows;    // (items + 1): rows of the source
     Tokens context;              // scratch
     JsonWriter joined;           // scratch: a context and an ending
@@ -160,11 +160,12 @@ static inline bool question_label(size_t* label, const Json* json, uint32_t node
 }
 
 // Reads line `item`. The caller frees question->json after success.
-static inline bool question_read(Question* q, const Choices* c, size_t item, Error* error) {
+static inline bool question_read(Question* q, const Choices* c, size_t item, const char* line, size_t bytes,
+                                 Error* error) {
     char what[FILE_PATH_MAX + 32];
     const char* problem = NULL;
     snprintf(what, sizeof what, "%.600s, line %zu", c->path, item + 1);
-    if (!json_parse(&q->json, c->lines[item], (size_t)(c->lines[item + 1] - c->lines[item]), what, error)) return false;
+    if (!json_parse(&q->json, line, bytes, what, error)) return false;
     uint32_t names = JSON_NONE, label = question_member(&q->json, "label", "answer");
     q->context = question_member(&q->json, "ctx", "question");
     q->endings = question_member(&q->json, "endings", "choices");
@@ -235,20 +236,32 @@ static inline bool choices_shorten(ChoiceRow* row, Choices* c, Error* error) {
     return true;
 }
 
-// Tokenizes the answers to question `item`.
-static inline bool choices_tokenize(Choices* c, size_t item, Error* error) {
+static inline bool choices_reserve(Choices* c, size_t rows, Error* error) {
+    if (rows <= c->row_capacity) return true;
+    ChoiceRow* grown = (ChoiceRow*)realloc(c->rows, 2 * rows * sizeof(ChoiceRow));
+    if (grown == NULL) return fail_with(error, "out of memory for %zu answers", rows);
+    c->rows = grown;
+    c->row_capacity = 2 * rows;
+    return true;
+}
+
+// Reads question `item` and tokenizes its answers.
+static inline bool choices_read(Choices* c, Source* source, size_t item, const char* line, size_t bytes,
+                                Error* error) {
     Question q;
     Error reason;
-    if (!question_read(&q, c, item, error)) return false;
+    if (!question_read(&q, c, item, line, bytes, error)) return false;
     const Json* json = &q.json;
     const JsonNode* asked = &json->nodes[q.context];
     const char* context = json->text + asked->start;
-    ChoiceRow* row = c->rows + c->first_rows[item];
-    bool ok = choices_context(c, context, asked->bytes, &reason);
+    size_t row = source->rows[item];
+    c->labels[item] = q.label;
+    source->rows[item + 1] = row + q.count;
+    bool ok = choices_reserve(c, row + q.count, &reason) && choices_context(c, context, asked->bytes, &reason);
     for (uint32_t n = json_first(json, q.endings); ok && n != JSON_NONE; n = json_next(json, n), row++) {
         const JsonNode* ending = &json->nodes[n];
-        ok = choices_join(row, c, context, asked->bytes, json->text + ending->start, ending->bytes, &reason) &&
-             choices_shorten(row, c, &reason);
+        ok = choices_join(&c->rows[row], c, context, asked->bytes, json->text + ending->start, ending->bytes,
+                          &reason) && choices_shorten(&c->rows[row], c, &reason);
     }
     json_free(&q.json);
     return ok || fail_with(error, "%.600s, line %zu: %.300s", c->path, item + 1, reason.text);
@@ -265,7 +278,6 @@ static inline bool choices_append(Tokens* out, size_t* first, size_t* bytes, voi
 
 static inline void choices_close(Choices* c, Source* source) {
     free(c->text);
-    free(c->lines);
     free(c->labels);
     free(c->rows);
     json_writer_free(&c->joined);
@@ -274,27 +286,6 @@ static inline void choices_close(Choices* c, Source* source) {
     tokens_free(&c->context);
     memset(c, 0, sizeof *c);
     memset(source, 0, sizeof *source);
-}
-
-// Cuts the text into lines, leaving out blank ones at the end.
-static inline bool choices_cut(Choices* c, Source* source, Error* error) {
-    const char* end = c->text + c->bytes;
-    size_t items = 0;
-    for (const char* at = c->text; at < end; at++) items += *at == '\n';
-    c->lines = (const char**)memory_allocate((items + 2) * sizeof *c->lines);
-    c->labels = (size_t*)memory_allocate((items + 1) * sizeof *c->labels);
-    if (!c->lines || !c->labels) return fail_memory(error, c->path, c->bytes);
-    items = 0;
-    for (const char* at = c->text; at < end;) {
-        const char* line_end = (const char*)memchr(at, '\n', (size_t)(end - at));
-        c->lines[items++] = at;
-        at = line_end ? line_end + 1 : end;
-    }
-    // Blank lines at the end are not questions.
-    while (items > 0 && strspn(c->lines[items - 1], " \t\r\n") == strlen(c->lines[items - 1])) items--;
-    c->lines[items] = end;
-    if (items == 0) return fail_with(error, "%.600s has no questions; give a line of JSON for each", c->path);
-    return source_allocate(source, items, error);
 }
 
 // Reads and tokenizes all questions: one that cannot be scored is found now, not after hours. T: the longest sequence
@@ -307,20 +298,22 @@ static inline bool choices_open(Choices* c, Source* source, const char* path, co
     c->path = path;
     c->tokenizer = tokenizer;
     c->T = T;
-    bool ok = file_read(path, CHOICES_BYTES_MAX, &c->text, &c->bytes, error) && choices_cut(c, source, error);
-    for (size_t i = 0; ok && i < source->items; i++) {
-        Question q;
-        ok = question_read(&q, c, i, error);
-        if (!ok) break;
-        source->rows[i + 1] = source->rows[i] + q.count;
-        c->labels[i] = q.label;
-        json_free(&q.json);
-    }
-    size_t rows = ok ? source->rows[source->items] : 0;
-    c->rows = (ChoiceRow*)memory_allocate(rows * sizeof(ChoiceRow));
+    bool ok = file_read(path, CHOICES_BYTES_MAX, &c->text, &c->bytes, error);
+    size_t bytes = ok ? c->bytes : 0, items = 0;
+    while (bytes > 0 && memchr(" \t\r\n", c->text[bytes - 1], 4)) bytes--;  // blank lines at the end are no questions
+    for (size_t i = 0; i < bytes; i++) items += i == 0 || c->text[i - 1] == '\n';
+    if (ok && items == 0) ok = fail_with(error, "%.600s has no questions; give a line of JSON for each", path);
+    ok = ok && source_allocate(source, items, error);
+    c->labels = (size_t*)memory_allocate(items * sizeof *c->labels);
     c->first_rows = source->rows;
-    if (ok && !c->rows) ok = fail_with(error, "out of memory for %zu answers", rows);
-    for (size_t i = 0; ok && i < source->items; i++) ok = choices_tokenize(c, i, error);
+    if (ok && !c->labels) ok = fail_memory(error, path, c->bytes);
+    const char *line = c->text, *end = ok ? line + bytes : line;
+    for (size_t i = 0; ok && i < items; i++) {
+        const char* newline = (const char*)memchr(line, '\n', (size_t)(end - line));
+        const char* next = newline ? newline + 1 : c->text + c->bytes;
+        ok = choices_read(c, source, i, line, (size_t)(next - line), error);
+        line = next;
+    }
     if (!ok) choices_close(c, source);
     if (!ok) return false;
     const uint64_t numbers[3] = {hash_bytes(c->text, c->bytes), tokenizer->hash, T};

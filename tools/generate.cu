@@ -70,11 +70,9 @@ typedef struct {
 } Chat;
 
 static bool chat_add(Chat* chat, const char* role, const char* text, size_t bytes, Error* error) {
-    char* copy = chat->count < CHAT_MESSAGES ? (char*)memory_allocate(bytes + 1) : NULL;
+    char* copy = chat->count < CHAT_MESSAGES ? strndup(text, bytes) : NULL;
     if (!copy) return fail_with(error, "the conversation has more than %d messages, or memory is full; start another",
                                 CHAT_MESSAGES);
-    memcpy(copy, text, bytes);
-    copy[bytes] = 0;
     ChatMessage message = {role, copy};
     chat->messages[chat->count++] = message;
     return true;

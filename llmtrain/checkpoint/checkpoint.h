@@ -275,8 +275,8 @@ static inline bool checkpoint_piece(size_t* array, size_t* tensor, Slice* part, 
     const Parameters* p = flat->parameters;
     const char *dot = strchr(saved->name, '.'), *bracket = strchr(saved->name, '[');
     for (size_t a = 0; dot && a < load->count; a++) {
-        if (strncmp(saved->name, load->arrays[a].prefix, (size_t)(dot - saved->name)) != 0) continue;
-        if (load->arrays[a].prefix[dot - saved->name] != 0) continue;
+        const char* prefix = load->arrays[a].prefix;
+        if (strncmp(saved->name, prefix, (size_t)(dot - saved->name)) != 0 || prefix[dot - saved->name] != 0) continue;
         size_t length = bracket ? (size_t)(bracket - dot - 1) : strlen(dot + 1);
         for (size_t i = 0; i < p->count; i++) {
             const Tensor* t = &p->tensors[i];

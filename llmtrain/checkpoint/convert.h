@@ -68,43 +68,42 @@ typedef struct {
     TensorPart part;            // which of its rows the other names are for
     const char *gpt2, *llama;   // in Hugging Face's files of these families; NULL: there is none
     const char* gguf;           // in GGUF files
-    bool gpt2_transposed;
 } TensorNames;
 
 #define HF_GPT2 "transformer.h.*."
 #define HF_LLAMA "model.layers.*."
 static const TensorNames TENSOR_NAMES[] = {
-    {"token_embedding", PART_WHOLE, "transformer.wte.weight", "model.embed_tokens.weight", "token_embd.weight", false},
-    {"position_embedding", PART_WHOLE, "transformer.wpe.weight", NULL, "position_embd.weight", false},
+    {"token_embedding", PART_WHOLE, "transformer.wte.weight", "model.embed_tokens.weight", "token_embd.weight"},
+    {"position_embedding", PART_WHOLE, "transformer.wpe.weight", NULL, "position_embd.weight"},
     {"block.*.norm1_weight", PART_WHOLE, HF_GPT2 "ln_1.weight", HF_LLAMA "input_layernorm.weight",
-     "blk.*.attn_norm.weight", false},
-    {"block.*.norm1_bias", PART_WHOLE, HF_GPT2 "ln_1.bias", NULL, "blk.*.attn_norm.bias", false},
-    {"block.*.qkv_weight", PART_WHOLE, HF_GPT2 "attn.c_attn.weight", NULL, "blk.*.attn_qkv.weight", true},
-    {"block.*.qkv_weight", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.weight", "blk.*.attn_q.weight", false},
-    {"block.*.qkv_weight", PART_K, NULL, HF_LLAMA "self_attn.k_proj.weight", "blk.*.attn_k.weight", false},
-    {"block.*.qkv_weight", PART_V, NULL, HF_LLAMA "self_attn.v_proj.weight", "blk.*.attn_v.weight", false},
-    {"block.*.qkv_bias", PART_WHOLE, HF_GPT2 "attn.c_attn.bias", NULL, "blk.*.attn_qkv.bias", false},
-    {"block.*.qkv_bias", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.bias", "blk.*.attn_q.bias", false},
-    {"block.*.qkv_bias", PART_K, NULL, HF_LLAMA "self_attn.k_proj.bias", "blk.*.attn_k.bias", false},
-    {"block.*.qkv_bias", PART_V, NULL, HF_LLAMA "self_attn.v_proj.bias", "blk.*.attn_v.bias", false},
-    {"block.*.q_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.q_norm.weight", "blk.*.attn_q_norm.weight", false},
-    {"block.*.k_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.k_norm.weight", "blk.*.attn_k_norm.weight", false},
+     "blk.*.attn_norm.weight"},
+    {"block.*.norm1_bias", PART_WHOLE, HF_GPT2 "ln_1.bias", NULL, "blk.*.attn_norm.bias"},
+    {"block.*.qkv_weight", PART_WHOLE, HF_GPT2 "attn.c_attn.weight", NULL, "blk.*.attn_qkv.weight"},
+    {"block.*.qkv_weight", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.weight", "blk.*.attn_q.weight"},
+    {"block.*.qkv_weight", PART_K, NULL, HF_LLAMA "self_attn.k_proj.weight", "blk.*.attn_k.weight"},
+    {"block.*.qkv_weight", PART_V, NULL, HF_LLAMA "self_attn.v_proj.weight", "blk.*.attn_v.weight"},
+    {"block.*.qkv_bias", PART_WHOLE, HF_GPT2 "attn.c_attn.bias", NULL, "blk.*.attn_qkv.bias"},
+    {"block.*.qkv_bias", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.bias", "blk.*.attn_q.bias"},
+    {"block.*.qkv_bias", PART_K, NULL, HF_LLAMA "self_attn.k_proj.bias", "blk.*.attn_k.bias"},
+    {"block.*.qkv_bias", PART_V, NULL, HF_LLAMA "self_attn.v_proj.bias", "blk.*.attn_v.bias"},
+    {"block.*.q_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.q_norm.weight", "blk.*.attn_q_norm.weight"},
+    {"block.*.k_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.k_norm.weight", "blk.*.attn_k_norm.weight"},
     {"block.*.attention_out_weight", PART_WHOLE, HF_GPT2 "attn.c_proj.weight", HF_LLAMA "self_attn.o_proj.weight",
-     "blk.*.attn_output.weight", true},
-    {"block.*.attention_out_bias", PART_WHOLE, HF_GPT2 "attn.c_proj.bias", NULL, "blk.*.attn_output.bias", false},
+     "blk.*.attn_output.weight"},
+    {"block.*.attention_out_bias", PART_WHOLE, HF_GPT2 "attn.c_proj.bias", NULL, "blk.*.attn_output.bias"},
     {"block.*.norm2_weight", PART_WHOLE, HF_GPT2 "ln_2.weight", HF_LLAMA "post_attention_layernorm.weight",
-     "blk.*.ffn_norm.weight", false},
-    {"block.*.norm2_bias", PART_WHOLE, HF_GPT2 "ln_2.bias", NULL, "blk.*.ffn_norm.bias", false},
-    {"block.*.ffn_in_weight", PART_WHOLE, HF_GPT2 "mlp.c_fc.weight", NULL, "blk.*.ffn_up.weight", true},
-    {"block.*.ffn_in_weight", PART_GATE, NULL, HF_LLAMA "mlp.gate_proj.weight", "blk.*.ffn_gate.weight", false},
-    {"block.*.ffn_in_weight", PART_UP, NULL, HF_LLAMA "mlp.up_proj.weight", "blk.*.ffn_up.weight", false},
-    {"block.*.ffn_in_bias", PART_WHOLE, HF_GPT2 "mlp.c_fc.bias", NULL, "blk.*.ffn_up.bias", false},
+     "blk.*.ffn_norm.weight"},
+    {"block.*.norm2_bias", PART_WHOLE, HF_GPT2 "ln_2.bias", NULL, "blk.*.ffn_norm.bias"},
+    {"block.*.ffn_in_weight", PART_WHOLE, HF_GPT2 "mlp.c_fc.weight", NULL, "blk.*.ffn_up.weight"},
+    {"block.*.ffn_in_weight", PART_GATE, NULL, HF_LLAMA "mlp.gate_proj.weight", "blk.*.ffn_gate.weight"},
+    {"block.*.ffn_in_weight", PART_UP, NULL, HF_LLAMA "mlp.up_proj.weight", "blk.*.ffn_up.weight"},
+    {"block.*.ffn_in_bias", PART_WHOLE, HF_GPT2 "mlp.c_fc.bias", NULL, "blk.*.ffn_up.bias"},
     {"block.*.ffn_out_weight", PART_WHOLE, HF_GPT2 "mlp.c_proj.weight", HF_LLAMA "mlp.down_proj.weight",
-     "blk.*.ffn_down.weight", true},
-    {"block.*.ffn_out_bias", PART_WHOLE, HF_GPT2 "mlp.c_proj.bias", NULL, "blk.*.ffn_down.bias", false},
-    {"final_norm_weight", PART_WHOLE, "transformer.ln_f.weight", "model.norm.weight", "output_norm.weight", false},
-    {"final_norm_bias", PART_WHOLE, "transformer.ln_f.bias", NULL, "output_norm.bias", false},
-    {"head_weight", PART_WHOLE, "lm_head.weight", "lm_head.weight", "output.weight", false},
+     "blk.*.ffn_down.weight"},
+    {"block.*.ffn_out_bias", PART_WHOLE, HF_GPT2 "mlp.c_proj.bias", NULL, "blk.*.ffn_down.bias"},
+    {"final_norm_weight", PART_WHOLE, "transformer.ln_f.weight", "model.norm.weight", "output_norm.weight"},
+    {"final_norm_bias", PART_WHOLE, "transformer.ln_f.bias", NULL, "output_norm.bias"},
+    {"head_weight", PART_WHOLE, "lm_head.weight", "lm_head.weight", "output.weight"},
 };
 enum { TENSOR_NAME_COUNT = sizeof TENSOR_NAMES / sizeof TENSOR_NAMES[0] };
 
@@ -161,7 +160,7 @@ static inline bool convert_list(ForeignTensor** list, size_t* count, const Confi
             f->row = r;
             f->tensor = i;
             f->cols = p->tensors[i].cols;
-            f->transposed = c->family == FAMILY_GPT2 && names->gpt2_transposed;
+            f->transposed = c->family == FAMILY_GPT2 && p->tensors[i].shape.hidden;
         }
     }
     return true;
