@@ -77,8 +77,7 @@ static void print_json(JsonWriter* w) {
 
 static void print_text(const Source* source, const Score* scores) {
     Score sum = scores_sum(scores, source->rows[source->items]);
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
+    JsonWriter w = {0};
     json_write_begin(&w, '{');
     json_member_number(&w, "loss", sum.nats / sum.tokens);
     json_member_number(&w, "nats_per_byte", sum.bytes > 0 ? sum.nats / sum.bytes : NAN);
@@ -102,14 +101,11 @@ static bool data_check(const Dataset* dataset, const Model* model, const Tokeniz
 }
 
 static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
-    Dataset dataset;
-    Tokens tokens;
-    Source source;
+    Dataset dataset = {0};
+    Tokens tokens = {0};
+    Source source = {0};
     Score* scores;
     Windows windows = {&dataset, tokenizer, (int32_t)model->config.vocab, model->options.T, o->overlap};
-    memset(&dataset, 0, sizeof dataset);
-    memset(&tokens, 0, sizeof tokens);
-    memset(&source, 0, sizeof source);
     bool ok = o->data ? dataset_open(&dataset, o->data, error)
                       : text_read(&dataset, &tokens, o->text, tokenizer, error);
     if (ok && o->data) ok = data_check(&dataset, model, tokenizer, o, error);
@@ -124,8 +120,7 @@ static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Option
 
 static void print_choices(const Choices* choices, const Source* source, const Score* scores, bool answers) {
     double accuracy = choices_accuracy(choices, source, scores, false);
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
+    JsonWriter w = {0};
     json_write_begin(&w, '{');
     json_member_number(&w, "accuracy", accuracy);
     json_member_number(&w, "accuracy_norm", choices_accuracy(choices, source, scores, true));
@@ -179,8 +174,7 @@ static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
 static int evaluate_as_rank(const Options* o, bool forks) {
     Error error, of_others;
     Launch launch;
-    Comm comm;
-    memset(&comm, 0, sizeof comm);
+    Comm comm = {0};
     bool ok = (forks ? launch_fork(&launch, o->ranks, &error) : launch_find(&launch, &error)) &&
               (launch.rank == 0 || freopen("/dev/null", "w", stdout) || fail_file(&error, "open", "/dev/null")) &&
               comm_open(&comm, &launch, 1e3 * o->timeout, &error);
@@ -194,11 +188,10 @@ static int evaluate_as_rank(const Options* o, bool forks) {
 }
 
 int main(int argc, char** argv) {
-    Options options;
+    Options options = {0};
     Error error;
     int code;
     files_open_standard();
-    memset(&options, 0, sizeof options);
     Flags flags = options_flags(&options);
     const char* title = "evaluate: computes a model's loss on a text, or its accuracy on multiple-choice questions";
     if (!flags_begin(&code, "evaluate", title, &flags, argc, argv)) return code;

@@ -93,9 +93,7 @@ static bool export_model(const Options* o, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    Options o;
-    memset(&o, 0, sizeof o);
-    o.format = -1;
+    Options o = {.format = -1};
     const char* to = NULL;
     char dir[FILE_PATH_MAX];
     const Flag rows[] = {

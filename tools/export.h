@@ -103,9 +103,7 @@ static inline bool hf_write_file(const Export* e, size_t file, size_t files, con
 // Writes model.safetensors.index.json: the file of each tensor.
 static inline bool hf_write_index(const Export* e, size_t files, const ForeignTensor* list, size_t count,
                                   Error* error) {
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
-    w.line_depth = 2;
+    JsonWriter w = {.line_depth = 2};
     json_write_begin(&w, '{');
     json_member_begin(&w, "metadata", '{');
     json_member_u64(&w, "total_size", e->source->parameters.true_size * dtype_bytes(export_dtype(e->type)));
@@ -125,10 +123,9 @@ static inline bool hf_write_index(const Export* e, size_t files, const ForeignTe
 
 // Writes config.json and generation_config.json.
 static inline bool hf_write_configs(const Export* e, Error* error) {
-    JsonWriter w;
+    JsonWriter w = {0};
     int32_t begin = e->tokenizer ? e->tokenizer->begin_of_text : -1;
     int32_t end = e->tokenizer ? e->tokenizer->end_of_text : -1;
-    memset(&w, 0, sizeof w);
     bool ok = hf_config_write(&w, &e->source->config, export_dtype(e->type), begin, end, error) &&
               export_write_text(e, "config.json", &w, error);
     json_writer_free(&w);

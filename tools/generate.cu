@@ -207,8 +207,7 @@ static bool options_check(const Options* o, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    Options o;
-    memset(&o, 0, sizeof o);
+    Options o = {0};
     Sampler* s = &o.sampler;
     const Flag table[] = {
         FLAG_TEXT("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),

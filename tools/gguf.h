@@ -217,9 +217,7 @@ static inline bool gguf_align(GgufWriter* w, Error* error) {
 
 // Writes the header.
 static inline bool gguf_begin(GgufWriter* w, Error* error) {
-    JsonWriter head;
-    memset(&head, 0, sizeof head);
-    head.failed = w->values.failed || w->infos.failed;
+    JsonWriter head = {.failed = w->values.failed || w->infos.failed};
     gguf_put(&head, "GGUF", 4);
     gguf_put_u32(&head, GGUF_VERSION);
     gguf_put_u64(&head, w->count);

@@ -104,8 +104,7 @@ static bool shapes_list(UsedShape** shapes, size_t* count, const struct Matmul* 
 static bool shapes_find(UsedShape** shapes, size_t* count, const Config* config, const Options* o, Error* error) {
     Model model;
     StepResult result;
-    StepFlags none;
-    memset(&none, 0, sizeof none);
+    StepFlags none = {0};
     OptimizerOptions optimizer = optimizer_defaults(o->optimizer);
     optimizer.rank = o->rank;
     optimizer.master_weights = o->master_weights;

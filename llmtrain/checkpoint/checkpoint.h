@@ -397,9 +397,8 @@ static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, 
 // failure the flat vector holds a mixture, and must be loaded again from another checkpoint.
 static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const char* directory, bool weights_alone,
                                    Error* error) {
-    CheckpointLoad load;
+    CheckpointLoad load = {0};
     const Parameters* p = flat->parameters;
-    memset(&load, 0, sizeof load);
     load.count = checkpoint_arrays(load.arrays, flat);
     if (weights_alone) load.count = 1;  // they come first
     load.found = (size_t*)memory_allocate(load.count * p->count * sizeof(size_t));

@@ -415,8 +415,7 @@ static inline bool saver_end(Saver* s, Error* error) {
     double began = now_ms();
     char* files = NULL;
     size_t alone = 0, *begins = NULL;
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
+    JsonWriter w = {0};
     saver_join(s);
     bool ok = s->state == SAVER_WRITTEN;
     if (!ok) *error = s->error;

@@ -69,8 +69,7 @@ static inline bool source_allocate_files(ModelSource* s, size_t files, Error* er
 
 // Begins a source whose configuration is known, with room for pieces.
 static inline bool source_begin(ModelSource* s, size_t pieces, Error* error) {
-    Weights weights;
-    memset(&weights, 0, sizeof weights);
+    Weights weights = {0};
     if (!convert_complete(&s->config, s->path, error)) return false;
     bool ok = weights_create(&weights, &s->parameters, &s->config, NULL, error);
     free(weights.blocks);
@@ -155,10 +154,9 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
 static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_t entry, Error* error) {
     char sum[24] = "";
     SafetensorsFile* file = &s->files[s->file_count];
-    CheckpointLoad load;
+    CheckpointLoad load = {0};
     const OptimizerOptions none = {.kind = OPTIMIZER_ADAMW};
     FlatVector flat = {.holds = {.optimizer = &none}, .parameters = &s->parameters};  // of no rank
-    memset(&load, 0, sizeof load);
     load.count = checkpoint_arrays(load.arrays, &flat);
     if (!checkpoint_open_file(file, manifest, entry, s->path, error)) return false;
     size_t number = s->file_count++;
@@ -290,9 +288,8 @@ static inline bool hf_open(HfTensors* h, ModelSource* s, Error* error) {
     char path[FILE_PATH_MAX];
     char* text = NULL;
     size_t bytes;
-    Json index;
+    Json index = {0};
     memset(h, 0, sizeof *h);
-    memset(&index, 0, sizeof index);
     snprintf(path, sizeof path, "%.4000s/model.safetensors", s->path);
     bool one = access(path, F_OK) == 0, ok;
     if (one) {
