@@ -16,6 +16,7 @@
 #undef main
 
 #include "dev/test/small_model.h"
+#include "dev/test/whole_tensors.h"
 
 static char fixtures[PATH_MAX];  // the directory of the fixtures, absolute
 

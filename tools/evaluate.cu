@@ -61,25 +61,28 @@ static bool text_read(Dataset* dataset, Tokens* tokens, const char* path, const 
     char* text;
     size_t bytes;
     if (!file_read(path, TEXT_BYTES_MAX, &text, &bytes, error)) return false;
-    bool ok = tokens_reserve(tokens, 1, error);
-    if (ok && tokenizer->begin_of_text >= 0) tokens->ids[tokens->count++] = tokenizer->begin_of_text;
-    ok = ok && tokenizer_encode(tokens, tokenizer, text, bytes, error) &&
-         dataset_from_memory(dataset, tokens->ids, sizeof *tokens->ids, tokens->count, error);
+    bool ok = (tokenizer->begin_of_text < 0 || tokens_append(tokens, &tokenizer->begin_of_text, 1, error)) &&
+              tokenizer_encode(tokens, tokenizer, text, bytes, error) &&
+              dataset_from_memory(dataset, tokens->ids, sizeof *tokens->ids, tokens->count, error);
     free(text);
     return ok;
 }
 
+// Ends the object, and prints and frees it.
+static void print_json(JsonWriter* w) {
+    json_write_end(w, '}');
+    printf("%s\n", w->text ? w->text : "");
+    json_writer_free(w);
+}
+
 static void print_text(const Source* source, const Score* scores) {
     Score sum = scores_sum(scores, source->rows[source->items]);
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
+    JsonWriter w = {0};
     json_write_begin(&w, '{');
     json_member_number(&w, "loss", sum.nats / sum.tokens);
     json_member_number(&w, "nats_per_byte", sum.bytes > 0 ? sum.nats / sum.bytes : NAN);
     json_member_u64(&w, "tokens", (uint64_t)sum.tokens);
-    json_write_end(&w, '}');
-    printf("%s\n", w.text ? w.text : "");
-    json_writer_free(&w);
+    print_json(&w);
 }
 
 // Refuses shards if their tokenizer is not the model's.
@@ -87,9 +90,8 @@ static bool data_check(const Dataset* dataset, const Model* model, const Tokeniz
                        Error* error) {
     FoundTokenizer of_data, of_model;
     if (!dataset_fits_model(dataset, model->config.vocab, tokenizer, o->init_from))
-        return fail_with(error,
-                         "--data has a vocabulary of %d but the model has %zu; give shards of the model's tokenizer",
-                         dataset->vocabulary, model->config.vocab);
+        return fail_with(error, "--data has a vocabulary of %d but the model has %zu; give shards of the model's "
+                         "tokenizer", dataset->vocabulary, model->config.vocab);
     of_model.tokenizer = *tokenizer;
     snprintf(of_model.where, sizeof of_model.where, "%s", o->out ? o->out : o->init_from);
     if (!dataset_tokenizer_open(&of_data, dataset, error)) return false;
@@ -99,14 +101,11 @@ static bool data_check(const Dataset* dataset, const Model* model, const Tokeniz
 }
 
 static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
-    Dataset dataset;
-    Tokens tokens;
-    Source source;
+    Dataset dataset = {0};
+    Tokens tokens = {0};
+    Source source = {0};
     Score* scores;
     Windows windows = {&dataset, tokenizer, (int32_t)model->config.vocab, model->options.T, o->overlap};
-    memset(&dataset, 0, sizeof dataset);
-    memset(&tokens, 0, sizeof tokens);
-    memset(&source, 0, sizeof source);
     bool ok = o->data ? dataset_open(&dataset, o->data, error)
                       : text_read(&dataset, &tokens, o->text, tokenizer, error);
     if (ok && o->data) ok = data_check(&dataset, model, tokenizer, o, error);
@@ -121,23 +120,19 @@ static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Option
 
 static void print_choices(const Choices* choices, const Source* source, const Score* scores, bool answers) {
     double accuracy = choices_accuracy(choices, source, scores, false);
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
+    JsonWriter w = {0};
     json_write_begin(&w, '{');
     json_member_number(&w, "accuracy", accuracy);
     json_member_number(&w, "accuracy_norm", choices_accuracy(choices, source, scores, true));
     json_member_number(&w, "accuracy_stderr", accuracy_error(accuracy, source->items));
     json_member_u64(&w, "questions", source->items);
     if (answers) {
-        json_write_key(&w, "answers");
-        json_write_begin(&w, '[');
+        json_member_begin(&w, "answers", '[');
         for (size_t i = 0; i < source->items; i++)
             json_write_u64(&w, scores_best(scores + source->rows[i], source->rows[i + 1] - source->rows[i], false));
         json_write_end(&w, ']');
     }
-    json_write_end(&w, '}');
-    printf("%s\n", w.text ? w.text : "");
-    json_writer_free(&w);
+    print_json(&w);
 }
 
 static bool evaluate_choices(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
@@ -155,15 +150,10 @@ static bool evaluate_choices(Model* model, const Tokenizer* tokenizer, const Opt
 static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
     Model model;
     Tokenizer tokenizer;
-    ModelOptions options;
-    memset(&options, 0, sizeof options);
-    options.B = o->batch;
-    options.T = o->seq ? o->seq : (uint64_t)SEQUENCE;
-    options.matmul_algorithms = o->matmul_algorithms;
-    options.ranks.transport = &comm->transport;
-    options.ranks.rank = comm->rank;
-    options.ranks.local_rank = comm->local_rank;
-    options.ranks.world = comm->world;
+    const ModelOptions options = {
+        .B = o->batch, .T = o->seq ? o->seq : (uint64_t)SEQUENCE, .matmul_algorithms = o->matmul_algorithms,
+        .ranks = {.transport = &comm->transport, .rank = comm->rank, .world = comm->world,
+                  .local_rank = comm->local_rank}};
     if (!model_open(&model, &tokenizer, o->out, o->init_from, &options, "evaluate", error)) return false;
     bool ok = true;
     if (o->seq > model.config.context)
@@ -184,8 +174,7 @@ static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
 static int evaluate_as_rank(const Options* o, bool forks) {
     Error error, of_others;
     Launch launch;
-    Comm comm;
-    memset(&comm, 0, sizeof comm);
+    Comm comm = {0};
     bool ok = (forks ? launch_fork(&launch, o->ranks, &error) : launch_find(&launch, &error)) &&
               (launch.rank == 0 || freopen("/dev/null", "w", stdout) || fail_file(&error, "open", "/dev/null")) &&
               comm_open(&comm, &launch, 1e3 * o->timeout, &error);
@@ -199,11 +188,10 @@ static int evaluate_as_rank(const Options* o, bool forks) {
 }
 
 int main(int argc, char** argv) {
-    Options options;
+    Options options = {0};
     Error error;
     int code;
     files_open_standard();
-    memset(&options, 0, sizeof options);
     Flags flags = options_flags(&options);
     const char* title = "evaluate: computes a model's loss on a text, or its accuracy on multiple-choice questions";
     if (!flags_begin(&code, "evaluate", title, &flags, argc, argv)) return code;

@@ -113,17 +113,16 @@ typedef struct {
 typedef struct {
     char* text;                  // the file, owned
     size_t bytes;
-    const char** lines;          // (items + 1), owned: where they begin; last, the end
     size_t* labels;              // (items), owned: the right answers
     const char* path;
     const Tokenizer* tokenizer;
     size_t T;
     Tokens tokens;               // of all rows
-    ChoiceRow* rows;             // (rows), owned: the range of each in `tokens`
+    ChoiceRow* rows;             // (row_capacity), owned: the range of each in `tokens`
+    size_t row_capacity;
     const size_t* first_rows;    // (items + 1): rows of the source
     Tokens context;              // scratch
-    char* joined;                // scratch, (joined_size)
-    size_t joined_size;
+    JsonWriter joined;           // scratch: a context and an ending
 } Choices;
 
 #define CHOICES_BYTES_MAX ((size_t)1 << 32)
@@ -161,11 +160,12 @@ static inline bool question_label(size_t* label, const Json* json, uint32_t node
 }
 
 // Reads line `item`. The caller frees question->json after success.
-static inline bool question_read(Question* q, const Choices* c, size_t item, Error* error) {
+static inline bool question_read(Question* q, const Choices* c, size_t item, const char* line, size_t bytes,
+                                 Error* error) {
     char what[FILE_PATH_MAX + 32];
     const char* problem = NULL;
     snprintf(what, sizeof what, "%.600s, line %zu", c->path, item + 1);
-    if (!json_parse(&q->json, c->lines[item], (size_t)(c->lines[item + 1] - c->lines[item]), what, error)) return false;
+    if (!json_parse(&q->json, line, bytes, what, error)) return false;
     uint32_t names = JSON_NONE, label = question_member(&q->json, "label", "answer");
     q->context = question_member(&q->json, "ctx", "question");
     q->endings = question_member(&q->json, "endings", "choices");
@@ -197,9 +197,8 @@ static inline bool choices_context(Choices* c, const char* context, size_t bytes
     if (!tokenizer_encode(&c->context, tokenizer, context, bytes, error)) return false;
     bool needs = c->context.count == 0 && tokenizer->begin_of_text < 0 && tokenizer->begin_token < 0 &&
                  tokenizer->end_of_text < 0;
-    return !needs || fail_with(error,
-                               "a question without context needs a begin- or end-of-text token, and this tokenizer "
-                               "has none; give it a context");
+    return !needs || fail_with(error, "a question without context needs a begin- or end-of-text token, and this "
+                               "tokenizer has none; give it a context");
 }
 
 // Appends the tokens of context, a space and an ending to the tokens of all rows, as `row`.
@@ -207,17 +206,12 @@ static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context,
                                 size_t ending_bytes, Error* error) {
     const Tokenizer* tokenizer = c->tokenizer;
     Tokens* out = &c->tokens;
-    size_t all = bytes + 1 + ending_bytes;
-    if (all > c->joined_size) {
-        free(c->joined);
-        c->joined_size = 2 * all;
-        c->joined = (char*)memory_allocate(c->joined_size);
-        if (c->joined == NULL) c->joined_size = 0;
-        if (c->joined == NULL) return fail_with(error, "out of memory for a question of %zu bytes", all);
-    }
-    memcpy(c->joined, context, bytes);
-    c->joined[bytes] = ' ';
-    memcpy(c->joined + bytes + 1, ending, ending_bytes);
+    JsonWriter* joined = &c->joined;
+    joined->bytes = 0;
+    json_put(joined, context, bytes);
+    json_put(joined, " ", 1);
+    json_put(joined, ending, ending_bytes);
+    if (joined->failed) return fail_with(error, "out of memory for a question of %zu bytes", bytes + 1 + ending_bytes);
     int32_t begin = tokenizer->begin_of_text;
     // Without a context there is nothing to predict the first token from.
     if (begin < 0 && c->context.count == 0) begin = tokenizer->begin_token;
@@ -226,7 +220,7 @@ static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context,
     row->first = c->context.count + (begin >= 0);
     row->bytes = ending_bytes;
     if (begin >= 0 && !tokens_append(out, &begin, 1, error)) return false;
-    if (!tokenizer_encode(out, tokenizer, c->joined, all, error)) return false;
+    if (!tokenizer_encode(out, tokenizer, joined->text, joined->bytes, error)) return false;
     row->end = out->count;
     return row->end - row->start > row->first || fail_with(error, "an ending adds no token to its context");
 }
@@ -242,20 +236,32 @@ static inline bool choices_shorten(ChoiceRow* row, Choices* c, Error* error) {
     return true;
 }
 
-// Tokenizes the answers to question `item`.
-static inline bool choices_tokenize(Choices* c, size_t item, Error* error) {
+static inline bool choices_reserve(Choices* c, size_t rows, Error* error) {
+    if (rows <= c->row_capacity) return true;
+    ChoiceRow* grown = (ChoiceRow*)realloc(c->rows, 2 * rows * sizeof(ChoiceRow));
+    if (grown == NULL) return fail_with(error, "out of memory for %zu answers", rows);
+    c->rows = grown;
+    c->row_capacity = 2 * rows;
+    return true;
+}
+
+// Reads question `item` and tokenizes its answers.
+static inline bool choices_read(Choices* c, Source* source, size_t item, const char* line, size_t bytes,
+                                Error* error) {
     Question q;
     Error reason;
-    if (!question_read(&q, c, item, error)) return false;
+    if (!question_read(&q, c, item, line, bytes, error)) return false;
     const Json* json = &q.json;
     const JsonNode* asked = &json->nodes[q.context];
     const char* context = json->text + asked->start;
-    ChoiceRow* row = c->rows + c->first_rows[item];
-    bool ok = choices_context(c, context, asked->bytes, &reason);
+    size_t row = source->rows[item];
+    c->labels[item] = q.label;
+    source->rows[item + 1] = row + q.count;
+    bool ok = choices_reserve(c, row + q.count, &reason) && choices_context(c, context, asked->bytes, &reason);
     for (uint32_t n = json_first(json, q.endings); ok && n != JSON_NONE; n = json_next(json, n), row++) {
         const JsonNode* ending = &json->nodes[n];
-        ok = choices_join(row, c, context, asked->bytes, json->text + ending->start, ending->bytes, &reason) &&
-             choices_shorten(row, c, &reason);
+        ok = choices_join(&c->rows[row], c, context, asked->bytes, json->text + ending->start, ending->bytes,
+                          &reason) && choices_shorten(&c->rows[row], c, &reason);
     }
     json_free(&q.json);
     return ok || fail_with(error, "%.600s, line %zu: %.300s", c->path, item + 1, reason.text);
@@ -272,36 +278,14 @@ static inline bool choices_append(Tokens* out, size_t* first, size_t* bytes, voi
 
 static inline void choices_close(Choices* c, Source* source) {
     free(c->text);
-    free(c->lines);
     free(c->labels);
     free(c->rows);
-    free(c->joined);
+    json_writer_free(&c->joined);
     free(source->rows);
     tokens_free(&c->tokens);
     tokens_free(&c->context);
     memset(c, 0, sizeof *c);
     memset(source, 0, sizeof *source);
-}
-
-// Cuts the text into lines, leaving out blank ones at the end.
-static inline bool choices_cut(Choices* c, Source* source, Error* error) {
-    const char* end = c->text + c->bytes;
-    size_t items = 0;
-    for (const char* at = c->text; at < end; at++) items += *at == '\n';
-    c->lines = (const char**)memory_allocate((items + 2) * sizeof *c->lines);
-    c->labels = (size_t*)memory_allocate((items + 1) * sizeof *c->labels);
-    if (!c->lines || !c->labels) return fail_memory(error, c->path, c->bytes);
-    items = 0;
-    for (const char* at = c->text; at < end;) {
-        const char* line_end = (const char*)memchr(at, '\n', (size_t)(end - at));
-        c->lines[items++] = at;
-        at = line_end ? line_end + 1 : end;
-    }
-    // Blank lines at the end are not questions.
-    while (items > 0 && strspn(c->lines[items - 1], " \t\r\n") == strlen(c->lines[items - 1])) items--;
-    c->lines[items] = end;
-    if (items == 0) return fail_with(error, "%.600s has no questions; give a line of JSON for each", c->path);
-    return source_allocate(source, items, error);
 }
 
 // Reads and tokenizes all questions: one that cannot be scored is found now, not after hours. T: the longest sequence
@@ -314,20 +298,22 @@ static inline bool choices_open(Choices* c, Source* source, const char* path, co
     c->path = path;
     c->tokenizer = tokenizer;
     c->T = T;
-    bool ok = file_read(path, CHOICES_BYTES_MAX, &c->text, &c->bytes, error) && choices_cut(c, source, error);
-    for (size_t i = 0; ok && i < source->items; i++) {
-        Question q;
-        ok = question_read(&q, c, i, error);
-        if (!ok) break;
-        source->rows[i + 1] = source->rows[i] + q.count;
-        c->labels[i] = q.label;
-        json_free(&q.json);
-    }
-    size_t rows = ok ? source->rows[source->items] : 0;
-    c->rows = (ChoiceRow*)memory_allocate(rows * sizeof(ChoiceRow));
+    bool ok = file_read(path, CHOICES_BYTES_MAX, &c->text, &c->bytes, error);
+    size_t bytes = ok ? c->bytes : 0, items = 0;
+    while (bytes > 0 && memchr(" \t\r\n", c->text[bytes - 1], 4)) bytes--;  // blank lines at the end are no questions
+    for (size_t i = 0; i < bytes; i++) items += i == 0 || c->text[i - 1] == '\n';
+    if (ok && items == 0) ok = fail_with(error, "%.600s has no questions; give a line of JSON for each", path);
+    ok = ok && source_allocate(source, items, error);
+    c->labels = (size_t*)memory_allocate(items * sizeof *c->labels);
     c->first_rows = source->rows;
-    if (ok && !c->rows) ok = fail_with(error, "out of memory for %zu answers", rows);
-    for (size_t i = 0; ok && i < source->items; i++) ok = choices_tokenize(c, i, error);
+    if (ok && !c->labels) ok = fail_memory(error, path, c->bytes);
+    const char *line = c->text, *end = ok ? line + bytes : line;
+    for (size_t i = 0; ok && i < items; i++) {
+        const char* newline = (const char*)memchr(line, '\n', (size_t)(end - line));
+        const char* next = newline ? newline + 1 : c->text + c->bytes;
+        ok = choices_read(c, source, i, line, (size_t)(next - line), error);
+        line = next;
+    }
     if (!ok) choices_close(c, source);
     if (!ok) return false;
     const uint64_t numbers[3] = {hash_bytes(c->text, c->bytes), tokenizer->hash, T};
@@ -467,11 +453,10 @@ static inline void scorer_free(Scorer* s) {
     s->log.file = -1;
 }
 
-// Scores the pending rows before row `end`.
-static inline bool scorer_run(Scorer* s, Model* model, const Source* source, size_t end, Error* error) {
-    size_t T = 0;
-    for (size_t r = 0; r < end; r++) T = max_size(T, s->pending[r].length - 1);
-    for (size_t r = 0; r < end; r++) {
+// Scores the pending rows.
+static inline bool scorer_run(Scorer* s, Model* model, const Source* source, Error* error) {
+    size_t T = s->longest, rows = s->count;
+    for (size_t r = 0; r < rows; r++) {
         const PendingRow* p = &s->pending[r];
         const int32_t* ids = s->tokens.ids + p->start;
         for (size_t t = 0; t < T; t++) {
@@ -481,10 +466,10 @@ static inline bool scorer_run(Scorer* s, Model* model, const Source* source, siz
             s->targets[r * T + t] = t + 1 >= p->first ? target : -1;
         }
     }
-    if (end == 0) return true;
-    model_losses(model, s->inputs, s->targets, end, T);
-    device_download(s->losses, model->activations->losses, end * T * sizeof(float), model->stream);
-    for (size_t r = 0; r < end; r++) {
+    if (rows == 0) return true;
+    model_losses(model, s->inputs, s->targets, rows, T);
+    device_download(s->losses, model->activations->losses, rows * T * sizeof(float), model->stream);
+    for (size_t r = 0; r < rows; r++) {
         const PendingRow* p = &s->pending[r];
         Score* score = &s->scores[p->row];
         score->nats = 0;
@@ -494,47 +479,35 @@ static inline bool scorer_run(Scorer* s, Model* model, const Source* source, siz
                              "another checkpoint", p->item);
         score->tokens = (double)(p->length - p->first);
         score->bytes = (double)p->bytes;
-        size_t first_row = source->rows[p->item], rows = source->rows[p->item + 1] - first_row;
-        bool last = p->row + 1 == first_row + rows;
-        if (last && s->log.file >= 0 && !score_log_add(&s->log, p->item, s->scores + first_row, rows, error))
-            return false;
+        size_t first = source->rows[p->item], end = source->rows[p->item + 1];
+        bool logs = p->row + 1 == end && s->log.file >= 0;
+        if (logs && !score_log_add(&s->log, p->item, s->scores + first, end - first, error)) return false;
     }
-    // The rest moves to the beginning.
-    size_t used = end < s->count ? s->pending[end].start : s->tokens.count;
-    memmove(s->tokens.ids, s->tokens.ids + used, (s->tokens.count - used) * sizeof(int32_t));
-    s->tokens.count -= used;
-    s->longest = 0;
-    for (size_t r = end; r < s->count; r++) {
-        s->pending[r - end] = s->pending[r];
-        s->pending[r - end].start -= used;
-        s->longest = max_size(s->longest, s->pending[r].length - 1);
-    }
-    s->count -= end;
+    s->tokens.count = s->count = s->longest = 0;
     return true;
 }
 
 // Adds a row; the rows before it are scored first if they fill a batch of N inputs.
 static inline bool scorer_add(Scorer* s, Model* model, const Source* source, size_t item, size_t row, Error* error) {
-    const ModelOptions* o = &model->options;
-    PendingRow* p = &s->pending[s->count];
-    p->item = item;
-    p->row = source->rows[item] + row;
-    p->start = s->tokens.count;
-    if (!source->append(&s->tokens, &p->first, &p->bytes, source->context, item, row, error)) return false;
-    p->length = s->tokens.count - p->start;
-    if (p->length <= p->first)
+    const size_t N = model->options.B * model->options.T;
+    PendingRow p = {.item = item, .row = source->rows[item] + row, .start = s->tokens.count};
+    if (!source->append(&s->tokens, &p.first, &p.bytes, source->context, item, row, error)) return false;
+    p.length = s->tokens.count - p.start;
+    if (p.length <= p.first)
         return fail_with(error, "item %zu, row %zu has no token to score; leave it out", item, row);
-    for (size_t i = p->start; i < s->tokens.count; i++)
+    for (size_t i = p.start; i < s->tokens.count; i++)
         if (s->tokens.ids[i] < 0 || (size_t)s->tokens.ids[i] >= model->config.vocab)
-            return fail_with(error,
-                             "token %d is outside the model's vocabulary of %zu; give the tokenizer that the model "
-                             "was trained with",
-                             s->tokens.ids[i], model->config.vocab);
-    s->count++;
-    s->longest = max_size(s->longest, p->length - 1);
-    size_t N = o->B * o->T, before = s->count - 1;
-    if (s->count * s->longest > N && !scorer_run(s, model, source, before, error)) return false;
-    return (s->count < N && (s->count + 1) * s->longest <= N) || scorer_run(s, model, source, s->count, error);
+            return fail_with(error, "token %d is outside the model's vocabulary of %zu; give the tokenizer that the "
+                             "model was trained with", s->tokens.ids[i], model->config.vocab);
+    if ((s->count + 1) * max_size(s->longest, p.length - 1) > N) {
+        if (!scorer_run(s, model, source, error)) return false;
+        memmove(s->tokens.ids, s->tokens.ids + p.start, p.length * sizeof(int32_t));
+        p.start = 0;
+        s->tokens.count = p.length;
+    }
+    s->pending[s->count++] = p;
+    s->longest = max_size(s->longest, p.length - 1);
+    return (s->count < N && (s->count + 1) * s->longest <= N) || scorer_run(s, model, source, error);
 }
 
 // The key of a score log: a hash of source and weights. False if there is no memory for a piece of the weights.
@@ -553,19 +526,15 @@ static inline bool evaluate_key(uint64_t* key, Model* model, const Source* sourc
     return true;
 }
 
-// The items of a rank, and the bytes of their scores.
-static inline Slice evaluate_items(const Source* source, size_t rank, size_t world) {
-    return comm_even_slice(rank, world, source->items);
-}
-
 typedef struct {
     const Source* source;
     size_t world;
 } EvaluateShares;
 
+// The bytes of a rank's scores.
 static inline Slice evaluate_bytes(size_t rank, const void* context) {
     const EvaluateShares* shares = (const EvaluateShares*)context;
-    Slice items = evaluate_items(shares->source, rank, shares->world), bytes;
+    Slice items = comm_even_slice(rank, shares->world, shares->source->items), bytes;
     bytes.first = shares->source->rows[items.first] * sizeof(Score);
     bytes.end = shares->source->rows[items.end] * sizeof(Score);
     return bytes;
@@ -575,7 +544,7 @@ static inline bool scorer_open(Scorer* s, Model* model, const Source* source, Sc
     size_t N = model->options.B * model->options.T;
     memset(s, 0, sizeof *s);
     s->log.file = -1;
-    s->pending = (PendingRow*)memory_allocate((N + 1) * sizeof(PendingRow));
+    s->pending = (PendingRow*)memory_allocate(N * sizeof(PendingRow));
     s->inputs = (int32_t*)memory_allocate(N * sizeof(int32_t));
     s->targets = (int32_t*)memory_allocate(N * sizeof(int32_t));
     s->losses = (float*)memory_allocate(N * sizeof(float));
@@ -591,7 +560,7 @@ static inline bool evaluate(Score** scores, Model* model, const Source* source, 
     const RankOptions* ranks = &model->flat.options;
     Comm* comm = ranks->transport ? ranks->transport->comm : NULL;
     Scorer s;
-    Slice items = evaluate_items(source, ranks->rank, ranks->world);
+    Slice items = comm_even_slice(ranks->rank, ranks->world, source->items);
     uint64_t key = 0;
     bool ok = scorer_open(&s, model, source, scores, error) && (!log || evaluate_key(&key, model, source, error));
     if (ok && log && ranks->rank == 0)
@@ -606,7 +575,7 @@ static inline bool evaluate(Score** scores, Model* model, const Source* source, 
             ok = scorer_add(&s, model, source, item, row, error);
         if (ranks->rank == 0) progress_show(&progress, item - items.first);
     }
-    ok = ok && scorer_run(&s, model, source, s.count, error);
+    ok = ok && scorer_run(&s, model, source, error);
     progress_end(&progress);
     if (comm) {
         EvaluateShares shares = {source, ranks->world};

@@ -93,21 +93,18 @@ static bool export_model(const Options* o, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    Options o;
-    enum { FREE = FLAG_FREE };
-    memset(&o, 0, sizeof o);
-    o.format = -1;
+    Options o = {.format = -1};
     const char* to = NULL;
     char dir[FILE_PATH_MAX];
     const Flag rows[] = {
-        FLAG_TEXT("out", &o.out, NULL, "DIR", FREE, "directory of a run, to export its newest checkpoint"),
-        FLAG_COUNT("step", &o.step, 0, 0, 9e15, FREE, "with --out: the checkpoint of this step; 0: the newest"),
-        FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", FREE,
+        FLAG_TEXT("out", &o.out, NULL, "DIR", 0, "directory of a run, to export its newest checkpoint"),
+        FLAG_COUNT("step", &o.step, 0, 0, 9e15, 0, "with --out: the checkpoint of this step; 0: the newest"),
+        FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", 0,
                   "instead of --out: a checkpoint, a Hugging Face directory, or an llm.c file"),
-        FLAG_TEXT("to", &to, NULL, FORMAT_NAMES, FREE, "format to write (required)"),
-        FLAG_CHOICE("dtype", &o.type, 0, "same|" EXPORT_TYPES, FREE, "dtype of the weights; same: as they are saved"),
-        FLAG_TEXT("dir", &o.dir, NULL, "DIR", FREE, "directory to write, which must not exist (required)"),
-        FLAG_REAL("shard-size", &o.shard_gb, 5, 0, 1e6, FREE, "hf: maximum GB per file of weights"),
+        FLAG_TEXT("to", &to, NULL, FORMAT_NAMES, 0, "format to write (required)"),
+        FLAG_CHOICE("dtype", &o.type, 0, "same|" EXPORT_TYPES, 0, "dtype of the weights; same: as they are saved"),
+        FLAG_TEXT("dir", &o.dir, NULL, "DIR", 0, "directory to write, which must not exist (required)"),
+        FLAG_REAL("shard-size", &o.shard_gb, 5, 0, 1e6, 0, "hf: maximum GB per file of weights"),
     };
     Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
     Error error;

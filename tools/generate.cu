@@ -70,11 +70,9 @@ typedef struct {
 } Chat;
 
 static bool chat_add(Chat* chat, const char* role, const char* text, size_t bytes, Error* error) {
-    char* copy = chat->count < CHAT_MESSAGES ? (char*)memory_allocate(bytes + 1) : NULL;
+    char* copy = chat->count < CHAT_MESSAGES ? strndup(text, bytes) : NULL;
     if (!copy) return fail_with(error, "the conversation has more than %d messages, or memory is full; start another",
                                 CHAT_MESSAGES);
-    memcpy(copy, text, bytes);
-    copy[bytes] = 0;
     ChatMessage message = {role, copy};
     chat->messages[chat->count++] = message;
     return true;
@@ -167,17 +165,12 @@ static bool plan_cache(ModelOptions* options, const Config* config, const Tokeni
 static bool generate(Options* o, Error* error) {
     Model model;
     Tokenizer tokenizer;
-    ModelOpening opening;
-    memset(&opening, 0, sizeof opening);
-    opening.out = o->out;
-    opening.init_from = o->init_from;
-    opening.program = "generate";
-    opening.options.B = opening.options.cached_sequences = max_size(o->sampler.samples, 1);
-    opening.options.T = max_size(PROMPT_ROWS / opening.options.B, 1);
-    opening.options.kv_q8 = o->kv == KV_Q8;
-    opening.options.matmul_algorithms = o->matmul_algorithms;
-    opening.plan = plan_cache;
-    opening.context = o;
+    size_t samples = max_size(o->sampler.samples, 1);
+    const ModelOpening opening = {
+        .out = o->out, .init_from = o->init_from, .program = "generate",
+        .options = {.B = samples, .T = max_size(PROMPT_ROWS / samples, 1), .cached_sequences = samples,
+                    .kv_q8 = o->kv == KV_Q8, .matmul_algorithms = o->matmul_algorithms},
+        .plan = plan_cache, .context = o};
     bool ok = model_open_planned(&model, &tokenizer, &opening, error);
     if (!ok) tokens_free(&o->sampler.ids);
     if (!ok) return false;
@@ -214,8 +207,7 @@ static bool options_check(const Options* o, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    Options o;
-    memset(&o, 0, sizeof o);
+    Options o = {0};
     Sampler* s = &o.sampler;
     const Flag table[] = {
         FLAG_TEXT("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),

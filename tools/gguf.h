@@ -20,6 +20,7 @@
 #define LLMTRAIN_GGUF_H
 
 #include "../llmtrain/base/files.h"  // FileWriter
+#include "../llmtrain/base/json.h"   // JsonWriter: a growing buffer
 
 // ------------------------------------------------------------------------------------------------
 // 1. Types
@@ -106,16 +107,9 @@ typedef struct {
     size_t elements;
 } GgufTensor;
 
-// A growing buffer.
-typedef struct {
-    char* data;
-    size_t bytes, capacity;
-    bool failed;
-} GgufText;
-
 typedef struct {
     FileWriter file;
-    GgufText values, infos;       // of the header
+    JsonWriter values, infos;     // of the header; they grow
     uint64_t value_count;
     size_t array_at;              // where the count of the array in progress is, in values
     uint64_t array_count;
@@ -126,31 +120,18 @@ typedef struct {
     void* converted;              // (GGUF_PIECE) elements as the file has them
 } GgufWriter;
 
-static inline void gguf_put(GgufText* t, const void* data, size_t bytes) {
-    if (t->failed) return;
-    if (t->capacity - t->bytes < bytes) {
-        size_t capacity = 2 * (t->bytes + bytes) + 4096;
-        char* grown = (char*)realloc(t->data, capacity);
-        t->failed = grown == NULL;
-        if (t->failed) return;
-        t->data = grown;
-        t->capacity = capacity;
-    }
-    memcpy(t->data + t->bytes, data, bytes);
-    t->bytes += bytes;
-}
-
-static inline void gguf_put_u32(GgufText* t, uint32_t value) { gguf_put(t, &value, sizeof value); }
-static inline void gguf_put_u64(GgufText* t, uint64_t value) { gguf_put(t, &value, sizeof value); }
-static inline void gguf_put_text(GgufText* t, const char* text, size_t bytes) {
+static inline void gguf_put(JsonWriter* t, const void* data, size_t bytes) { json_put(t, (const char*)data, bytes); }
+static inline void gguf_put_u32(JsonWriter* t, uint32_t value) { gguf_put(t, &value, sizeof value); }
+static inline void gguf_put_u64(JsonWriter* t, uint64_t value) { gguf_put(t, &value, sizeof value); }
+static inline void gguf_put_text(JsonWriter* t, const char* text, size_t bytes) {
     gguf_put_u64(t, bytes);
     gguf_put(t, text, bytes);
 }
 
 static inline void gguf_writer_free(GgufWriter* w) {
     file_abort(&w->file);
-    free(w->values.data);
-    free(w->infos.data);
+    json_writer_free(&w->values);
+    json_writer_free(&w->infos);
     free(w->tensors);
     free(w->converted);
     memset(w, 0, sizeof *w);
@@ -198,16 +179,12 @@ static inline void gguf_element_text(GgufWriter* w, const char* text, size_t byt
     gguf_put_text(&w->values, text, bytes);
     w->array_count++;
 }
-static inline void gguf_element_i32(GgufWriter* w, int32_t value) {
-    gguf_put_u32(&w->values, (uint32_t)value);
-    w->array_count++;
-}
-static inline void gguf_element_float(GgufWriter* w, float value) {
-    gguf_put(&w->values, &value, sizeof value);
+static inline void gguf_element(GgufWriter* w, const void* value, size_t bytes) {
+    gguf_put(&w->values, value, bytes);
     w->array_count++;
 }
 static inline void gguf_array_end(GgufWriter* w) {
-    if (!w->values.failed) memcpy(w->values.data + w->array_at, &w->array_count, sizeof w->array_count);
+    if (!w->values.failed) memcpy(w->values.text + w->array_at, &w->array_count, sizeof w->array_count);
 }
 
 // Declares a tensor of 1 or 2 dimensions, the slowest first; the fastest must be a multiple of the type's block.
@@ -240,7 +217,7 @@ static inline bool gguf_align(GgufWriter* w, Error* error) {
 
 // Writes the header.
 static inline bool gguf_begin(GgufWriter* w, Error* error) {
-    GgufText head = {NULL, 0, 0, w->values.failed || w->infos.failed};
+    JsonWriter head = {.failed = w->values.failed || w->infos.failed};
     gguf_put(&head, "GGUF", 4);
     gguf_put_u32(&head, GGUF_VERSION);
     gguf_put_u64(&head, w->count);
@@ -248,10 +225,10 @@ static inline bool gguf_begin(GgufWriter* w, Error* error) {
     w->converted = memory_allocate(GGUF_PIECE * sizeof(float));
     bool good = (!head.failed && w->converted) ||
                 fail_with(error, "not enough memory to write %.600s; free some memory", w->file.path);
-    good = good && file_append(&w->file, head.data, head.bytes, error) &&
-           file_append(&w->file, w->values.data, w->values.bytes, error) &&
-           file_append(&w->file, w->infos.data, w->infos.bytes, error) && gguf_align(w, error);
-    free(head.data);
+    good = good && file_append(&w->file, head.text, head.bytes, error) &&
+           file_append(&w->file, w->values.text, w->values.bytes, error) &&
+           file_append(&w->file, w->infos.text, w->infos.bytes, error) && gguf_align(w, error);
+    json_writer_free(&head);
     return good;
 }
 
@@ -264,10 +241,9 @@ static inline bool gguf_write(GgufWriter* w, const float* values, size_t n, Erro
         size_t count = min_size(min_size(n, GGUF_PIECE), t->elements - w->done);
         size_t good = gguf_convert(w->converted, values, count, t->type);
         if (good < count)
-            return fail_with(error,
-                             "cannot write %.600s: %s has numbers from element %zu on that its type cannot hold; "
-                             "choose f32, or another checkpoint if the run has diverged",
-                             w->file.path, t->name, w->done + good);
+            return fail_with(error, "cannot write %.600s: %s has numbers from element %zu on that its type cannot "
+                             "hold; choose f32, or another checkpoint if the run has diverged", w->file.path, t->name,
+                             w->done + good);
         if (!file_append(&w->file, w->converted, gguf_type_bytes(t->type, count), error)) return false;
         values += count;
         n -= count;

@@ -27,10 +27,8 @@ static inline const char* gguf_architecture(const Config* c, Error* error) {
     bool square = c->heads * config_head_size(c) == c->channels, stretched = c->rope_scaling == ROPE_SCALING_LLAMA3;
     if (c->family == FAMILY_GPT2 && square) return "gpt2";
     if (c->family == FAMILY_GPT2)
-        fail_with(error,
-                  "llama.cpp has no GPT-2 whose heads times head size, %zu, differ from its channels, %zu; export to "
-                  "another format",
-                  c->heads * config_head_size(c), c->channels);
+        fail_with(error, "llama.cpp has no GPT-2 whose heads times head size, %zu, differ from its channels, %zu; "
+                  "export to another format", c->heads * config_head_size(c), c->channels);
     else if (c->qk_norm && stretched)
         fail_with(error, "llama.cpp has no architecture with both QK norm and llama3 RoPE scaling; export to another "
                   "format");
@@ -39,39 +37,32 @@ static inline const char* gguf_architecture(const Config* c, Error* error) {
     return NULL;
 }
 
-// Writes a value under a name that begins with the architecture.
-static inline void gguf_size(GgufWriter* w, const char* architecture, const char* key, size_t value) {
-    char name[96];
-    snprintf(name, sizeof name, "%s.%s", architecture, key);
-    gguf_u32(w, name, value);
-}
-static inline void gguf_real(GgufWriter* w, const char* architecture, const char* key, double value) {
-    char name[96];
-    snprintf(name, sizeof name, "%s.%s", architecture, key);
-    gguf_float(w, name, value);
+// A value's name, which begins with the architecture.
+static inline const char* gguf_name(char name[96], const char* architecture, const char* key) {
+    snprintf(name, 96, "%s.%s", architecture, key);
+    return name;
 }
 
-static inline void gguf_put_config(GgufWriter* w, const Config* c, const char* architecture) {
+static inline void gguf_put_config(GgufWriter* w, const Config* c, const char* a) {
     bool llama = c->family == FAMILY_LLAMA;
     char name[96];
-    gguf_size(w, architecture, "context_length", c->context);
-    gguf_size(w, architecture, "embedding_length", c->channels);
-    gguf_size(w, architecture, "block_count", c->layers);
-    gguf_size(w, architecture, "feed_forward_length", c->ffn);
-    gguf_size(w, architecture, "attention.head_count", c->heads);
-    gguf_size(w, architecture, "attention.head_count_kv", c->kv_heads);
-    gguf_size(w, architecture, "vocab_size", c->vocab);
-    gguf_real(w, architecture, llama ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
+    gguf_u32(w, gguf_name(name, a, "context_length"), c->context);
+    gguf_u32(w, gguf_name(name, a, "embedding_length"), c->channels);
+    gguf_u32(w, gguf_name(name, a, "block_count"), c->layers);
+    gguf_u32(w, gguf_name(name, a, "feed_forward_length"), c->ffn);
+    gguf_u32(w, gguf_name(name, a, "attention.head_count"), c->heads);
+    gguf_u32(w, gguf_name(name, a, "attention.head_count_kv"), c->kv_heads);
+    gguf_u32(w, gguf_name(name, a, "vocab_size"), c->vocab);
+    gguf_float(w, gguf_name(name, a, llama ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon"),
               c->norm_epsilon);
     if (!llama) return;
-    gguf_size(w, architecture, "attention.key_length", config_head_size(c));
-    gguf_size(w, architecture, "attention.value_length", config_head_size(c));
-    gguf_size(w, architecture, "rope.dimension_count", config_head_size(c));
-    gguf_real(w, architecture, "rope.freq_base", c->rope_theta);
+    gguf_u32(w, gguf_name(name, a, "attention.key_length"), config_head_size(c));
+    gguf_u32(w, gguf_name(name, a, "attention.value_length"), config_head_size(c));
+    gguf_u32(w, gguf_name(name, a, "rope.dimension_count"), config_head_size(c));
+    gguf_float(w, gguf_name(name, a, "rope.freq_base"), c->rope_theta);
     if (c->rope_scaling != ROPE_SCALING_LINEAR) return;
-    snprintf(name, sizeof name, "%s.rope.scaling.type", architecture);
-    gguf_string(w, name, "linear");
-    gguf_real(w, architecture, "rope.scaling.factor", c->rope_factor);
+    gguf_string(w, gguf_name(name, a, "rope.scaling.type"), "linear");
+    gguf_float(w, gguf_name(name, a, "rope.scaling.factor"), c->rope_factor);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -81,8 +72,8 @@ static inline void gguf_put_config(GgufWriter* w, const Config* c, const char* a
 // `llama` RoPE rotates pairs (2i, 2i + 1), where we and its other architectures rotate (i, i + D/2): so for `llama` the
 // rows of each head of queries and keys are interleaved.
 
-// All elements of tensor `number` of the table, as floats.
-typedef bool (*TensorRead)(float* values, void* context, size_t number, Error* error);
+// All elements of tensor `number` of the table, as floats, until the next call.
+typedef bool (*TensorRead)(const float** values, void* context, size_t number, Error* error);
 
 static inline GgufType gguf_tensor_type(const ForeignTensor* f, const Tensor* t, GgufType type) {
     if (f->cols == 0 || strcmp(t->name, "position_embedding") == 0) return GGUF_F32;
@@ -127,18 +118,16 @@ static inline bool gguf_write_rope(GgufWriter* w, const Config* c, Error* error)
     return gguf_write(w, divisors, D / 2, error);
 }
 
-// Writes the data of all tensors; values (largest tensor) and head (D * its columns) are scratch.
+// Writes the data of all tensors; head (D * its columns) is scratch.
 static inline bool gguf_write_all(GgufWriter* w, const ForeignTensor* list, size_t count, const Config* c,
-                                  bool interleaves, TensorRead read, void* context, float* values, float* head,
-                                  Error* error) {
-    size_t held = SIZE_MAX;  // our tensor in values
+                                  bool interleaves, TensorRead read, void* context, float* head, Error* error) {
     if (c->rope_scaling == ROPE_SCALING_LLAMA3 && !gguf_write_rope(w, c, error)) return false;
     for (size_t i = 0; i < count; i++) {
         const ForeignTensor* f = &list[i];
         size_t cols = max_size(f->cols, 1);
         TensorPart part = TENSOR_NAMES[f->row].part;
-        if (held != f->tensor && !read(values, context, f->tensor, error)) return false;
-        held = f->tensor;
+        const float* values;
+        if (!read(&values, context, f->tensor, error)) return false;
         const float* from = values + f->first * cols;
         bool ok = interleaves && (part == PART_Q || part == PART_K)
                       ? gguf_write_interleaved(w, from, head, f->rows, cols, config_head_size(c), error)
@@ -212,18 +201,15 @@ static inline bool gguf_check_tokenizer(const Tokenizer* tokenizer, size_t V, Er
     if (rules == NULL) return true;
     if (rules->vocabulary.by_characters)
         return gguf_is_sentencepiece(rules, &prefix) ||
-               fail_with(error,
-                         "llama.cpp has no character-level tokenizer that treats spaces as this one does, or that "
-                         "lacks byte tokens; export to another format");
+               fail_with(error, "llama.cpp has no character-level tokenizer that treats spaces as this one does, or "
+                         "that lacks byte tokens; export to another format");
     if (rules->prefix != PREFIX_NEVER)
-        return fail_with(error,
-                         "llama.cpp puts no space in front of a text, as this tokenizer does (add_prefix_space); "
-                         "export to another format");
+        return fail_with(error, "llama.cpp puts no space in front of a text, as this tokenizer does "
+                         "(add_prefix_space); export to another format");
     for (size_t i = 0; i < rules->normalizer_count; i++)
         if (rules->normalizers[i].kind != NORMALIZE_NFC)
-            return fail_with(error,
-                             "llama.cpp has no normalizer for byte-level tokenizers, which this one needs; export to "
-                             "another format");
+            return fail_with(error, "llama.cpp has no normalizer for byte-level tokenizers, which this one needs; "
+                             "export to another format");
     return gguf_pattern(tokenizer) != NULL ||
            fail_with(error, "llama.cpp does not split words as this tokenizer does; export to another format");
 }
@@ -279,15 +265,15 @@ static inline bool gguf_put_tokens(GgufWriter* w, const Tokenizer* tokenizer, si
     gguf_array_begin(w, "tokenizer.ggml.token_type", GGUF_I32);
     for (size_t id = 0; id < V; id++) {
         gguf_token(text, &type, tokenizer, (int32_t)id);
-        gguf_element_i32(w, (int32_t)type);
+        const int32_t number = (int32_t)type;
+        gguf_element(w, &number, sizeof number);
     }
     gguf_array_end(w);
     qsort(hashes, V, sizeof *hashes, gguf_compare_hashes);
     for (size_t i = 1; i < V; i++) same |= hashes[i] == hashes[i - 1];
     free(hashes);
-    return !same || fail_with(error,
-                              "two tokens of this tokenizer have the same text, which llama.cpp cannot read; export "
-                              "to another format");
+    return !same || fail_with(error, "two tokens of this tokenizer have the same text, which llama.cpp cannot read; "
+                              "export to another format");
 }
 
 static inline int gguf_compare_merges(const void* left, const void* right) {
@@ -312,7 +298,7 @@ static inline bool gguf_put_merges(GgufWriter* w, const Vocabulary* v, size_t V,
         for (size_t id = 0; id < V; id++) scores[id] = -(float)count;
         for (size_t i = count; i-- > 0;) scores[merges[i].id] = -(float)i;  // a token's first merge counts
         gguf_array_begin(w, "tokenizer.ggml.scores", GGUF_FLOAT);
-        for (size_t id = 0; id < V; id++) gguf_element_float(w, scores[id]);
+        for (size_t id = 0; id < V; id++) gguf_element(w, &scores[id], sizeof scores[id]);
         gguf_array_end(w);
     } else if (ok) {
         gguf_array_begin(w, "tokenizer.ggml.merges", GGUF_STRING);
@@ -368,16 +354,12 @@ static inline bool gguf_export(const char* path, const Config* c, const Paramete
                                GgufType type, TensorRead read, void* context, Error* error) {
     GgufWriter w;
     ForeignTensor* list = NULL;
-    size_t count, largest = 0, widest = 1;
+    size_t count, widest = 1;
     const char* architecture = gguf_architecture(c, error);
     if (architecture == NULL || !gguf_create(&w, path, error)) return false;
-    for (size_t i = 0; i < p->count; i++) {
-        largest = max_size(largest, tensor_elements(&p->tensors[i]));
-        widest = max_size(widest, p->tensors[i].cols);
-    }
-    float* values = (float*)memory_allocate(largest * sizeof(float));
+    for (size_t i = 0; i < p->count; i++) widest = max_size(widest, p->tensors[i].cols);
     float* head = (float*)memory_allocate(config_head_size(c) * widest * sizeof(float));
-    bool ok = (values && head) || fail_with(error, "not enough memory to write %.600s; free some memory", path);
+    bool ok = head || fail_with(error, "not enough memory to write %.600s; free some memory", path);
     gguf_string(&w, "general.architecture", architecture);
     gguf_u32(&w, "general.file_type", GGUF_TYPES[gguf_type_row(type)].file_type);
     gguf_u32(&w, "general.quantization_version", 2);
@@ -385,10 +367,9 @@ static inline bool gguf_export(const char* path, const Config* c, const Paramete
     ok = ok && gguf_put_tokenizer(&w, tokenizer, c->vocab, error) && convert_list(&list, &count, c, p, error);
     if (ok) gguf_declare_all(&w, list, count, c, p, type);
     ok = ok && gguf_begin(&w, error) &&
-         gguf_write_all(&w, list, count, c, strcmp(architecture, "llama") == 0, read, context, values, head, error) &&
+         gguf_write_all(&w, list, count, c, strcmp(architecture, "llama") == 0, read, context, head, error) &&
          gguf_end(&w, error);
     gguf_writer_free(&w);
-    free(values);
     free(head);
     free(list);
     return ok;

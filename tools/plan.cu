@@ -198,7 +198,7 @@ static bool show_predictions(Rates* rates, bool given, const Model* model, const
 }
 
 int main(int argc, char** argv) {
-    Run run;
+    Run run = {0};
     Options o;
     Rates rates;
     Launch launch;
@@ -212,7 +212,6 @@ int main(int argc, char** argv) {
                   "on this CPU, 1 GB/s for offloading"),
     };
     files_open_standard();
-    memset(&run, 0, sizeof run);
     launch_alone(&launch);
     Flags flags = flags_of(own, sizeof own / sizeof own[0]);
     options_flags(&flags, &o);

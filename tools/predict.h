@@ -31,12 +31,10 @@ static inline bool rates_parse(Rates* r, const char* text, Error* error) {
     if (!good)
         return fail_with(error, "--rate is '%s'; give matmul GFLOP/s and memory GB/s, then optionally network GB/s and "
                          "offload GB/s, as in 300,25 or 300,25,1,2", text);
-    memset(r, 0, sizeof *r);
-    r->matmul = 1e9 * values[0];
-    r->other = 0.3 * r->matmul;  // of attention and nonlinearities: about what CPUs achieve (dev/bench/RESULTS.md)
-    r->memory = 1e9 * values[1];
-    r->comm = 1e9 * values[2];
-    r->offload = 1e9 * values[3];
+    const Rates rates = {.matmul = 1e9 * values[0],
+                         .other = 0.3 * (1e9 * values[0]),  // about what CPUs achieve (dev/bench/RESULTS.md)
+                         .memory = 1e9 * values[1], .comm = 1e9 * values[2], .offload = 1e9 * values[3]};
+    *r = rates;
     return true;
 }
 
@@ -93,49 +91,29 @@ static inline double rated_per_second(const RatesArrays* a, Rated what, double w
 // Elements that an optimizer that does not need whole matrices updates per second, in arrays larger than the caches.
 static inline double rates_update(RatesArrays* a, OptimizerKind kind, bool master_weights) {
     size_t n = a->n / 8;
-    OptimizerSlice* slice = &a->slice;
-    memset(slice, 0, sizeof *slice);
-    memset(&a->step, 0, sizeof a->step);
-    a->step.kind = kind;
-    a->step.lr = 1e-4f;
-    a->step.beta1 = 0.9f;
-    a->step.beta2 = 0.95f;
-    a->step.epsilon = 1e-8f;
-    a->step.grad_scale = 1.0f;
-    a->step.step = 1;
-    slice->n = n;
-    slice->shape.rows = 512;
-    slice->shape.cols = n / 512;
-    slice->params = (floatX*)a->stream;
-    slice->grads = a->stream + n;
-    if (master_weights) slice->master_weights = a->stream + 2 * n;
-    for (size_t i = 0; i < optimizer_states(kind); i++) slice->states[i] = a->stream + (3 + i) * n;
+    const OptimizerOptions options = optimizer_defaults(kind);
+    const OptimizerSlice slice = {.params = (floatX*)a->stream,
+                                  .master_weights = master_weights ? a->stream + 2 * n : NULL, .grads = a->stream + n,
+                                  .n = n, .shape = {.rows = 512, .cols = n / 512}};
+    a->step = optimizer_step(&options, 1, 1e-4, 1.0);
+    a->slice = slice;
+    for (size_t i = 0; i < optimizer_states(kind); i++) a->slice.states[i] = a->stream + (3 + i) * n;
     return (double)n * rated_per_second(a, RATED_UPDATE, 40);
 }
 
 // Measures the rates that operations of this size reach on a CPU with all threads; returns the rates of each of the
 // ranks that share it.
 static inline bool rates_measure(Rates* r, const BlockShape* s, size_t ranks, Error* error) {
-    RatesArrays a;
-    double share = 1.0 / (double)ranks;
-    memset(&a, 0, sizeof a);
-    a.M = min_size(s->B * s->T, 1024);
-    a.N = min_size(s->F, 4096);
-    a.K = min_size(s->C, 1024);
-    a.T = min_size(s->T, 1024);
-    a.B = min_size(s->B, divide_up(1024, a.T));
-    a.H = min_size(s->H, 8);
-    a.D = s->D;
-    a.n = (size_t)1 << 25;
+    const size_t T = min_size(s->T, 1024);
+    RatesArrays a = {.M = min_size(s->B * s->T, 1024), .N = min_size(s->F, 4096), .K = min_size(s->C, 1024),
+                     .B = min_size(s->B, divide_up(1024, T)), .T = T, .H = min_size(s->H, 8), .D = s->D,
+                     .n = (size_t)1 << 25};
+    const double share = 1.0 / (double)ranks;
     size_t rows = a.B * a.T, stored = a.M * a.K + a.N * a.K + a.M * a.N + 7 * rows * a.H * a.D;
     size_t floats = a.N * a.K + 2 * rows * a.H + a.n;
-    floatX* x = (floatX*)memory_allocate(stored * sizeof(floatX));
-    float* f = (float*)memory_allocate(floats * sizeof(float));
-    if (x == NULL || f == NULL) {
-        free(x);
-        free(f);
-        return fail_with(error, "out of memory for measuring the machine; give its rates with --rate");
-    }
+    float* f = (float*)memory_allocate(floats * sizeof(float) + stored * sizeof(floatX));
+    if (f == NULL) return fail_with(error, "out of memory for measuring the machine; give its rates with --rate");
+    floatX* x = (floatX*)(f + floats);
     for (size_t i = 0; i < stored; i++) x[i] = floatX_of(0.01f * (float)(i % 7));
     a.in = x;
     a.weight = a.in + a.M * a.K;
@@ -160,7 +138,6 @@ static inline bool rates_measure(Rates* r, const BlockShape* s, size_t ranks, Er
                 r->update[o][masters] = share * rates_update(&a, (OptimizerKind)o, masters > 0);
     r->comm = 0.05 * r->memory;
     r->offload = 1e9;
-    free(x);
     free(f);
     return true;
 }

@@ -108,19 +108,14 @@ static bool shapes_list(UsedShape** shapes, size_t* count, const struct Matmul* 
 // Finds the shapes by computing one micro-batch and an update with random weights. The caller frees *shapes.
 static bool shapes_find(UsedShape** shapes, size_t* count, const Config* config, const Options* o, Error* error) {
     Model model;
-    ModelOptions options;
     StepResult result;
-    StepFlags none;
-    memset(&options, 0, sizeof options);
-    memset(&none, 0, sizeof none);
-    options.B = o->batch;
-    options.T = o->seq ? o->seq : config->context;
-    options.training = true;
-    OptimizerOptions optimizer = {o->optimizer, 0.9, 0.95, 1e-8, 0.1, o->rank, o->master_weights, 1};
-    options.optimizer = optimizer;
-    options.tf32 = o->tf32;
-    options.recompute = o->recompute;
-    options.train = o->train;
+    StepFlags none = {0};
+    OptimizerOptions optimizer = optimizer_defaults(o->optimizer);
+    optimizer.rank = o->rank;
+    optimizer.master_weights = o->master_weights;
+    const ModelOptions options = {.B = o->batch, .T = o->seq ? o->seq : config->context, .training = true,
+                                  .optimizer = optimizer, .tf32 = o->tf32, .recompute = o->recompute,
+                                  .train = o->train};
     if (!model_create(&model, config, options, error)) return false;
     size_t N = options.B * options.T;
     int32_t* tokens = (int32_t*)memory_allocate(N * sizeof(int32_t));
@@ -153,7 +148,7 @@ enum { POOL = 1048573 };
 typedef struct {
     void *first, *second, *bias;                // in the order of matmul.cuh's table
     void *out, *pre, *out_of_first, *pre_of_first;
-    size_t first_bytes, second_bytes, bias_bytes, out_bytes, pre_bytes;
+    size_t out_bytes, pre_bytes;
     size_t terms;                               // products added up per output
     bool out_is_float;
 } Operands;
@@ -185,19 +180,17 @@ static bool operands_make(Operands* p, const MatmulShape* s, const Bench* bench,
     bool of_weight = s->kind == MATMUL_BACKWARD_WEIGHT, gelu = s->kind >= MATMUL_GELU_FORWARD;
     size_t bytes = dtype_bytes((Dtype)s->type), MN = s->M * s->N, MK = s->M * s->K, NK = s->N * s->K;
     memset(p, 0, sizeof *p);
-    p->first_bytes = bytes * (of_weight ? MK : NK);
-    p->second_bytes = bytes * (forward ? MK : MN);
     p->out_is_float = of_weight || s->type == DTYPE_F32;
     p->out_bytes = (p->out_is_float ? sizeof(float) : bytes) * (forward ? MN : of_weight ? NK : MK);
     p->pre_bytes = gelu ? p->out_bytes : 0;
-    p->bias_bytes = s->bias ? bytes * s->N : 0;
     p->terms = forward ? s->K : of_weight ? s->M : s->N;
     struct {
         void** array;
         size_t bytes;
-    } const all[] = {{&p->first, p->first_bytes}, {&p->second, p->second_bytes}, {&p->bias, p->bias_bytes},
-                     {&p->out, p->out_bytes},     {&p->out_of_first, p->out_bytes},
-                     {&p->pre, p->pre_bytes},     {&p->pre_of_first, p->pre_bytes}};
+    } const all[] = {{&p->first, bytes * (of_weight ? MK : NK)}, {&p->second, bytes * (forward ? MK : MN)},
+                     {&p->bias, s->bias ? bytes * s->N : 0},
+                     {&p->out, p->out_bytes}, {&p->out_of_first, p->out_bytes},
+                     {&p->pre, p->pre_bytes}, {&p->pre_of_first, p->pre_bytes}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i].bytes == 0) continue;
         *all[i].array = device_allocate(all[i].bytes, bench->stream, error);

@@ -11,7 +11,7 @@
 #include "data/shards.h"
 #include "llmtrain/base/files.h"
 #include "llmtrain/base/json.h"
-#include "llmtrain/checkpoint/safetensors.h"
+#include "whole_tensors.h"
 
 typedef struct {
     char name[96];       // without the range

@@ -204,7 +204,7 @@ static void test_contexts(void) {
                row.first == 1 && choices.tokens.ids[0] == (begin < 0 ? 7 : begin), "begin token %d", begin);
     }
     verdict("an empty context is the begin-of-text token where there is one, otherwise the end-of-text token");
-    free(choices.joined);
+    json_writer_free(&choices.joined);
     tokens_free(&choices.context);
     tokens_free(&choices.tokens);
 }

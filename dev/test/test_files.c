@@ -73,8 +73,8 @@ static ssize_t plain_read(int file, void* p, size_t n, off_t offset) { return pr
 #define posix_memalign(memory, boundary, bytes) (fault_now('a') ? ENOMEM : posix_memalign(memory, boundary, bytes))
 #define realloc(memory, bytes) (fault_now('a') ? NULL : realloc(memory, bytes))
 
-#include "llmtrain/checkpoint/safetensors.h"
 #include "harness.h"
+#include "whole_tensors.h"
 
 // ------------------------------------------------------------------------------------------------
 // Small helpers

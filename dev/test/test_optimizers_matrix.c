@@ -6,8 +6,8 @@
 //   others      a tensor that is not a hidden matrix gets AdamW's update, to the bit
 
 #include "kernels_cpu.h"
-#include "llmtrain/checkpoint/safetensors.h"
 #include "harness.h"
+#include "whole_tensors.h"
 
 enum { STEPS = 100, RANK = 3, ELEMENTS = 512 };
 

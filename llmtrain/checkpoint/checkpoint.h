@@ -178,14 +178,12 @@ static inline void manifest_begin(JsonWriter* w, const FlatVector* flat) {
 }
 
 static inline void manifest_write_table(JsonWriter* w, const Parameters* p) {
-    json_write_key(w, "flat_vector");
-    json_write_begin(w, '[');
+    json_member_begin(w, "flat_vector", '[');
     for (size_t i = 0; i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
         json_write_begin(w, '{');
         json_member_string(w, "name", t->name);
-        json_write_key(w, "shape");
-        json_write_begin(w, '[');
+        json_member_begin(w, "shape", '[');
         json_write_u64(w, t->rows);
         if (t->cols) json_write_u64(w, t->cols);
         json_write_end(w, ']');
@@ -202,8 +200,7 @@ static inline void manifest_write_file(JsonWriter* w, const char* name, const Sa
     json_write_begin(w, '{');
     json_member_string(w, "file", name);
     json_member_hash(w, "header_checksum", header->hash);
-    json_write_key(w, "checksums");
-    json_write_begin(w, '{');
+    json_member_begin(w, "checksums", '{');
     for (size_t i = 0; i < header->count; i++) json_member_hash(w, header->tensors[i].name, header->tensors[i].hash);
     json_write_end(w, '}');
     json_write_end(w, '}');
@@ -220,8 +217,7 @@ static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVe
                                    const size_t* begins, const SafetensorsHeader* frozen, Error* error) {
     char tail[64];
     manifest_write_table(w, flat->parameters);
-    json_write_key(w, "files");
-    json_write_begin(w, '[');
+    json_member_begin(w, "files", '[');
     for (size_t r = 0; r < flat->options.world; r++) json_write_raw(w, files + begins[r]);
     if (frozen->count > 0) manifest_write_file(w, CHECKPOINT_FROZEN, frozen);
     json_write_end(w, ']');
@@ -235,11 +231,8 @@ static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVe
 
 // Fails: the manifest has another format, or lacks a member that this program needs.
 static inline bool manifest_refuse(const char* directory, Error* error) {
-    return fail_with(error,
-                     "%.600s/manifest.json is not a manifest of '" CHECKPOINT_FORMAT
-                     "'; use the version of llmtrain that "
-                     "wrote it",
-                     directory);
+    return fail_with(error, "%.600s/manifest.json is not a manifest of '" CHECKPOINT_FORMAT "'; use the version of "
+                     "llmtrain that wrote it", directory);
 }
 
 // Opens the manifest of a checkpoint and checks it against its own checksum. The caller frees *json after success.
@@ -282,8 +275,8 @@ static inline bool checkpoint_piece(size_t* array, size_t* tensor, Slice* part, 
     const Parameters* p = flat->parameters;
     const char *dot = strchr(saved->name, '.'), *bracket = strchr(saved->name, '[');
     for (size_t a = 0; dot && a < load->count; a++) {
-        if (strncmp(saved->name, load->arrays[a].prefix, (size_t)(dot - saved->name)) != 0) continue;
-        if (load->arrays[a].prefix[dot - saved->name] != 0) continue;
+        const char* prefix = load->arrays[a].prefix;
+        if (strncmp(saved->name, prefix, (size_t)(dot - saved->name)) != 0 || prefix[dot - saved->name] != 0) continue;
         size_t length = bracket ? (size_t)(bracket - dot - 1) : strlen(dot + 1);
         for (size_t i = 0; i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
@@ -296,15 +289,6 @@ static inline bool checkpoint_piece(size_t* array, size_t* tensor, Slice* part, 
         }
     }
     return false;
-}
-
-// Turns `count` values of 16 bits in load->chunk into floats.
-static inline void checkpoint_widen(CheckpointLoad* load, Dtype type, size_t count) {
-    const uint16_t* from = (const uint16_t*)load->rounded;
-    float* to = (float*)load->chunk;
-    bool is_bf16 = type == DTYPE_BF16;
-    memcpy(load->rounded, load->chunk, count * sizeof(uint16_t));
-    for (size_t e = 0; e < count; e++) to[e] = is_bf16 ? float_from_bf16(from[e]) : float_from_f16(from[e]);
 }
 
 // Rounds `count` floats in load->chunk to floatX, in load->rounded. Returns the index of the first that this changes,
@@ -337,18 +321,16 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     bool half = saved->type == DTYPE_BF16 || saved->type == DTYPE_F16;
     bool widens = is_weight && half && saved->type != dtype;  // saved frozen, or without master weights
     bool rounds = is_weight && dtype != DTYPE_F32 && (saved->type == DTYPE_F32 || widens);  // now frozen, or has none
-    if (saved->type != dtype && !rounds && !widens) {
-        fail_with(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
-                  file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors);
-        return fail_as(error, ERROR_PROCESS);
-    }
+    if (saved->type != dtype && !rounds && !widens)
+        return fail_with(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's "
+                         "precision", file->path, saved->name, DTYPES[saved->type].safetensors,
+                         DTYPES[dtype].safetensors) || fail_as(error, ERROR_PROCESS);
     size_t size = dtype_bytes(saved->type), to_size = dtype_bytes(dtype);
     size_t n = slice_length(part);
     size_t* reached = &load->found[a * flat->parameters->count + i];
     if (part.first > part.end || part.end > elements || part.first != *reached || saved->bytes != n * size)
-        return fail_with(
-            error, "%.600s: %.100s has %zu bytes and follows element %zu; it is another model's, or a file is missing",
-            file->path, saved->name, saved->bytes, *reached);
+        return fail_with(error, "%.600s: %.100s has %zu bytes and follows element %zu; it is another model's, or a "
+                         "file is missing", file->path, saved->name, saved->bytes, *reached);
     *reached = part.end;
     char* address;
     if (!is_weight && slice_length(checkpoint_part(&address, array, flat, t, part.first, part.end)) == 0) return true;
@@ -361,14 +343,15 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = part.first + done;
         if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
         hash_add(&hash, load->chunk, count * size);
-        if (widens) checkpoint_widen(load, saved->type, count);
+        if (widens) {
+            memcpy(load->rounded, load->chunk, count * size);
+            convert_to_float((float*)load->chunk, load->rounded, saved->type, count);
+        }
         size_t same = rounds || is_master ? checkpoint_round(load, count) : count;
         if (widens && rounds && same < count) {  // between BF16 and FP16 only values that both have
-            fail_with(error,
-                      "%.600s holds %s as %s, and %s cannot represent %.9g, its element %zu; build the program with "
-                      "the checkpoint's precision",
-                      file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors,
-                      (double)((const float*)load->chunk)[same], first + same);
+            fail_with(error, "%.600s holds %s as %s, and %s cannot represent %.9g, its element %zu; build the program "
+                      "with the checkpoint's precision", file->path, saved->name, DTYPES[saved->type].safetensors,
+                      DTYPES[dtype].safetensors, (double)((const float*)load->chunk)[same], first + same);
             return fail_as(error, ERROR_PROCESS);
         }
         const char* values = (const char*)(rounds ? load->rounded : load->chunk);
@@ -384,19 +367,28 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     return true;
 }
 
-static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, const Json* manifest, uint32_t entry,
+// Opens the file of an entry of the manifest, and checks its header. After a failure there is nothing to close.
+static inline bool checkpoint_open_file(SafetensorsFile* file, const Json* manifest, uint32_t entry,
                                         const char* directory, Error* error) {
     char path[FILE_PATH_MAX + 64], name[64] = "";
-    SafetensorsFile file;
     if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
         return fail_with(error, "the manifest of %.600s has an entry without a file name; it is damaged", directory);
     snprintf(path, sizeof path, "%s/%s", directory, name);
-    if (!safetensors_open(&file, path, error)) return false;
-    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
+    if (!safetensors_open(file, path, error)) return false;
+    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file->header.hash) ||
               fail_with(error, "%.600s: its header does not match its checksum; the file is damaged", path);
+    if (!ok) safetensors_close(file);
+    return ok;
+}
+
+static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, const Json* manifest, uint32_t entry,
+                                        const char* directory, Error* error) {
+    SafetensorsFile file;
+    if (!checkpoint_open_file(&file, manifest, entry, directory, error)) return false;
+    uint32_t checksums = json_get(manifest, entry, "checksums");
+    bool ok = true;
     for (size_t i = 0; ok && i < file.header.count; i++)
-        ok = checkpoint_read_piece(flat, load, &file, &file.header.tensors[i], manifest,
-                                   json_get(manifest, entry, "checksums"), error);
+        ok = checkpoint_read_piece(flat, load, &file, &file.header.tensors[i], manifest, checksums, error);
     safetensors_close(&file);
     return ok;
 }
@@ -405,9 +397,8 @@ static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, 
 // failure the flat vector holds a mixture, and must be loaded again from another checkpoint.
 static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const char* directory, bool weights_alone,
                                    Error* error) {
-    CheckpointLoad load;
+    CheckpointLoad load = {0};
     const Parameters* p = flat->parameters;
-    memset(&load, 0, sizeof load);
     load.count = checkpoint_arrays(load.arrays, flat);
     if (weights_alone) load.count = 1;  // they come first
     load.found = (size_t*)memory_allocate(load.count * p->count * sizeof(size_t));
@@ -423,9 +414,8 @@ static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const
         const CheckpointArray* array = &load.arrays[i / p->count];
         size_t elements = checkpoint_elements(array, flat, t);
         if (load.found[i] < elements)
-            ok =
-                fail_with(error, "%.600s has %zu of %zu elements of %s.%s; it is another model's, or a file is missing",
-                          directory, load.found[i], elements, array->prefix, t->name);
+            ok = fail_with(error, "%.600s has %zu of %zu elements of %s.%s; it is another model's, or a file is "
+                           "missing", directory, load.found[i], elements, array->prefix, t->name);
     }
     free(load.found);
     host_free(load.chunk);

@@ -4,7 +4,6 @@
 //   1. architectures   the models of Hugging Face's transformers that our two families compute
 //   2. tensors         a row per tensor: its names, which rows of ours it is, whether it is transposed
 //   3. configuration   a row per key of config.json: hf_config_read, hf_config_write
-//   4. elements        float to and from the types in files
 //
 //   if (hf_config_read(&config, "models/x/config.json", &error)) ...                 complete, and checked
 //   if (convert_list(&list, &count, &config, &parameters, &error)) ...               their tensors, as parts of ours
@@ -69,43 +68,42 @@ typedef struct {
     TensorPart part;            // which of its rows the other names are for
     const char *gpt2, *llama;   // in Hugging Face's files of these families; NULL: there is none
     const char* gguf;           // in GGUF files
-    bool gpt2_transposed;
 } TensorNames;
 
 #define HF_GPT2 "transformer.h.*."
 #define HF_LLAMA "model.layers.*."
 static const TensorNames TENSOR_NAMES[] = {
-    {"token_embedding", PART_WHOLE, "transformer.wte.weight", "model.embed_tokens.weight", "token_embd.weight", false},
-    {"position_embedding", PART_WHOLE, "transformer.wpe.weight", NULL, "position_embd.weight", false},
+    {"token_embedding", PART_WHOLE, "transformer.wte.weight", "model.embed_tokens.weight", "token_embd.weight"},
+    {"position_embedding", PART_WHOLE, "transformer.wpe.weight", NULL, "position_embd.weight"},
     {"block.*.norm1_weight", PART_WHOLE, HF_GPT2 "ln_1.weight", HF_LLAMA "input_layernorm.weight",
-     "blk.*.attn_norm.weight", false},
-    {"block.*.norm1_bias", PART_WHOLE, HF_GPT2 "ln_1.bias", NULL, "blk.*.attn_norm.bias", false},
-    {"block.*.qkv_weight", PART_WHOLE, HF_GPT2 "attn.c_attn.weight", NULL, "blk.*.attn_qkv.weight", true},
-    {"block.*.qkv_weight", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.weight", "blk.*.attn_q.weight", false},
-    {"block.*.qkv_weight", PART_K, NULL, HF_LLAMA "self_attn.k_proj.weight", "blk.*.attn_k.weight", false},
-    {"block.*.qkv_weight", PART_V, NULL, HF_LLAMA "self_attn.v_proj.weight", "blk.*.attn_v.weight", false},
-    {"block.*.qkv_bias", PART_WHOLE, HF_GPT2 "attn.c_attn.bias", NULL, "blk.*.attn_qkv.bias", false},
-    {"block.*.qkv_bias", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.bias", "blk.*.attn_q.bias", false},
-    {"block.*.qkv_bias", PART_K, NULL, HF_LLAMA "self_attn.k_proj.bias", "blk.*.attn_k.bias", false},
-    {"block.*.qkv_bias", PART_V, NULL, HF_LLAMA "self_attn.v_proj.bias", "blk.*.attn_v.bias", false},
-    {"block.*.q_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.q_norm.weight", "blk.*.attn_q_norm.weight", false},
-    {"block.*.k_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.k_norm.weight", "blk.*.attn_k_norm.weight", false},
+     "blk.*.attn_norm.weight"},
+    {"block.*.norm1_bias", PART_WHOLE, HF_GPT2 "ln_1.bias", NULL, "blk.*.attn_norm.bias"},
+    {"block.*.qkv_weight", PART_WHOLE, HF_GPT2 "attn.c_attn.weight", NULL, "blk.*.attn_qkv.weight"},
+    {"block.*.qkv_weight", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.weight", "blk.*.attn_q.weight"},
+    {"block.*.qkv_weight", PART_K, NULL, HF_LLAMA "self_attn.k_proj.weight", "blk.*.attn_k.weight"},
+    {"block.*.qkv_weight", PART_V, NULL, HF_LLAMA "self_attn.v_proj.weight", "blk.*.attn_v.weight"},
+    {"block.*.qkv_bias", PART_WHOLE, HF_GPT2 "attn.c_attn.bias", NULL, "blk.*.attn_qkv.bias"},
+    {"block.*.qkv_bias", PART_Q, NULL, HF_LLAMA "self_attn.q_proj.bias", "blk.*.attn_q.bias"},
+    {"block.*.qkv_bias", PART_K, NULL, HF_LLAMA "self_attn.k_proj.bias", "blk.*.attn_k.bias"},
+    {"block.*.qkv_bias", PART_V, NULL, HF_LLAMA "self_attn.v_proj.bias", "blk.*.attn_v.bias"},
+    {"block.*.q_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.q_norm.weight", "blk.*.attn_q_norm.weight"},
+    {"block.*.k_norm_weight", PART_WHOLE, NULL, HF_LLAMA "self_attn.k_norm.weight", "blk.*.attn_k_norm.weight"},
     {"block.*.attention_out_weight", PART_WHOLE, HF_GPT2 "attn.c_proj.weight", HF_LLAMA "self_attn.o_proj.weight",
-     "blk.*.attn_output.weight", true},
-    {"block.*.attention_out_bias", PART_WHOLE, HF_GPT2 "attn.c_proj.bias", NULL, "blk.*.attn_output.bias", false},
+     "blk.*.attn_output.weight"},
+    {"block.*.attention_out_bias", PART_WHOLE, HF_GPT2 "attn.c_proj.bias", NULL, "blk.*.attn_output.bias"},
     {"block.*.norm2_weight", PART_WHOLE, HF_GPT2 "ln_2.weight", HF_LLAMA "post_attention_layernorm.weight",
-     "blk.*.ffn_norm.weight", false},
-    {"block.*.norm2_bias", PART_WHOLE, HF_GPT2 "ln_2.bias", NULL, "blk.*.ffn_norm.bias", false},
-    {"block.*.ffn_in_weight", PART_WHOLE, HF_GPT2 "mlp.c_fc.weight", NULL, "blk.*.ffn_up.weight", true},
-    {"block.*.ffn_in_weight", PART_GATE, NULL, HF_LLAMA "mlp.gate_proj.weight", "blk.*.ffn_gate.weight", false},
-    {"block.*.ffn_in_weight", PART_UP, NULL, HF_LLAMA "mlp.up_proj.weight", "blk.*.ffn_up.weight", false},
-    {"block.*.ffn_in_bias", PART_WHOLE, HF_GPT2 "mlp.c_fc.bias", NULL, "blk.*.ffn_up.bias", false},
+     "blk.*.ffn_norm.weight"},
+    {"block.*.norm2_bias", PART_WHOLE, HF_GPT2 "ln_2.bias", NULL, "blk.*.ffn_norm.bias"},
+    {"block.*.ffn_in_weight", PART_WHOLE, HF_GPT2 "mlp.c_fc.weight", NULL, "blk.*.ffn_up.weight"},
+    {"block.*.ffn_in_weight", PART_GATE, NULL, HF_LLAMA "mlp.gate_proj.weight", "blk.*.ffn_gate.weight"},
+    {"block.*.ffn_in_weight", PART_UP, NULL, HF_LLAMA "mlp.up_proj.weight", "blk.*.ffn_up.weight"},
+    {"block.*.ffn_in_bias", PART_WHOLE, HF_GPT2 "mlp.c_fc.bias", NULL, "blk.*.ffn_up.bias"},
     {"block.*.ffn_out_weight", PART_WHOLE, HF_GPT2 "mlp.c_proj.weight", HF_LLAMA "mlp.down_proj.weight",
-     "blk.*.ffn_down.weight", true},
-    {"block.*.ffn_out_bias", PART_WHOLE, HF_GPT2 "mlp.c_proj.bias", NULL, "blk.*.ffn_down.bias", false},
-    {"final_norm_weight", PART_WHOLE, "transformer.ln_f.weight", "model.norm.weight", "output_norm.weight", false},
-    {"final_norm_bias", PART_WHOLE, "transformer.ln_f.bias", NULL, "output_norm.bias", false},
-    {"head_weight", PART_WHOLE, "lm_head.weight", "lm_head.weight", "output.weight", false},
+     "blk.*.ffn_down.weight"},
+    {"block.*.ffn_out_bias", PART_WHOLE, HF_GPT2 "mlp.c_proj.bias", NULL, "blk.*.ffn_down.bias"},
+    {"final_norm_weight", PART_WHOLE, "transformer.ln_f.weight", "model.norm.weight", "output_norm.weight"},
+    {"final_norm_bias", PART_WHOLE, "transformer.ln_f.bias", NULL, "output_norm.bias"},
+    {"head_weight", PART_WHOLE, "lm_head.weight", "lm_head.weight", "output.weight"},
 };
 enum { TENSOR_NAME_COUNT = sizeof TENSOR_NAMES / sizeof TENSOR_NAMES[0] };
 
@@ -116,6 +114,7 @@ typedef struct {
     size_t tensor;         // of our table
     size_t first, rows, cols;  // cols 0: a vector
     bool transposed;       // it is stored as (cols, rows)
+    size_t file;           // of an export, which it is written to
 } ForeignTensor;
 
 // A name with the number of a block in place of its *.
@@ -161,7 +160,7 @@ static inline bool convert_list(ForeignTensor** list, size_t* count, const Confi
             f->row = r;
             f->tensor = i;
             f->cols = p->tensors[i].cols;
-            f->transposed = c->family == FAMILY_GPT2 && names->gpt2_transposed;
+            f->transposed = c->family == FAMILY_GPT2 && p->tensors[i].shape.hidden;
         }
     }
     return true;
@@ -231,10 +230,10 @@ typedef enum {
 
 typedef struct {
     const char* types;        // the architectures, separated by |; "": all
-    const char* key;
+    const char* keys;         // separated by |
     RuleKind kind;
     const char* values;       // of RULE_VALUES, RULE_LAYERS: as JSON writes them, without quotation marks
-    const char* written;      // JSON of what an export writes; NULL: nothing
+    const char* written;      // JSON of what an export writes as the value of the only key; NULL: nothing
 } ConfigRule;
 
 #define RULE_LLAMAS "llama|mistral|qwen2|qwen3"
@@ -244,66 +243,25 @@ static const ConfigRule CONFIG_RULES[] = {
     {"gpt2", "scale_attn_by_inverse_layer_idx", RULE_VALUES, "false", "false"},
     {RULE_LLAMAS, "hidden_act", RULE_VALUES, "silu|swish", "\"silu\""},
     {RULE_LLAMAS, "attention_bias", RULE_VALUES, "false", "false"},
-    {RULE_LLAMAS, "mlp_bias", RULE_VALUES, "false", NULL},
+    {RULE_LLAMAS, "mlp_bias|rope_interleaved|use_mrope", RULE_VALUES, "false", NULL},
     {RULE_LLAMAS, "partial_rotary_factor", RULE_VALUES, "1|1.0|null", NULL},
-    {RULE_LLAMAS, "rope_interleaved", RULE_VALUES, "false", NULL},
-    {RULE_LLAMAS, "use_mrope", RULE_VALUES, "false", NULL},
-    {RULE_LLAMAS, "rope_scaling", RULE_ROPE, NULL, NULL},
-    {RULE_LLAMAS, "rope_parameters", RULE_ROPE, NULL, NULL},
+    {RULE_LLAMAS, "rope_scaling|rope_parameters", RULE_ROPE, NULL, NULL},
     {"qwen2|qwen3", "use_sliding_window", RULE_VALUES, "false", "false"},
     {"qwen2|qwen3", "sliding_window", RULE_UNREAD, NULL, NULL},
     {"llama", "sliding_window", RULE_WINDOW, NULL, NULL},
     {"mistral", "sliding_window", RULE_WINDOW, NULL, "null"},
     {RULE_LLAMAS, "layer_types", RULE_LAYERS, "full_attention", NULL},
-    {"", "is_encoder_decoder", RULE_VALUES, "false", NULL},
-    {"", "add_cross_attention", RULE_VALUES, "false", NULL},
+    {"", "is_encoder_decoder|add_cross_attention", RULE_VALUES, "false", NULL},
     {"", "pruned_heads", RULE_LAYERS, "", NULL},
-    {"gpt2", "n_ctx", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "n_special", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "predict_special_tokens", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "attn_pdrop", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "embd_pdrop", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "resid_pdrop", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "reorder_and_upcast_attn", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_activation", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_first_dropout", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_proj_to_labels", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_type", RULE_UNREAD, NULL, NULL},
-    {"gpt2", "summary_use_proj", RULE_UNREAD, NULL, NULL},
-    {RULE_LLAMAS, "attention_dropout", RULE_UNREAD, NULL, NULL},
-    {RULE_LLAMAS, "is_llama_config", RULE_UNREAD, NULL, NULL},
-    {RULE_LLAMAS, "max_window_layers", RULE_UNREAD, NULL, NULL},
-    {RULE_LLAMAS, "pretraining_tp", RULE_UNREAD, NULL, NULL},
-    {"", "_attn_implementation", RULE_UNREAD, NULL, NULL},
-    {"", "_attn_implementation_autoset", RULE_UNREAD, NULL, NULL},
-    {"", "_name_or_path", RULE_UNREAD, NULL, NULL},
-    {"", "architectures", RULE_UNREAD, NULL, NULL},
-    {"", "bos_token_id", RULE_UNREAD, NULL, NULL},
-    {"", "chunk_size_feed_forward", RULE_UNREAD, NULL, NULL},
-    {"", "dtype", RULE_UNREAD, NULL, NULL},
-    {"", "eos_token_id", RULE_UNREAD, NULL, NULL},
-    {"", "finetuning_task", RULE_UNREAD, NULL, NULL},
-    {"", "gradient_checkpointing", RULE_UNREAD, NULL, NULL},
-    {"", "id2label", RULE_UNREAD, NULL, NULL},
-    {"", "initializer_range", RULE_UNREAD, NULL, NULL},
-    {"", "is_decoder", RULE_UNREAD, NULL, NULL},
-    {"", "label2id", RULE_UNREAD, NULL, NULL},
-    {"", "model_type", RULE_UNREAD, NULL, NULL},
-    {"", "num_labels", RULE_UNREAD, NULL, NULL},
-    {"", "output_attentions", RULE_UNREAD, NULL, NULL},
-    {"", "output_hidden_states", RULE_UNREAD, NULL, NULL},
-    {"", "output_past", RULE_UNREAD, NULL, NULL},
-    {"", "pad_token_id", RULE_UNREAD, NULL, NULL},
-    {"", "return_dict", RULE_UNREAD, NULL, NULL},
-    {"", "task_specific_params", RULE_UNREAD, NULL, NULL},
-    {"", "tokenizer_class", RULE_UNREAD, NULL, NULL},
-    {"", "torch_dtype", RULE_UNREAD, NULL, NULL},
-    {"", "torchscript", RULE_UNREAD, NULL, NULL},
-    {"", "transformers.js_config", RULE_UNREAD, NULL, NULL},
-    {"", "transformers_version", RULE_UNREAD, NULL, NULL},
-    {"", "unk_token_id", RULE_UNREAD, NULL, NULL},
-    {"", "use_bfloat16", RULE_UNREAD, NULL, NULL},
-    {"", "use_cache", RULE_UNREAD, NULL, NULL},
+    {"gpt2", "n_ctx|n_special|predict_special_tokens|attn_pdrop|embd_pdrop|resid_pdrop|reorder_and_upcast_attn|"
+     "summary_activation|summary_first_dropout|summary_proj_to_labels|summary_type|summary_use_proj",
+     RULE_UNREAD, NULL, NULL},
+    {RULE_LLAMAS, "attention_dropout|is_llama_config|max_window_layers|pretraining_tp", RULE_UNREAD, NULL, NULL},
+    {"", "_attn_implementation|_attn_implementation_autoset|_name_or_path|architectures|bos_token_id|"
+     "chunk_size_feed_forward|dtype|eos_token_id|finetuning_task|gradient_checkpointing|id2label|initializer_range|"
+     "is_decoder|label2id|model_type|num_labels|output_attentions|output_hidden_states|output_past|pad_token_id|"
+     "return_dict|task_specific_params|tokenizer_class|torch_dtype|torchscript|transformers.js_config|"
+     "transformers_version|unk_token_id|use_bfloat16|use_cache", RULE_UNREAD, NULL, NULL},
 };
 enum { CONFIG_RULE_COUNT = sizeof CONFIG_RULES / sizeof CONFIG_RULES[0] };
 #define CONFIG_JSON_MAX ((size_t)1 << 24)  // bytes of a config.json
@@ -318,9 +276,8 @@ static inline void json_scalar_text(char text[64], const Json* json, uint32_t no
 
 // Fails for a value that our model does not compute.
 static inline bool hf_refuse(const char* path, const char* key, const char* value, const char* can, Error* error) {
-    return fail_with(error,
-                     "%.600s: \"%.80s\" is %.60s, which this program does not support%s%.100s; use another model", path,
-                     key, value, can[0] ? ": it supports " : "", can);
+    return fail_with(error, "%.600s: \"%.80s\" is %.60s, which this program does not support%s%.100s; use another "
+                     "model", path, key, value, can[0] ? ": it supports " : "", can);
 }
 
 // Reads a key; null is the same as no key.
@@ -369,29 +326,29 @@ static inline bool hf_check_key(Config* c, const ConfigRule* rule, const Json* j
                                 Error* error) {
     char value[64];
     double window = 0;
+    const char* key = json_key(json, node);
     bool null = json_is(json, node, JSON_NULL), empty = json_is(json, node, JSON_OBJECT) && json_count(json, node) == 0;
     json_scalar_text(value, json, node);
     switch (rule->kind) {
         case RULE_UNREAD: return true;
         case RULE_VALUES:
-            return choice_find(rule->values, value) >= 0 || hf_refuse(path, rule->key, value, rule->values, error);
+            return choice_find(rule->values, value) >= 0 || hf_refuse(path, key, value, rule->values, error);
         case RULE_ROPE:
             // Where a file has both, transformers reads "rope_scaling" alone.
-            if (json_count(json, json_get(json, 0, "rope_scaling")) > 0 && strcmp(rule->key, "rope_scaling") != 0)
+            if (json_count(json, json_get(json, 0, "rope_scaling")) > 0 && strcmp(key, "rope_scaling") != 0)
                 return true;
             return null || empty || hf_read_rope(c, json, node, path, error);
         case RULE_WINDOW:
             if (null || (json_number(json, node, &window) && window >= (double)c->context)) return true;
-            return hf_refuse(path, rule->key, value, "no window, or one of at least max_position_embeddings", error);
+            return hf_refuse(path, key, value, "no window, or one of at least max_position_embeddings", error);
         case RULE_LAYERS:
             if (null) return true;
             for (uint32_t i = json_first(json, node); i != JSON_NONE; i = json_next(json, i)) {
                 json_scalar_text(value, json, i);
-                if (choice_find(rule->values, value) < 0)
-                    return hf_refuse(path, rule->key, value, rule->values, error);
+                if (choice_find(rule->values, value) < 0) return hf_refuse(path, key, value, rule->values, error);
             }
             return json_is(json, node, JSON_ARRAY) || json_count(json, node) == 0 ||
-                   hf_refuse(path, rule->key, value, rule->values, error);
+                   hf_refuse(path, key, value, rule->values, error);
     }
     return true;
 }
@@ -405,7 +362,8 @@ static inline const Field* hf_keys(size_t* count, Family family) {
 static inline const ConfigRule* hf_rule(const Architecture* a, const char* key) {
     for (size_t i = 0; i < CONFIG_RULE_COUNT; i++) {
         const ConfigRule* rule = &CONFIG_RULES[i];
-        if (strcmp(rule->key, key) == 0 && (rule->types[0] == 0 || choice_find(rule->types, a->type) >= 0)) return rule;
+        if (rule->types[0] && choice_find(rule->types, a->type) < 0) continue;
+        if (choice_find(rule->keys, key) >= 0) return rule;
     }
     return NULL;
 }
@@ -432,10 +390,8 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
     }
     // A Mistral configuration that does not mention its window has one of 4096 tokens.
     if (strcmp(a->type, "mistral") == 0 && json_get(json, 0, "sliding_window") == JSON_NONE && c->context > 4096)
-        return fail_with(error,
-                         "%.600s lacks \"sliding_window\", whose default is 4096 tokens, fewer than its context of "
-                         "%zu; use a model without a window",
-                         path, c->context);
+        return fail_with(error, "%.600s lacks \"sliding_window\", whose default is 4096 tokens, fewer than its context "
+                         "of %zu; use a model without a window", path, c->context);
     for (uint32_t i = json_first(json, 0); i != JSON_NONE; i = json_next(json, i)) {
         const char* name = json_key(json, i);
         const ConfigRule* rule = hf_rule(a, name);
@@ -443,10 +399,8 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
         for (size_t k = 0; k < count; k++) member |= strcmp(keys[k].name, name) == 0;
         if (member) continue;
         if (rule == NULL)
-            return fail_with(error,
-                             "%.600s has the key \"%.80s\", which this program does not know for %s; remove it if "
-                             "it does not change what the model computes",
-                             path, name, a->type);
+            return fail_with(error, "%.600s has the key \"%.80s\", which this program does not know for %s; remove it "
+                             "if it does not change what the model computes", path, name, a->type);
         if (!hf_check_key(c, rule, json, i, path, error)) return false;
     }
     return true;
@@ -520,23 +474,21 @@ static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dt
     memset(w, 0, sizeof *w);
     w->line_depth = 1;
     json_write_begin(w, '{');
-    json_write_key(w, "architectures");
-    json_write_begin(w, '[');
+    json_member_begin(w, "architectures", '[');
     json_write_string(w, a->class_name);
     json_write_end(w, ']');
     json_member_string(w, "model_type", a->type);
     hf_write_keys(w, keys, count, &c);
     for (size_t i = 0; i < CONFIG_RULE_COUNT; i++) {
         const ConfigRule* rule = &CONFIG_RULES[i];
-        if (rule->written == NULL || hf_rule(a, rule->key) != rule) continue;
-        json_write_key(w, rule->key);
+        if (rule->written == NULL || hf_rule(a, rule->keys) != rule) continue;
+        json_write_key(w, rule->keys);
         json_write_raw(w, rule->written);
     }
     if (c.rope_scaling != ROPE_SCALING_NONE && a->family == FAMILY_LLAMA) {
         char kind[32];
         choice_name(HF_ROPE_TYPES, (int)c.rope_scaling, kind, sizeof kind);
-        json_write_key(w, "rope_scaling");
-        json_write_begin(w, '{');
+        json_member_begin(w, "rope_scaling", '{');
         json_member_string(w, "rope_type", kind);
         hf_write_keys(w, ROPE_KEYS + 1, c.rope_scaling == ROPE_SCALING_LINEAR ? 1 : ROPE_KEY_COUNT - 1, &c);
         json_write_end(w, '}');
@@ -547,32 +499,6 @@ static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dt
     json_write_end(w, '}');
     json_put(w, "\n", 1);
     return json_write_done(w, error);
-}
-
-// ------------------------------------------------------------------------------------------------
-// 4. Elements
-
-// Whether files with weights of this type are read and written.
-static inline bool convert_knows(Dtype type) { return type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16; }
-
-// out (n) = in (n), exactly.
-static inline void convert_to_float(float* out, const void* in, Dtype type, size_t n) {
-    const uint16_t* half = (const uint16_t*)in;
-    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
-    #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < (type == DTYPE_BF16 ? n : 0); i++) out[i] = float_from_bf16(half[i]);
-    #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < (type == DTYPE_F16 ? n : 0); i++) out[i] = float_from_f16(half[i]);
-}
-
-// out (n) = in (n), rounded to the nearest.
-static inline void convert_from_float(void* out, const float* in, Dtype type, size_t n) {
-    uint16_t* half = (uint16_t*)out;
-    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
-    #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < (type == DTYPE_BF16 ? n : 0); i++) half[i] = bf16_from_float(in[i]);
-    #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < (type == DTYPE_F16 ? n : 0); i++) half[i] = f16_from_float(in[i]);
 }
 
 #endif  // LLMTRAIN_CONVERT_H

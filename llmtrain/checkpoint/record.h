@@ -36,8 +36,7 @@ static inline const Field* record_fields(void) {
 
 static inline void record_write_object(JsonWriter* w, const char* key, const Field* fields, size_t count,
                                        const void* base) {
-    json_write_key(w, key);
-    json_write_begin(w, '{');
+    json_member_begin(w, key, '{');
     fields_write(w, fields, count, base);
     json_write_end(w, '}');
 }
@@ -49,8 +48,7 @@ static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVec
     json_member_hash(w, "data", r->data);
     json_member_string(w, "kind", SAVE_KIND_NAMES[r->kind]);
     record_write_object(w, "config", CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
-    json_write_key(w, "flags");
-    json_write_begin(w, '{');
+    json_member_begin(w, "flags", '{');
     for (size_t i = 0; r->flags && i < r->flags->count; i++) {
         char text[FILE_PATH_MAX];
         const Flag* flag = &r->flags->rows[i];

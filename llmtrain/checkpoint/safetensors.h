@@ -3,14 +3,15 @@
 //   1. header   the format
 //   2. writer   tensors in the order in which they were declared
 //   3. reader   tensors in any order
+//   4. weights  float to and from the types of weights
 //
 //   SafetensorsWriter w;                                                        writing: in the order of declaration
 //   ok = safetensors_create(&w, path, &error) && safetensors_declare(&w, "weight", DTYPE_F32, shape, 2, &error) &&
 //        safetensors_begin(&w, &error) && safetensors_write(&w, data, bytes, &error) && safetensors_end(&w, &error);
 //   safetensors_writer_free(&w);
 //   SafetensorsFile f;                                                          reading: in any order
-//   ok = safetensors_open(&f, path, &error) && (t = safetensors_find(&f, "weight")) != NULL &&
-//        safetensors_read(&f, t, data, t->bytes, NULL, &error);
+//   ok = safetensors_open(&f, path, &error) &&
+//        safetensors_read_range(&f, &f.header.tensors[0], 0, bytes, data, &error);
 //   safetensors_close(&f);
 //
 // The reader accepts arbitrary bytes: it refuses a damaged file with a message, and uses memory in proportion to the
@@ -204,11 +205,9 @@ static inline bool safetensors_fail(SafetensorsWriter* w, Error* error, const ch
 static inline bool safetensors_metadata(SafetensorsWriter* w, const char* key, const char* value, Error* error) {
     if (w->declared > 0) return safetensors_fail(w, error, "metadata must come before the first tensor:", key);
     if (w->text.depth == 1) {
-        json_write_key(&w->text, "__metadata__");
-        json_write_begin(&w->text, '{');
+        json_member_begin(&w->text, "__metadata__", '{');
     }
-    json_write_key(&w->text, key);
-    json_write_string(&w->text, value);
+    json_member_string(&w->text, key, value);
     return true;
 }
 
@@ -219,16 +218,12 @@ static inline bool safetensors_declare(SafetensorsWriter* w, const char* name, D
     if (!safetensors_shape_bytes(&bytes, type, shape, dims) || bytes > INT64_MAX - w->data_bytes)
         return safetensors_fail(w, error, "too many elements in", name);
     if (w->text.depth == 2) json_write_end(&w->text, '}');
-    json_write_key(&w->text, name);
-    json_write_begin(&w->text, '{');
-    json_write_key(&w->text, "dtype");
-    json_write_string(&w->text, DTYPES[type].safetensors);
-    json_write_key(&w->text, "shape");
-    json_write_begin(&w->text, '[');
+    json_member_begin(&w->text, name, '{');
+    json_member_string(&w->text, "dtype", DTYPES[type].safetensors);
+    json_member_begin(&w->text, "shape", '[');
     for (int i = 0; i < dims; i++) json_write_u64(&w->text, shape[i]);
     json_write_end(&w->text, ']');
-    json_write_key(&w->text, "data_offsets");
-    json_write_begin(&w->text, '[');
+    json_member_begin(&w->text, "data_offsets", '[');
     json_write_u64(&w->text, w->data_bytes);
     json_write_u64(&w->text, w->data_bytes + bytes);
     json_write_end(&w->text, ']');
@@ -317,9 +312,8 @@ static inline bool safetensors_open(SafetensorsFile* f, const char* path, Error*
         good = fail_with(error, "%.600s is too short for a safetensors file; it was truncated", path);
     good = good && file_read_at(f->file, &length, sizeof length, 0, path, error);
     if (good && (length > bytes - sizeof length || length > SAFETENSORS_HEADER_MAX))
-        good =
-            fail_with(error, "%.600s is truncated, or is not a safetensors file: it announces a header of %llu bytes",
-                      path, (unsigned long long)length);
+        good = fail_with(error, "%.600s is truncated, or is not a safetensors file: it announces a header of %llu "
+                         "bytes", path, (unsigned long long)length);
     char* text = good ? (char*)memory_allocate(length) : NULL;
     if (good && !text) good = fail_memory(error, path, length);
     good = good && file_read_at(f->file, text, length, sizeof length, path, error);
@@ -328,13 +322,6 @@ static inline bool safetensors_open(SafetensorsFile* f, const char* path, Error*
     free(text);
     if (!good) safetensors_close(f);
     return good;
-}
-
-// The tensor with a name; NULL if there is none.
-static inline const SafetensorsTensor* safetensors_find(const SafetensorsFile* f, const char* name) {
-    for (size_t i = 0; i < f->header.count; i++)
-        if (strcmp(f->header.tensors[i].name, name) == 0) return &f->header.tensors[i];
-    return NULL;
 }
 
 // Reads a part of a tensor: `bytes` bytes from first_byte on, and asks the system to read ahead what follows.
@@ -349,22 +336,30 @@ static inline bool safetensors_read_range(const SafetensorsFile* f, const Safete
     return true;
 }
 
-// Reads a whole tensor; also computes its checksum if hash is not NULL.
-static inline bool safetensors_read(const SafetensorsFile* f, const SafetensorsTensor* tensor, void* buffer,
-                                    size_t bytes, uint64_t* hash, Error* error) {
-    if (bytes != tensor->bytes)
-        return fail_with(error, "%.600s: %.100s has %zu bytes where %zu are expected; the shapes differ", f->path,
-                         tensor->name, tensor->bytes, bytes);
-    Hash sum = hash_begin(0);
-    for (size_t done = 0; done < bytes;) {
-        char* part = (char*)buffer + done;
-        size_t n = min_size(bytes - done, FILE_CHUNK);
-        if (!safetensors_read_range(f, tensor, done, n, part, error)) return false;
-        if (hash) hash_add(&sum, part, n);
-        done += n;
-    }
-    if (hash) *hash = hash_end(&sum);
-    return true;
+// ------------------------------------------------------------------------------------------------
+// 4. Weights
+
+// Whether weights of this type are read and written.
+static inline bool convert_knows(Dtype type) { return type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16; }
+
+// out (n) = in (n), exactly.
+static inline void convert_to_float(float* out, const void* in, Dtype type, size_t n) {
+    const uint16_t* half = (const uint16_t*)in;
+    bool is_bf16 = type == DTYPE_BF16;
+    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
+    #pragma omp parallel for simd if (n > 65536)
+    for (size_t i = 0; i < (type == DTYPE_F32 ? 0 : n); i++)
+        out[i] = is_bf16 ? float_from_bf16(half[i]) : float_from_f16(half[i]);
+}
+
+// out (n) = in (n), rounded to the nearest.
+static inline void convert_from_float(void* out, const float* in, Dtype type, size_t n) {
+    uint16_t* half = (uint16_t*)out;
+    bool is_bf16 = type == DTYPE_BF16;
+    if (type == DTYPE_F32) memcpy(out, in, n * sizeof(float));
+    #pragma omp parallel for simd if (n > 65536)
+    for (size_t i = 0; i < (type == DTYPE_F32 ? 0 : n); i++)
+        half[i] = is_bf16 ? bf16_from_float(in[i]) : f16_from_float(in[i]);
 }
 
 #endif  // LLMTRAIN_SAFETENSORS_H

@@ -155,6 +155,16 @@ static inline bool saver_open(Saver* s, FlatVector* flat, bool snapshots, double
            fail_with(error, "out of memory for snapshots of %.2f GB; give --ckpt-async off", 1e-9 * (double)s->bytes);
 }
 
+// Declares the part of a tensor that a file has.
+static inline bool saver_declare_part(SafetensorsWriter* w, const char* prefix, const Tensor* t, Slice part,
+                                      size_t elements, Dtype dtype, Error* error) {
+    char name[96];
+    bool matrix = slice_length(part) == tensor_elements(t) && t->cols > 0;
+    const size_t shape[2] = {matrix ? t->rows : slice_length(part), t->cols};
+    checkpoint_piece_name(name, prefix, t, part, elements);
+    return safetensors_declare(w, name, dtype, shape, matrix ? 2 : 1, error);
+}
+
 // Declares every piece of this rank's file.
 static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
     const Parameters* p = s->flat->parameters;
@@ -163,12 +173,9 @@ static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t
         for (size_t i = 0; ok && i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
             Slice part = checkpoint_saved(&arrays[a], s->flat, t);
-            bool matrix = slice_length(part) == tensor_elements(t) && t->cols > 0;
-            char name[96];
-            size_t shape[2] = {matrix ? t->rows : slice_length(part), t->cols};
+            size_t elements = checkpoint_elements(&arrays[a], s->flat, t);
             if (slice_length(part) == 0) continue;
-            checkpoint_piece_name(name, arrays[a].prefix, t, part, checkpoint_elements(&arrays[a], s->flat, t));
-            ok = safetensors_declare(&s->writer, name, arrays[a].dtype, shape, matrix ? 2 : 1, error);
+            ok = saver_declare_part(&s->writer, arrays[a].prefix, t, part, elements, arrays[a].dtype, error);
         }
     }
     return ok && safetensors_begin(&s->writer, error);
@@ -228,7 +235,6 @@ static inline bool saver_link_frozen(const Saver* s, const char* path) {
 static inline bool saver_write_frozen(Saver* s, Error* error) {
     const Parameters* p = s->flat->parameters;
     char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
-    const CheckpointArray weights = {"weight", CHECKPOINT_WEIGHTS, false, FLOATX_DTYPE};
     size_t frozen = 0;
     for (size_t i = 0; i < p->count; i++) frozen += !p->tensors[i].trains;
     if (frozen == 0) return true;
@@ -242,11 +248,8 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
               safetensors_create(&s->frozen, path, error);
     for (size_t i = 0; ok && i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
-        char name[96];
         Slice whole = {0, tensor_elements(t)};
-        size_t shape[2] = {t->rows, t->cols};
-        checkpoint_piece_name(name, weights.prefix, t, whole, whole.end);
-        if (!t->trains) ok = safetensors_declare(&s->frozen, name, t->dtype, shape, t->cols ? 2 : 1, error);
+        if (!t->trains) ok = saver_declare_part(&s->frozen, "weight", t, whole, whole.end, t->dtype, error);
     }
     ok = ok && safetensors_begin(&s->frozen, error);
     for (size_t i = 0; ok && i < p->count; i++) {
@@ -330,13 +333,9 @@ static inline void saver_begin(Saver* s, uint64_t step, const char* out, const J
     s->canceled = s->gave_up = false;
     s->state = SAVER_WRITING;
     snprintf(s->out, sizeof s->out, "%.4000s", out);
-    bool whole = flat_await_all(s->flat, &s->error);  // parameters that have not arrived must not be saved
+    bool ok = flat_await_all(s->flat, &s->error);  // parameters that have not arrived must not be saved
     if (reason) s->error = *reason;
-    if (!whole || reason) {
-        s->state = SAVER_FAILED;
-        return;
-    }
-    if (s->flat->options.rank == 0 && !saver_write_frozen(s, &s->error)) {
+    if (!ok || reason || (s->flat->options.rank == 0 && !saver_write_frozen(s, &s->error))) {
         s->state = SAVER_FAILED;
         return;
     }
@@ -391,9 +390,8 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
         snprintf(part, sizeof part, "%s/" CHECKPOINT_FILE, temporary, r);
         if (access(part, R_OK) == 0) continue;
         if (errno != ENOENT) return fail_file(error, "look at", part);
-        return fail_with(
-            error, "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all machines share", r,
-            part);
+        return fail_with(error, "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all "
+                         "machines share", r, part);
     }
     fault_point("manifest");
     if (!manifest_finish(&s->manifest, file, s->flat, files, begins, &s->frozen.header, error)) return false;
@@ -417,8 +415,7 @@ static inline bool saver_end(Saver* s, Error* error) {
     double began = now_ms();
     char* files = NULL;
     size_t alone = 0, *begins = NULL;
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
+    JsonWriter w = {0};
     saver_join(s);
     bool ok = s->state == SAVER_WRITTEN;
     if (!ok) *error = s->error;

@@ -9,7 +9,7 @@
 //
 //   ModelSource source;
 //   if (source_open(&source, "models/x", &error)) ...                     source.config, source.parameters
-//   if (source_read(values, &source, i, elements, &error)) ...            tensor i of the table, as float
+//   if (source_read(&values, &source, i, &error)) ...                     tensor i of the table, as float
 //   source_close(&source);
 //
 // Weights may be F32, F16 or BF16. Only the headers are kept in memory: a tensor is read when it is asked for. A tensor
@@ -24,11 +24,6 @@
 
 // ------------------------------------------------------------------------------------------------
 // 1. Source
-
-typedef struct {
-    int file;                    // open descriptor
-    char path[FILE_PATH_MAX];
-} SourceFile;
 
 // A piece of one of our tensors, contiguous in a file.
 typedef struct {
@@ -46,59 +41,49 @@ typedef struct {
     char tokenizer[FILE_PATH_MAX];  // directory where the tokenizer is, if there is one
     Config config;               // complete
     Parameters parameters;       // its table
-    SourceFile* files;           // (file_count), owned
+    SafetensorsFile* files;      // (file_count), owned, without their headers; or a file of llm.c
     size_t file_count;
     SourcePiece* pieces;         // (piece_count), owned; in the order of the table once the source is open
     size_t piece_count, piece_capacity;
     Dtype dtype;                 // of all weights; F32 where they differ
-    float *chunk, *widened;      // (CHECKPOINT_CHUNK) as in the file, and as float; owned
+    float *chunk, *widened;      // (CHECKPOINT_CHUNK) scratch: elements as in the file, and as float; owned
+    float* values;               // (largest tensor) tensor `held`; NULL: none; owned
+    size_t held;
 } ModelSource;
 
 static inline void source_close(ModelSource* s) {
-    for (size_t i = 0; i < s->file_count; i++) close(s->files[i].file);
+    for (size_t i = 0; i < s->file_count; i++) safetensors_close(&s->files[i]);
     parameters_free(&s->parameters);
     free(s->files);
     free(s->pieces);
     free(s->chunk);
     free(s->widened);
+    free(s->values);
     memset(s, 0, sizeof *s);
 }
 
-// Begins a source whose configuration is known, with room for files and pieces.
-static inline bool source_begin(ModelSource* s, size_t files, size_t pieces, Error* error) {
-    Weights weights;
-    memset(&weights, 0, sizeof weights);
+static inline bool source_allocate_files(ModelSource* s, size_t files, Error* error) {
+    s->files = (SafetensorsFile*)memory_allocate(files * sizeof(SafetensorsFile));
+    return s->files != NULL || fail_memory(error, s->path, files * sizeof(SafetensorsFile));
+}
+
+// Begins a source whose configuration is known, with room for pieces.
+static inline bool source_begin(ModelSource* s, size_t pieces, Error* error) {
+    Weights weights = {0};
     if (!convert_complete(&s->config, s->path, error)) return false;
     bool ok = weights_create(&weights, &s->parameters, &s->config, NULL, error);
     free(weights.blocks);
-    s->files = (SourceFile*)memory_allocate(files * sizeof(SourceFile));
     s->pieces = (SourcePiece*)memory_allocate(pieces * sizeof(SourcePiece));
     s->chunk = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));
     s->widened = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));
     s->piece_capacity = pieces;
-    return ok && ((s->files && s->pieces && s->chunk && s->widened) ||
+    return ok && ((s->pieces && s->chunk && s->widened) ||
                   fail_memory(error, s->path, pieces * sizeof(SourcePiece)));
 }
 
-// Takes over the descriptor of a file; returns its number.
-static inline size_t source_add_file(ModelSource* s, int file, const char* path) {
-    SourceFile* f = &s->files[s->file_count];
-    f->file = file;
-    snprintf(f->path, sizeof f->path, "%.4095s", path);
-    return s->file_count++;
-}
-
-static inline SourcePiece* source_add_piece(ModelSource* s, size_t tensor, size_t first, size_t count, size_t file,
-                                            size_t position, Dtype dtype) {
+static inline void source_add_piece(ModelSource* s, const SourcePiece* piece) {
     assert(s->piece_count < s->piece_capacity);
-    SourcePiece* piece = &s->pieces[s->piece_count++];
-    piece->tensor = tensor;
-    piece->first = first;
-    piece->count = count;
-    piece->file = file;
-    piece->position = position;
-    piece->dtype = dtype;
-    return piece;
+    s->pieces[s->piece_count++] = *piece;
 }
 
 static inline int source_compare(const void* left, const void* right) {
@@ -128,47 +113,37 @@ static inline bool source_finish(ModelSource* s, Error* error) {
     return true;
 }
 
-// Reads `count` elements of a piece, from `done` on, and adds their bytes to the hash.
-static inline bool source_read_chunk(ModelSource* s, const SourcePiece* piece, size_t done, size_t count, Hash* hash,
-                                     Error* error) {
-    const SourceFile* f = &s->files[piece->file];
-    size_t size = dtype_bytes(piece->dtype);
-    if (!file_read_at(f->file, s->chunk, count * size, piece->position + done * size, f->path, error)) return false;
-    disk_read_ahead(f->file, piece->position + (done + count) * size, 2 * FILE_CHUNK);
-    hash_add(hash, s->chunk, count * size);
-    return true;
-}
-
-// The first piece of a tensor.
-static inline size_t source_first_piece(const ModelSource* s, size_t tensor) {
-    size_t low = 0, high = s->piece_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (s->pieces[middle].tensor < tensor) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
-// Reads the first `elements` elements of a tensor as floats: values (elements). A transposed one is read whole.
-static inline bool source_read(float* values, ModelSource* s, size_t tensor, size_t elements, Error* error) {
+// Reads a tensor as floats: *values (elements), until the next call for another one.
+static inline bool source_read(const float** values, ModelSource* s, size_t tensor, Error* error) {
     const Tensor* t = &s->parameters.tensors[tensor];
-    for (size_t p = source_first_piece(s, tensor); p < s->piece_count && s->pieces[p].tensor == tensor; p++) {
+    size_t p = 0, bytes = parameters_largest(&s->parameters) * sizeof(float);
+    bool held = s->values && s->held == tensor;
+    if (s->values == NULL) s->values = (float*)memory_allocate(bytes);
+    *values = s->values;
+    if (s->values == NULL) return fail_memory(error, s->path, bytes);
+    if (held) return true;
+    s->held = SIZE_MAX;
+    while (p < s->piece_count && s->pieces[p].tensor < tensor) p++;
+    for (; p < s->piece_count && s->pieces[p].tensor == tensor; p++) {
         const SourcePiece* piece = &s->pieces[p];
-        if (piece->first >= elements) break;
-        size_t wanted = min_size(piece->count, elements - piece->first), n;
+        const SafetensorsFile* f = &s->files[piece->file];
+        size_t at = piece->position, size = dtype_bytes(piece->dtype);
+        float* to = s->values + piece->first;
         Hash hash = hash_begin(0);
-        for (size_t done = 0; done < wanted; done += n) {
-            n = min_size(CHECKPOINT_CHUNK, wanted - done);
-            if (!source_read_chunk(s, piece, done, n, &hash, error)) return false;
-            convert_to_float(piece->transposed ? s->widened : values + piece->first + done, s->chunk, piece->dtype, n);
+        for (size_t done = 0, n; done < piece->count; done += n) {
+            n = min_size(CHECKPOINT_CHUNK, piece->count - done);
+            if (!file_read_at(f->file, s->chunk, n * size, at, f->path, error)) return false;
+            at += n * size;
+            disk_read_ahead(f->file, at, 2 * FILE_CHUNK);
+            hash_add(&hash, s->chunk, n * size);
+            convert_to_float(piece->transposed ? s->widened : to + done, s->chunk, piece->dtype, n);
             for (size_t e = 0; e < (piece->transposed ? n : 0); e++)
-                values[(done + e) % t->rows * t->cols + (done + e) / t->rows] = s->widened[e];
+                to[(done + e) % t->rows * t->cols + (done + e) / t->rows] = s->widened[e];
         }
-        if (piece->checked && wanted == piece->count && hash_end(&hash) != piece->hash)
-            return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged",
-                             s->files[piece->file].path, t->name);
+        if (piece->checked && hash_end(&hash) != piece->hash)
+            return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", f->path, t->name);
     }
+    s->held = tensor;
     return true;
 }
 
@@ -177,27 +152,18 @@ static inline bool source_read(float* values, ModelSource* s, size_t tensor, siz
 
 // Adds the pieces of the weights in one rank's file, an entry of the manifest.
 static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_t entry, Error* error) {
-    char path[FILE_PATH_MAX + 64], name[64] = "", sum[24] = "";
-    SafetensorsFile file;
-    CheckpointLoad load;
-    FlatVector flat;  // of no rank: only the table counts
-    OptimizerOptions none;
-    memset(&load, 0, sizeof load);
-    memset(&flat, 0, sizeof flat);
-    memset(&none, 0, sizeof none);
-    flat.parameters = &s->parameters;
-    flat.holds.optimizer = &none;
+    char sum[24] = "";
+    SafetensorsFile* file = &s->files[s->file_count];
+    CheckpointLoad load = {0};
+    const OptimizerOptions none = {.kind = OPTIMIZER_ADAMW};
+    FlatVector flat = {.holds = {.optimizer = &none}, .parameters = &s->parameters};  // of no rank
     load.count = checkpoint_arrays(load.arrays, &flat);
-    if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
-        return fail_with(error, "the manifest of %.600s has an entry without a file name; it is damaged", s->path);
-    snprintf(path, sizeof path, "%s/%s", s->path, name);
-    if (!safetensors_open(&file, path, error)) return false;
-    size_t number = source_add_file(s, file.file, path);
-    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
-              fail_with(error, "%.600s: its header does not match its checksum; the file is damaged", path);
+    if (!checkpoint_open_file(file, manifest, entry, s->path, error)) return false;
+    size_t number = s->file_count++;
     uint32_t sums = json_get(manifest, entry, "checksums");
-    for (size_t i = 0; ok && i < file.header.count; i++) {
-        const SafetensorsTensor* saved = &file.header.tensors[i];
+    bool ok = true;
+    for (size_t i = 0; ok && i < file->header.count; i++) {
+        const SafetensorsTensor* saved = &file->header.tensors[i];
         size_t array, tensor;
         unsigned long long hash = 0;
         Slice part;
@@ -207,15 +173,15 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
              saved->bytes == slice_length(part) * dtype_bytes(saved->type) &&
              json_string(manifest, json_get(manifest, sums, saved->name), sum, sizeof sum) &&
              sscanf(sum, "%llx", &hash) == 1 && s->piece_count < s->piece_capacity;
-        if (!ok) fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", path, saved->name);
+        if (!ok)
+            fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", file->path, saved->name);
         if (!ok || part.first == part.end) continue;
-        SourcePiece* piece = source_add_piece(s, tensor, part.first, slice_length(part), number,
-                                              file.data_start + saved->offset, saved->type);
-        piece->checked = true;
-        piece->hash = hash;
+        const SourcePiece piece = {.tensor = tensor, .first = part.first, .count = slice_length(part), .file = number,
+                                   .position = file->data_start + saved->offset, .dtype = saved->type,
+                                   .transposed = false, .checked = true, .hash = hash};
+        source_add_piece(s, &piece);
     }
-    file.file = -1;  // the source's
-    safetensors_close(&file);
+    safetensors_header_free(&file->header);
     return ok;
 }
 
@@ -230,7 +196,7 @@ static inline bool source_open_checkpoint(ModelSource* s, Error* error) {
     size_t pieces = 0;
     for (uint32_t e = json_first(&manifest, files); e != JSON_NONE; e = json_next(&manifest, e))
         pieces += json_count(&manifest, json_get(&manifest, e, "checksums"));
-    bool ok = source_begin(s, json_count(&manifest, files), pieces, error);
+    bool ok = source_allocate_files(s, json_count(&manifest, files), error) && source_begin(s, pieces, error);
     for (uint32_t e = json_first(&manifest, files); ok && e != JSON_NONE; e = json_next(&manifest, e))
         ok = source_add_rank(s, &manifest, e, error);
     json_free(&manifest);
@@ -249,143 +215,124 @@ typedef struct {
     bool used;
 } HfTensor;
 
+// The tensors of all files.
 typedef struct {
-    SafetensorsFile* files;      // (file_count) one, or the shards
-    size_t file_count;
-    HfTensor* tensors;           // (tensor_count) sorted by name
-    size_t tensor_count;
-} HfFiles;
-
-static inline void hf_close(HfFiles* h) {
-    for (size_t i = 0; i < h->file_count; i++) safetensors_close(&h->files[i]);
-    free(h->files);
-    free(h->tensors);
-}
+    HfTensor* tensors;           // (count) sorted by name
+    size_t count;
+} HfTensors;
 
 static inline int hf_compare(const void* left, const void* right) {
     return strcmp(((const HfTensor*)left)->tensor->name, ((const HfTensor*)right)->tensor->name);
 }
 
-// The tensor with a name; NULL if there is none.
-static inline HfTensor* hf_find(const HfFiles* h, const char* name) {
-    size_t low = 0, high = h->tensor_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        int order = strcmp(h->tensors[middle].tensor->name, name);
-        if (order == 0) return &h->tensors[middle];
-        if (order < 0) low = middle + 1;
-        else high = middle;
-    }
-    return NULL;
+static inline int hf_compare_name(const void* name, const void* tensor) {
+    return strcmp((const char*)name, ((const HfTensor*)tensor)->tensor->name);
 }
 
-static inline bool hf_open_file(HfFiles* h, const char* directory, const char* name, Error* error) {
+// The tensor with a name; NULL if there is none.
+static inline HfTensor* hf_find(const HfTensors* h, const char* name) {
+    return (HfTensor*)bsearch(name, h->tensors, h->count, sizeof(HfTensor), hf_compare_name);
+}
+
+static inline bool hf_open_file(ModelSource* s, const char* name, Error* error) {
     char path[FILE_PATH_MAX];
-    snprintf(path, sizeof path, "%.3800s/%.250s", directory, name);
-    if (!safetensors_open(&h->files[h->file_count], path, error)) return false;
-    h->file_count++;
+    snprintf(path, sizeof path, "%.3800s/%.250s", s->path, name);
+    if (!safetensors_open(&s->files[s->file_count], path, error)) return false;
+    s->file_count++;
     return true;
 }
 
+// The name of a file in its directory.
+static inline const char* hf_file_name(const SafetensorsFile* file) { return strrchr(file->path, '/') + 1; }
+
 // Opens the shards that the index names, each once.
-static inline bool hf_open_shards(HfFiles* h, const char* directory, const Json* index, const char* path,
-                                  Error* error) {
+static inline bool hf_open_shards(ModelSource* s, const Json* index, const char* path, Error* error) {
     uint32_t map = json_get(index, 0, "weight_map");
-    char name[256], (*names)[256];
+    char name[256];
     if (!json_is(index, map, JSON_OBJECT))
         return fail_with(error, "%.600s has no object \"weight_map\"; use another copy", path);
-    size_t most = min_size(json_count(index, map), HF_FILES_MAX);
-    names = (char (*)[256])memory_allocate(most * sizeof *names);
-    h->files = (SafetensorsFile*)memory_allocate(most * sizeof(SafetensorsFile));
-    bool ok = (names && h->files) || fail_memory(error, path, most * sizeof(SafetensorsFile));
+    bool ok = source_allocate_files(s, min_size(json_count(index, map), HF_FILES_MAX), error);
     for (uint32_t i = json_first(index, map); ok && i != JSON_NONE; i = json_next(index, i)) {
         size_t f = 0;
         ok = (json_string(index, i, name, sizeof name) && name[0] && !strchr(name, '/')) ||
              fail_with(error, "%.600s: \"%.80s\" is in no file of the directory; use another copy", path,
                        json_key(index, i));
-        while (ok && f < h->file_count && strcmp(names[f], name) != 0) f++;
-        if (!ok || f < h->file_count) continue;
+        while (ok && f < s->file_count && strcmp(hf_file_name(&s->files[f]), name) != 0) f++;
+        if (!ok || f < s->file_count) continue;
         ok = f < HF_FILES_MAX ||
              fail_with(error, "%.600s names more than %zu files; use another copy", path, HF_FILES_MAX);
-        if (ok) snprintf(names[f], sizeof names[f], "%s", name);
-        ok = ok && hf_open_file(h, directory, name, error);
+        ok = ok && hf_open_file(s, name, error);
     }
-    free(names);
     return ok;
 }
 
 // Checks that the index and its shards agree: each tensor is in the file that the index names.
-static inline bool hf_check_index(const HfFiles* h, const Json* index, const char* path, Error* error) {
+static inline bool hf_check_index(const ModelSource* s, const HfTensors* h, const Json* index, const char* path,
+                                  Error* error) {
     uint32_t map = json_get(index, 0, "weight_map");
     for (uint32_t i = json_first(index, map); i != JSON_NONE; i = json_next(index, i)) {
         char name[256] = "";
         const HfTensor* found = hf_find(h, json_key(index, i));
-        const char* in = found ? strrchr(h->files[found->file].path, '/') + 1 : "";
+        const char* in = found ? hf_file_name(&s->files[found->file]) : "";
         if (!json_string(index, i, name, sizeof name) || strcmp(in, name) != 0)
             return fail_with(error, "%.600s: \"%.80s\" is not in %.80s; the files are of different models", path,
                              json_key(index, i), name);
     }
-    return json_count(index, map) == h->tensor_count ||
+    return json_count(index, map) == h->count ||
            fail_with(error, "%.600s names %u tensors, but the files have %zu; they are of different models", path,
-                     (unsigned)json_count(index, map), h->tensor_count);
+                     (unsigned)json_count(index, map), h->count);
 }
 
-// Opens all files of weights in a directory, and sorts their tensors.
-static inline bool hf_open(HfFiles* h, const char* directory, Error* error) {
+// Opens all files of weights in the directory at s->path, and sorts their tensors. The caller frees h->tensors.
+static inline bool hf_open(HfTensors* h, ModelSource* s, Error* error) {
     char path[FILE_PATH_MAX];
     char* text = NULL;
     size_t bytes;
-    Json index;
+    Json index = {0};
     memset(h, 0, sizeof *h);
-    memset(&index, 0, sizeof index);
-    snprintf(path, sizeof path, "%.4000s/model.safetensors", directory);
+    snprintf(path, sizeof path, "%.4000s/model.safetensors", s->path);
     bool one = access(path, F_OK) == 0, ok;
     if (one) {
-        h->files = (SafetensorsFile*)memory_allocate(sizeof(SafetensorsFile));
-        ok = (h->files || fail_memory(error, path, sizeof(SafetensorsFile))) &&
-             hf_open_file(h, directory, "model.safetensors", error);
+        ok = source_allocate_files(s, 1, error) && hf_open_file(s, "model.safetensors", error);
     } else {
-        snprintf(path, sizeof path, "%.4000s/model.safetensors.index.json", directory);
+        snprintf(path, sizeof path, "%.4000s/model.safetensors.index.json", s->path);
         if (access(path, F_OK) != 0)
-            return fail_with(error,
-                             "%.600s has neither model.safetensors nor model.safetensors.index.json; save the model "
-                             "as safetensors",
-                             directory);
+            return fail_with(error, "%.600s has neither model.safetensors nor model.safetensors.index.json; save the "
+                             "model as safetensors", s->path);
         ok = file_read(path, JSON_BYTES_MAX, &text, &bytes, error) && json_parse(&index, text, bytes, path, error);
         free(text);
-        ok = ok && hf_open_shards(h, directory, &index, path, error);
+        ok = ok && hf_open_shards(s, &index, path, error);
     }
     size_t count = 0;
-    for (size_t f = 0; f < h->file_count; f++) count += h->files[f].header.count;
+    for (size_t f = 0; f < s->file_count; f++) count += s->files[f].header.count;
     h->tensors = ok ? (HfTensor*)memory_allocate(count * sizeof(HfTensor)) : NULL;
     if (ok && h->tensors == NULL) ok = fail_memory(error, path, count * sizeof(HfTensor));
-    for (size_t f = 0; ok && f < h->file_count; f++) {
-        for (size_t i = 0; i < h->files[f].header.count; i++) {
-            h->tensors[h->tensor_count].tensor = &h->files[f].header.tensors[i];
-            h->tensors[h->tensor_count++].file = f;
+    for (size_t f = 0; ok && f < s->file_count; f++) {
+        for (size_t i = 0; i < s->files[f].header.count; i++) {
+            h->tensors[h->count].tensor = &s->files[f].header.tensors[i];
+            h->tensors[h->count++].file = f;
         }
     }
-    if (ok) qsort(h->tensors, h->tensor_count, sizeof(HfTensor), hf_compare);
-    for (size_t i = 1; ok && i < h->tensor_count; i++)
+    if (ok) qsort(h->tensors, h->count, sizeof(HfTensor), hf_compare);
+    for (size_t i = 1; ok && i < h->count; i++)
         if (hf_compare(&h->tensors[i - 1], &h->tensors[i]) == 0)
             ok = fail_with(error, "%.600s: two tensors are called %.100s; use another copy", path,
                            h->tensors[i].tensor->name);
-    ok = ok && (one || hf_check_index(h, &index, path, error));
+    ok = ok && (one || hf_check_index(s, h, &index, path, error));
     json_free(&index);
-    if (!ok) hf_close(h);
     return ok;
 }
 
 // The weight with a name, NULL if there is none. In a file of a model without its head the names lack their prefix
 // ("transformer.", "model.").
-static inline HfTensor* hf_find_weight(const HfFiles* h, const char* name) {
+static inline HfTensor* hf_find_weight(const HfTensors* h, const char* name) {
     const char* dot = strchr(name, '.');
     HfTensor* found = hf_find(h, name);
     return found == NULL && dot && strncmp(name, "lm_head", 7) != 0 ? hf_find(h, dot + 1) : found;
 }
 
 // Adds one of their tensors as a piece, if its shape and type are right.
-static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignTensor* f, Error* error) {
+static inline bool source_add_foreign(ModelSource* s, HfTensors* h, const ForeignTensor* f, Error* error) {
     HfTensor* found = hf_find_weight(h, f->name);
     if (found == NULL)
         return fail_with(error, "%.600s has no tensor %s; it is of another model than its config.json says", s->path,
@@ -397,23 +344,22 @@ static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignT
     snprintf(expected, sizeof expected, dims == 2 ? "%zu x %zu" : "%zu", shape[0], shape[1]);
     if (saved->dims != dims || saved->shape[0] != shape[0] || (dims == 2 && saved->shape[1] != shape[1]))
         return fail_with(error, "%.600s: %.100s is not %s, the shape that config.json asks for; they are of different "
-                         "models", h->files[found->file].path, saved->name, expected);
+                         "models", s->files[found->file].path, saved->name, expected);
     if (!convert_knows(saved->type))
-        return fail_with(error,
-                         "%.600s: %.100s is of type %s; weights must be F32, F16 or BF16: save the model in one of "
-                         "those types",
-                         h->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
+        return fail_with(error, "%.600s: %.100s is of type %s; weights must be F32, F16 or BF16: save the model in one "
+                         "of those types", s->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
     size_t width = f->cols ? f->cols : 1;
-    SourcePiece* piece = source_add_piece(s, f->tensor, f->first * width, f->rows * width, found->file,
-                                          h->files[found->file].data_start + saved->offset, saved->type);
-    piece->transposed = f->transposed;
+    const SourcePiece piece = {.tensor = f->tensor, .first = f->first * width, .count = f->rows * width,
+                               .file = found->file, .position = s->files[found->file].data_start + saved->offset,
+                               .dtype = saved->type, .transposed = f->transposed};
+    source_add_piece(s, &piece);
     found->used = true;
     return true;
 }
 
 // If a head was saved although config.json ties it to the embedding, checks that the two are equal: from version 5 on,
 // transformers treats a different one as a separate head.
-static inline bool source_check_head(ModelSource* s, const HfFiles* h, const char* embedding, Error* error) {
+static inline bool source_check_head(ModelSource* s, const HfTensors* h, const char* embedding, Error* error) {
     const HfTensor *head = hf_find(h, "lm_head.weight"), *wte = hf_find_weight(h, embedding);
     if (!s->config.tied || head == NULL || wte == NULL) return true;
     const HfTensor* both[2] = {head, wte};
@@ -423,7 +369,7 @@ static inline bool source_check_head(ModelSource* s, const HfFiles* h, const cha
     for (size_t done = 0; same && done < bytes; done += n) {
         n = min_size(CHECKPOINT_CHUNK * sizeof(float), bytes - done);
         for (int i = 0; i < 2; i++)
-            if (!safetensors_read_range(&h->files[both[i]->file], both[i]->tensor, done, n, parts[i], error))
+            if (!safetensors_read_range(&s->files[both[i]->file], both[i]->tensor, done, n, parts[i], error))
                 return false;
         same = memcmp(parts[0], parts[1], n) == 0;
     }
@@ -434,28 +380,23 @@ static inline bool source_check_head(ModelSource* s, const HfFiles* h, const cha
 // Opens the directory at s->path.
 static inline bool source_open_hf(ModelSource* s, Error* error) {
     char path[FILE_PATH_MAX];
-    HfFiles h;
+    HfTensors h;
     ForeignTensor* list = NULL;
     size_t count = 0;
     snprintf(path, sizeof path, "%.4000s/config.json", s->path);
     snprintf(s->tokenizer, sizeof s->tokenizer, "%.4000s", s->path);
-    if (!hf_config_read(&s->config, path, error) || !hf_open(&h, s->path, error)) return false;
-    bool ok = source_begin(s, h.file_count, h.tensor_count, error) &&
+    if (!hf_config_read(&s->config, path, error)) return false;
+    bool ok = hf_open(&h, s, error) && source_begin(s, h.count, error) &&
               convert_list(&list, &count, &s->config, &s->parameters, error);
     for (size_t i = 0; ok && i < count; i++) ok = source_add_foreign(s, &h, &list[i], error);
-    for (size_t i = 0; ok && i < h.tensor_count; i++)
+    for (size_t i = 0; ok && i < h.count; i++)
         if (!h.tensors[i].used && !convert_ignores(h.tensors[i].tensor->name, &s->config))
-            ok = fail_with(error,
-                           "%.600s: %.100s belongs to no tensor of a model as config.json describes it; they are of "
-                           "different models",
-                           h.files[h.tensors[i].file].path, h.tensors[i].tensor->name);
+            ok = fail_with(error, "%.600s: %.100s belongs to no tensor of a model as config.json describes it; they "
+                           "are of different models", s->files[h.tensors[i].file].path, h.tensors[i].tensor->name);
     ok = ok && source_check_head(s, &h, list[0].name, error);  // the first of the list is the embedding
-    for (size_t i = 0; ok && i < h.file_count; i++) {
-        source_add_file(s, h.files[i].file, h.files[i].path);
-        h.files[i].file = -1;
-    }
+    for (size_t i = 0; i < s->file_count; i++) safetensors_header_free(&s->files[i].header);
     free(list);
-    hf_close(&h);
+    free(h.tensors);
     return ok && source_finish(s, error);
 }
 
@@ -476,63 +417,51 @@ static inline size_t llmc_order(size_t* tensors, const Parameters* p) {
     return count;
 }
 
-// Reads the file at s->path, which is open already as `file`.
-static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Error* error) {
+// Opens the file at s->path.
+static inline bool source_open_llmc(ModelSource* s, Error* error) {
     int32_t header[LLMC_HEADER];
+    size_t bytes;
+    if (!source_allocate_files(s, 1, error)) return false;
+    int file = s->files[0].file = file_open(&bytes, s->path, error);
+    if (file < 0) return false;
+    memcpy(s->files[0].path, s->path, sizeof s->path);
+    s->file_count = 1;
     if (bytes < sizeof header) return fail_with(error, "%.600s is not a model file: it is too short", s->path);
     if (!file_read_at(file, header, sizeof header, 0, s->path, error)) return false;
     if (header[0] != LLMC_MAGIC)
-        return fail_with(error,
-                         "%.600s is not an llm.c model file; give a run, a checkpoint, a Hugging Face directory, or "
-                         "an llm.c file",
-                         s->path);
+        return fail_with(error, "%.600s is not an llm.c model file; give a run, a checkpoint, a Hugging Face "
+                         "directory, or an llm.c file", s->path);
     if (header[1] != LLMC_FP32 && header[1] != LLMC_BF16)
-        return fail_with(error,
-                         "%.600s has version %d; versions 3 (fp32) and 5 (bf16) are supported: write it again with "
-                         "train_gpt2.py",
-                         s->path, header[1]);
+        return fail_with(error, "%.600s has version %d; versions 3 (fp32) and 5 (bf16) are supported: write it again "
+                         "with train_gpt2.py", s->path, header[1]);
     for (int i = 2; i < 8; i++)
         if (header[i] < 1)
             return fail_with(error, "%.600s has a size of %d in its header; it is damaged", s->path, header[i]);
-    Config* c = &s->config;
-    c->family = FAMILY_GPT2;
-    c->context = (size_t)header[2];
-    c->vocab = (size_t)header[3];
-    c->layers = (size_t)header[4];
-    c->heads = (size_t)header[5];
-    c->channels = (size_t)header[6];
-    c->tied = true;
+    const Config config = {.family = FAMILY_GPT2, .layers = (size_t)header[4], .heads = (size_t)header[5],
+                           .channels = (size_t)header[6], .context = (size_t)header[2], .vocab = (size_t)header[3],
+                           .tied = true};
+    s->config = config;
     size_t padded = (size_t)header[7], position = sizeof header;
     Dtype dtype = header[1] == LLMC_FP32 ? DTYPE_F32 : DTYPE_BF16;
-    if (padded < c->vocab || padded > ((size_t)1 << 25))
+    if (padded < config.vocab || padded > ((size_t)1 << 25))
         return fail_with(error, "%.600s has %zu rows for a vocabulary of %zu; it is damaged", s->path, padded,
-                         c->vocab);
-    if (!source_begin(s, 1, 16 * c->layers + 16, error)) return false;
+                         config.vocab);
+    if (!source_begin(s, 16 * config.layers + 16, error)) return false;
     size_t* order = (size_t*)memory_allocate(s->parameters.count * sizeof(size_t));
     if (order == NULL) return fail_memory(error, s->path, s->parameters.count * sizeof(size_t));
     size_t count = llmc_order(order, &s->parameters);
     for (size_t i = 0; i < count; i++) {
         const Tensor* t = &s->parameters.tensors[order[i]];
         size_t n = tensor_elements(t), rows = i == 0 ? padded : t->rows;  // the first is the token embedding
-        source_add_piece(s, order[i], 0, n, 0, position, dtype);
+        const SourcePiece piece = {.tensor = order[i], .count = n, .position = position, .dtype = dtype};
+        source_add_piece(s, &piece);
         position += n / t->rows * rows * dtype_bytes(dtype);
     }
     free(order);
     if (position != bytes)
-        return fail_with(error,
-                         "%.600s has %zu bytes where its header asks for %zu; it is truncated, or another model's",
-                         s->path, bytes, position);
-    source_add_file(s, file, s->path);
+        return fail_with(error, "%.600s has %zu bytes where its header asks for %zu; it is truncated, or another "
+                         "model's", s->path, bytes, position);
     return source_finish(s, error);
-}
-
-static inline bool source_open_llmc(ModelSource* s, Error* error) {
-    size_t bytes;
-    int file = file_open(&bytes, s->path, error);
-    if (file < 0) return false;
-    bool ok = source_read_llmc(s, file, bytes, error);
-    if (s->file_count == 0) close(file);  // otherwise it is the source's
-    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -545,24 +474,12 @@ static inline bool source_has(const char* directory, const char* name) {
     return access(path, F_OK) == 0;
 }
 
-// Whether a directory has the files of a tokenizer.
-static inline bool source_has_tokenizer(const char* directory) {
-    bool there = source_has(directory, TOKENIZER_FILES[FILE_JSON]);
-    for (int i = 0; i < 2 && !there; i++)
-        there = source_has(directory, GPT2_FILES[i][0]) && source_has(directory, GPT2_FILES[i][1]);
-    for (size_t i = 0; i < PATTERNS_COUNT && !there; i++) {
-        char name[32];
-        if (!PATTERNS[i].name) continue;
-        ranks_name(name, &PATTERNS[i]);
-        there = source_has(directory, name);
-    }
-    return there;
-}
-
 // Opens the tokenizer of a model of V tokens, if the directory has one. Without one it is the byte tokenizer if V is
 // 256; otherwise it is not known, and its vocabulary is 0. The caller closes it in any case.
 static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* directory, size_t V, Error* error) {
-    bool there = source_has_tokenizer(directory);
+    TokenizerFiles files;
+    bool there = tokenizer_files_find(&files, directory, NULL, error);
+    tokenizer_files_free(&files);
     *tokenizer = tokenizer_of_bytes();
     if (!there && V != (size_t)tokenizer->vocabulary) memset(tokenizer, 0, sizeof *tokenizer);
     if (there && !tokenizer_open(tokenizer, directory, NULL, error)) return false;
@@ -590,10 +507,8 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
     } else {
         ok = checkpoint_find_before(&step, &found, path, step, error);
         if (ok && !found)
-            ok = fail_with(error,
-                           "%.600s holds no model: neither checkpoints nor config.json; give a run, a checkpoint, a "
-                           "Hugging Face directory, or an llm.c file",
-                           path);
+            ok = fail_with(error, "%.600s holds no model: neither checkpoints nor config.json; give a run, a "
+                           "checkpoint, a Hugging Face directory, or an llm.c file", path);
         if (ok) checkpoint_path(s->path, path, step, "");
         ok = ok && source_open_checkpoint(s, error);
     }
@@ -608,17 +523,13 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
     if (model->config.family == FAMILY_LLAMA || model->config.context < there->context)
         there->context = model->config.context;
     if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error)) return false;
-    size_t most = 0;
-    for (size_t i = 0; i < model->parameters.count; i++)
-        most = max_size(most, tensor_elements(&model->parameters.tensors[i]));
-    float* values = (float*)memory_allocate(most * sizeof(float));
-    bool ok = values != NULL || fail_memory(error, s->path, most * sizeof(float));
+    bool ok = true;
     for (uint32_t i = 0; ok && i < model->parameters.count; i++) {
         const TensorId id = {i};
-        size_t n = tensor_elements(model_tensor(model, id));
-        ok = source_read(values, s, i, n, error) && flat_set_params(&model->flat, id, 0, values, n, error);
+        const float* values;
+        ok = source_read(&values, s, i, error) &&
+             flat_set_params(&model->flat, id, 0, values, tensor_elements(model_tensor(model, id)), error);
     }
-    free(values);
     return ok;
 }
 

@@ -124,10 +124,7 @@ static const Field STATE_FIELDS[] = {
 enum { STATE_FIELD_COUNT = sizeof STATE_FIELDS / sizeof STATE_FIELDS[0] };
 
 static inline RunState run_state_begin(bool dynamic_scale, double loss_scale) {
-    RunState state;
-    memset(&state, 0, sizeof state);
-    state.loss_scale = dynamic_scale ? loss_scale : 1.0;
-    state.lr_factor = 1.0;
+    RunState state = {.loss_scale = dynamic_scale ? loss_scale : 1.0, .lr_factor = 1.0};
     return state;
 }
 

@@ -206,6 +206,13 @@ static inline size_t parameters_trained(const Parameters* p) {
     return trained;
 }
 
+// Elements of the largest tensor.
+static inline size_t parameters_largest(const Parameters* p) {
+    size_t most = 0;
+    for (size_t i = 0; i < p->count; i++) most = max_size(most, tensor_elements(&p->tensors[i]));
+    return most;
+}
+
 static inline void parameters_free(Parameters* p) {
     free(p->tensors);
     memset(p, 0, sizeof *p);
