@@ -287,10 +287,10 @@ static inline int gguf_compare_merges(const void* left, const void* right) {
 // Writes the merges by rank: for byte-level tokenizers as a list, otherwise as scores of 0 and less.
 static inline bool gguf_put_merges(GgufWriter* w, const Vocabulary* v, size_t V, Error* error) {
     char text[4 * TOKEN_BYTES_MAX + 1];
-    Merge* merges = (Merge*)memory_allocate(v->merge_count * sizeof(Merge));
+    Merge* merges = (Merge*)memory_allocate(v->merge_slots * sizeof(Merge));
     float* scores = (float*)memory_allocate(V * sizeof(float));
     size_t count = 0;
-    bool ok = (merges && scores) || fail_with(error, "out of memory for %zu merges", v->merge_count);
+    bool ok = (merges && scores) || fail_with(error, "out of memory for the merges");
     for (size_t i = 0; ok && i < v->merge_slots; i++)
         if (v->merges[i].rank != MERGE_NONE) merges[count++] = v->merges[i];
     if (ok) qsort(merges, count, sizeof *merges, gguf_compare_merges);

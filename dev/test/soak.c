@@ -1685,6 +1685,7 @@ static void tier_added(void) {
     Way way = {.world = 1, .every = 5};
     run_remove();
     run_killed(&way, "", kill_all("load", 8));
+    put_text(text_of("%s/tiers.tmp-1-0", run_path()), "what a start that was killed has left");
     way.near = 2;
     run_killed(&way, "--resume", kill_all("load", 9));
     expect_resumed(5);

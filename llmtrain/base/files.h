@@ -267,6 +267,18 @@ static inline bool directory_remove(const char* path, Error* error) {
     return good && directory_sync_parent(path, error);
 }
 
+// Removes the temporary files that killed writers of the file at `path` have left. Nobody may be writing it.
+static inline void file_clean(const char* path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char parent[FILE_PATH_MAX], temporary[FILE_PATH_MAX];
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    int prefix = snprintf(temporary, sizeof temporary, "%.255s.tmp-", name);
+    DIR* directory = opendir(parent);
+    for (struct dirent* entry; directory && (entry = readdir(directory)) != NULL;)
+        if (strncmp(entry->d_name, temporary, (size_t)prefix) == 0) unlinkat(dirfd(directory), entry->d_name, 0);
+    if (directory) closedir(directory);
+}
+
 // Gives a directory its final name: flushes it, renames it, flushes its parent. The caller has flushed the files in it.
 // `to` must not exist, or be an empty directory.
 static inline bool directory_rename_sync(const char* from, const char* to, Error* error) {

@@ -474,12 +474,24 @@ static inline bool source_has(const char* directory, const char* name) {
     return access(path, F_OK) == 0;
 }
 
+// Whether a directory has the files of a tokenizer.
+static inline bool source_has_tokenizer(const char* directory) {
+    bool there = source_has(directory, TOKENIZER_FILES[FILE_JSON]);
+    for (int i = 0; i < 2 && !there; i++)
+        there = source_has(directory, GPT2_FILES[i][0]) && source_has(directory, GPT2_FILES[i][1]);
+    for (size_t i = 0; i < PATTERNS_COUNT && !there; i++) {
+        char name[32];
+        if (!PATTERNS[i].name) continue;
+        ranks_name(name, &PATTERNS[i]);
+        there = source_has(directory, name);
+    }
+    return there;
+}
+
 // Opens the tokenizer of a model of V tokens, if the directory has one. Without one it is the byte tokenizer if V is
 // 256; otherwise it is not known, and its vocabulary is 0. The caller closes it in any case.
 static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* directory, size_t V, Error* error) {
-    TokenizerFiles files;
-    bool there = tokenizer_files_find(&files, directory, NULL, error);
-    tokenizer_files_free(&files);
+    bool there = source_has_tokenizer(directory);
     *tokenizer = tokenizer_of_bytes();
     if (!there && V != (size_t)tokenizer->vocabulary) memset(tokenizer, 0, sizeof *tokenizer);
     if (there && !tokenizer_open(tokenizer, directory, NULL, error)) return false;

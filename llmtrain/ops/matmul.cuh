@@ -92,8 +92,8 @@ struct Matmul {
 
 enum { MATMUL_FIRST_CAPACITY = 64, MATMUL_ALIGNMENT = 16 };
 
-// What NVIDIA recommends for Hopper; only algorithms from a file (matmul_choice.cuh) may need more. It must be aligned to
-// 256 bytes, as everything that cudaMalloc returns is.
+// What NVIDIA recommends for Hopper; only algorithms from a file (matmul_choice.cuh) may need more. It must be aligned
+// to 256 bytes, as everything that cudaMalloc returns is.
 static const size_t matmul_workspace = (size_t)32 << 20;
 static inline size_t matmul_scratch_bytes(void) { return matmul_workspace; }
 

@@ -72,6 +72,7 @@ static inline bool run_list_tiers(const Run* run, Error* error) {
     char path[FILE_PATH_MAX], line[FILE_PATH_MAX + 32];
     FileWriter w;
     if (!run_tier_list(path, line, run->options->out, error)) return false;
+    file_clean(path);
     if (run->tier_count == 1) return unlink(path) == 0 || errno == ENOENT || fail_file(error, "remove", path);
     bool good = file_begin(&w, path, error);
     for (size_t i = 0; good && i < run->tier_count; i++) {
