@@ -31,8 +31,6 @@
 //
 // In a CUDA build kernels.cuh has functions of the same names and signatures; the ones here are then cpu::gelu_forward
 // and so on.
-//
-// Needs: what it includes.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H

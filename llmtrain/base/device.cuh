@@ -6,8 +6,6 @@
 //   4. copies      between host and device; batches on a stream of their own
 //
 // Sources that include it are compiled by nvcc, or by a C++ compiler with the emulator in dev/emulator.
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_DEVICE_CUH
 #define LLMTRAIN_DEVICE_CUH

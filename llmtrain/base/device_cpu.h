@@ -6,8 +6,6 @@
 //   3. copies      a large download bypasses the caches
 //
 // In a CUDA build these functions are cpu::device_open and so on.
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/gemm.h, llmtrain/base/system.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_DEVICE_CPU_H
 #define LLMTRAIN_DEVICE_CPU_H

@@ -15,8 +15,6 @@
 //
 // An algorithm is 64 bytes that only one version of the library understands, and it was timed on one kind of GPU. A
 // file for another version or GPU is reported and not used. A damaged file is refused: it ends in a checksum.
-//
-// Needs: llmtrain/ops/matmul.cuh, llmtrain/base/files.h, llmtrain/base/json.h.
 
 #ifndef LLMTRAIN_MATMUL_CHOICE_CUH
 #define LLMTRAIN_MATMUL_CHOICE_CUH

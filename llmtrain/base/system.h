@@ -16,8 +16,6 @@
 //   /proc/meminfo, control groups                  Mach on macOS; elsewhere all memory of the machine
 //   CPU affinity                                   all cores
 //   /dev/shm                                       /tmp
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_SYSTEM_H
 #define LLMTRAIN_SYSTEM_H

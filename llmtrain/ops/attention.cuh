@@ -27,8 +27,6 @@
 //
 // Work for one head: 4 T^2 D / 2 flops forward and 14 T^2 D / 2 backward, for a few T D elements from memory:
 // arithmetic is the bound once T exceeds a few hundred. Blocks with the longest rows are started first.
-//
-// Needs: llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_ATTENTION_CUH
 #define LLMTRAIN_ATTENTION_CUH

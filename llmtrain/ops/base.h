@@ -9,14 +9,13 @@
 //   7. text        UTF-8, numbers, shell quoting
 //   8. order       comparison for qsort; slices of a vector
 //
-// Needs: llmtrain/ops/types.h, llmtrain/ops/posix.h, llmtrain/ops/arithmetic.h. C11, C++20 and CUDA C++.
+// C11, C++20 and CUDA C++.
 
 #ifndef LLMTRAIN_BASE_H
 #define LLMTRAIN_BASE_H
 
 #include "arithmetic.h"
 #include "posix.h"
-#include "types.h"
 
 #include <errno.h>
 #include <stdarg.h>

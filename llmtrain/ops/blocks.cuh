@@ -3,8 +3,6 @@
 //   1. grids       blocks and threads of a launch
 //   2. sums        over a warp, a block, a row, the rows of an array
 //   3. types       floats and elements of floatX in one template; elements kept in registers as they are stored
-//
-// Needs: llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_BLOCKS_CUH
 #define LLMTRAIN_BLOCKS_CUH

@@ -35,9 +35,6 @@
 // A few rows (generating text) are multiplied differently: memory is the bound then, so B is read once, unpacked, and
 // 16 columns of it at a time are transposed in registers. The sums are the same, to the bit. (AMX and BFMMLA, which add
 // in their own order, leave a few rows to the kernel for floats.)
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/types.h, llmtrain/ops/dtypes.h, llmtrain/ops/gemm_portable.h,
-// llmtrain/ops/gemm_x86.h, llmtrain/ops/gemm_arm.h, llmtrain/ops/gemm_apple.h.
 
 #ifndef LLMTRAIN_GEMM_H
 #define LLMTRAIN_GEMM_H

@@ -12,8 +12,7 @@
 // depends only on the shape and the device, and never one chosen by timing it in this run. matmul_choice.cuh replaces
 // some by algorithms that were timed once and stored in a file.
 //
-// Needs: llmtrain/ops/types.h, llmtrain/ops/base.h, llmtrain/ops/blocks.cuh, llmtrain/ops/dtypes.h, and cuBLASLt
-// (-lcublasLt).
+// Link with -lcublasLt.
 
 #ifndef LLMTRAIN_MATMUL_CUH
 #define LLMTRAIN_MATMUL_CUH

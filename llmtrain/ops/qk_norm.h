@@ -8,14 +8,11 @@
 //
 // Every output element is computed by one thread, in an order that depends on the sizes alone. In a CUDA build these
 // functions are cpu::qk_norm_forward and cpu::qk_norm_backward.
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_QK_NORM_H
 #define LLMTRAIN_QK_NORM_H
 
 #include "arithmetic.h"
-#include "types.h"
 
 #ifdef LLMTRAIN_CUDA
 namespace cpu {

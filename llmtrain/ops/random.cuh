@@ -1,12 +1,9 @@
 // random.cuh: random bits for several neighboring elements at a time (base.h has the generator).
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/base.h.
 
 #ifndef LLMTRAIN_RANDOM_CUH
 #define LLMTRAIN_RANDOM_CUH
 
 #include "base.h"
-#include "types.h"
 
 // The random bits of element j of a thread's W, where element 0 has index `first`. If W is not 1, `first` must be a
 // multiple of 4: then one call of random4 serves four elements, since the compiler sees that their calls are the

@@ -4,15 +4,12 @@
 //   1. sums          of floats, in double; the checksum
 //   2. fixed point   sums that no order can change
 //   3. casts, add
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h.
 
 #ifndef LLMTRAIN_VECTORS_CUH
 #define LLMTRAIN_VECTORS_CUH
 
 #include "base.h"
 #include "blocks.cuh"
-#include "types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums

@@ -8,15 +8,11 @@
 //
 // Every output element is computed by one thread, in an order that depends on the sizes alone. In a CUDA build these
 // functions are cpu::sum_of_squares and so on.
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_VECTORS_H
 #define LLMTRAIN_VECTORS_H
 
-#include "arithmetic.h"
 #include "base.h"
-#include "types.h"
 
 #ifdef LLMTRAIN_CUDA
 namespace cpu {

@@ -7,18 +7,12 @@
 //
 // The kernels are the passes of factored.h: each reads the gradients (and m) once more. Sums have a fixed
 // order, which differs from the CPU's.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/optimizers/optimizers.h,
-// llmtrain/ops/optimizers/factored.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_FACTORED_CUH
 #define LLMTRAIN_OPTIMIZERS_FACTORED_CUH
 
-#include "../base.h"
 #include "../blocks.cuh"
-#include "optimizers.h"
 #include "factored.h"
-#include "../types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums

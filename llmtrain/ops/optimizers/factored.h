@@ -14,16 +14,11 @@
 //
 // A vector is a matrix of one row: its v_column is its state v, one number per element; Adam-mini has one v for it all.
 // An update needs the sums of whole rows and columns, so ZeRO shards these optimizers tensor by tensor.
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/types.h, llmtrain/ops/optimizers/optimizers.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_FACTORED_H
 #define LLMTRAIN_OPTIMIZERS_FACTORED_H
 
-#include "../arithmetic.h"
-#include "../base.h"
 #include "optimizers.h"
-#include "../types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Methods

@@ -5,15 +5,10 @@
 // The others are in float: with a rank far below the matrix's sides they cost little.
 //
 // Defines: matrix_multiply, matrix_combine, matrix_normalize, matrix_randomize, matrix_orthonormalize.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/base.h, llmtrain/ops/blocks.cuh, llmtrain/ops/matmul.cuh,
-// llmtrain/ops/optimizers/matrix.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_MATRIX_CUH
 #define LLMTRAIN_OPTIMIZERS_MATRIX_CUH
 
-#include "../types.h"
-#include "../base.h"
-#include "../blocks.cuh"
 #include "../matmul.cuh"
 #include "matrix.h"
 

@@ -13,14 +13,10 @@
 // norms and biases use AdamW, as in their papers.
 //
 //     matrix_update(&MATRIX_OPERATIONS, slice, step, stream);   // the whole tensor, slice->scratch included
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/gemm.h, llmtrain/ops/optimizers/optimizers.h, llmtrain/ops/arithmetic.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_MATRIX_H
 #define LLMTRAIN_OPTIMIZERS_MATRIX_H
 
-#include "../arithmetic.h"
-#include "../base.h"
 #include "../gemm.h"
 #include "optimizers.h"
 

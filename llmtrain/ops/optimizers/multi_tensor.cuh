@@ -8,14 +8,11 @@
 // passes between two launches. So slices are cut into chunks of equal length, numbered across all slices; the block
 // that owns a chunk finds its slice by bisection. The table is a kernel parameter: it needs no memory and no copy, and
 // is read through the constant cache.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/optimizers/optimizers.h.
 
 #ifndef LLMTRAIN_MULTI_TENSOR_CUH
 #define LLMTRAIN_MULTI_TENSOR_CUH
 
 #include "optimizers.h"
-#include "../types.h"
 
 enum {
     MULTI_TENSOR_SLICES = 320,  // 27 KB of the 32,764 bytes that a kernel's parameters may take

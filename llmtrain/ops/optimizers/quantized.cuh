@@ -5,19 +5,13 @@
 //   2. bfloat16
 //
 // Both update many tensors in one launch: multi_tensor.cuh.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/optimizers/multi_tensor.cuh,
-// llmtrain/ops/optimizers/optimizers.h, llmtrain/ops/optimizers/quantized.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH
 #define LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH
 
-#include "../base.h"
 #include "../blocks.cuh"
 #include "multi_tensor.cuh"
-#include "optimizers.h"
 #include "quantized.h"
-#include "../types.h"
 
 // Stores an updated weight as the parameter, rounded stochastically where there are no master weights.
 static __device__ inline floatX quantized_param(float w, const MultiTensorSlice* slice, uint32_t random) {

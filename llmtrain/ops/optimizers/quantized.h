@@ -11,16 +11,11 @@
 //
 // Both compute as AdamW does (optimizer_element), in float, and round the states when they store them; the step is
 // taken with the states before they are rounded. Functions of section 1 run on both backends, with the same bits.
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/types.h, llmtrain/ops/optimizers/optimizers.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_QUANTIZED_H
 #define LLMTRAIN_OPTIMIZERS_QUANTIZED_H
 
-#include "../arithmetic.h"
-#include "../base.h"
 #include "optimizers.h"
-#include "../types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Dynamic maps

@@ -3,32 +3,22 @@
 //
 //   1. elementwise optimizers
 //   2. any optimizer
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/random.cuh,
-// llmtrain/ops/vectors.cuh, llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh,
-// llmtrain/ops/optimizers/multi_tensor.cuh, llmtrain/ops/optimizers/optimizers.h,
-// llmtrain/ops/optimizers/quantized.cuh.
 
 #ifndef LLMTRAIN_OPTIMIZERS_UPDATE_CUH
 #define LLMTRAIN_OPTIMIZERS_UPDATE_CUH
 
-#include "../base.h"
-#include "../blocks.cuh"
 #include "../random.cuh"
-#include "../types.h"
 #include "../vectors.cuh"
 #include "factored.cuh"
 #include "matrix.cuh"
 #include "multi_tensor.cuh"
-#include "optimizers.h"
 #include "quantized.cuh"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Elementwise optimizers
 //
 // Defines: optimizer_update_elements.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/random.cuh,
-// llmtrain/ops/optimizers/multi_tensor.cuh, llmtrain/ops/optimizers/optimizers.h.
+// Needs: llmtrain/ops/blocks.cuh, llmtrain/ops/random.cuh, llmtrain/ops/optimizers/multi_tensor.cuh.
 //
 // One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. In 16-bit builds AdamW
 // with master weights moves 30 bytes per parameter: weight, m, v, gradient in, weight, m, v, stored parameter out.
@@ -83,9 +73,8 @@ static inline void optimizer_update_elements(const OptimizerSlice* slice, const 
 // 2. Any optimizer
 //
 // Defines: optimizer_update, optimizer_update_list.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/random.cuh, llmtrain/ops/vectors.cuh,
-// llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh, llmtrain/ops/optimizers/quantized.cuh,
-// section 1.
+// Needs: llmtrain/ops/random.cuh, llmtrain/ops/vectors.cuh, llmtrain/ops/optimizers/factored.cuh,
+// llmtrain/ops/optimizers/matrix.cuh, llmtrain/ops/optimizers/quantized.cuh, section 1.
 
 static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
                                                    matrix_randomize, matrix_orthonormalize, optimizer_update_elements};

@@ -4,18 +4,13 @@
 //   optimizer_update_list(slices, count, &step, stream);
 //
 // In a CUDA build these functions are cpu::optimizer_update and so on.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/vectors.h, llmtrain/ops/optimizers/factored.h,
-// llmtrain/ops/optimizers/matrix.h, llmtrain/ops/optimizers/optimizers.h, llmtrain/ops/optimizers/quantized.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_UPDATE_H
 #define LLMTRAIN_OPTIMIZERS_UPDATE_H
 
-#include "../types.h"
 #include "../vectors.h"
 #include "factored.h"
 #include "matrix.h"
-#include "optimizers.h"
 #include "quantized.h"
 
 #ifdef LLMTRAIN_CUDA
