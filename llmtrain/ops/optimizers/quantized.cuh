@@ -41,14 +41,7 @@ static __device__ inline Group<uint32_t, W> quantized_random(const OptimizerStep
 // Warps per thread block; elements per lane.
 enum { QUANTIZED_WARPS = 8, QUANTIZED_LANE = OPTIMIZER_BLOCK / WARP };
 
-static __device__ inline uint32_t warp_max_bits(uint32_t x) {
-    #pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, x, distance);
-        x = other > x ? other : x;
-    }
-    return x;
-}
+HOST_DEVICE ALWAYS_INLINE uint32_t larger_bits(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 // W codes at a time: 4 are aligned to 4 bytes.
 template <int W>
@@ -122,14 +115,14 @@ adamw_8bit_kernel(MultiTensorList list, ElementStep e, DynamicMaps maps) {
                 v[k + j] = values[1][v_code.x[j]] * v_scale;
                 optimizer_element(OPTIMIZER_ADAMW, &w.x[j], &m[k + j], &v[k + j], g.x[j], &e);
                 p.x[j] = quantized_param(w.x[j], &slice, random.x[j]);
-                m_largest = magnitude_bits(m[k + j]) > m_largest ? magnitude_bits(m[k + j]) : m_largest;
-                v_largest = magnitude_bits(v[k + j]) > v_largest ? magnitude_bits(v[k + j]) : v_largest;
+                m_largest = larger_bits(magnitude_bits(m[k + j]), m_largest);
+                v_largest = larger_bits(magnitude_bits(v[k + j]), v_largest);
             }
             if (slice.master_weights) group_store<W>(slice.master_weights + i, w);
             group_store<W>(slice.params + i, p);
         }
-        m_scale = float_from_bits(warp_max_bits(m_largest));
-        v_scale = float_from_bits(warp_max_bits(v_largest));
+        m_scale = float_from_bits(warp_combine(m_largest, larger_bits));
+        v_scale = float_from_bits(warp_combine(v_largest, larger_bits));
         float m_inverse = dynamic_inverse(m_scale), v_inverse = dynamic_inverse(v_scale);
         #pragma unroll
         for (int k = 0; k < QUANTIZED_LANE; k += W) {
