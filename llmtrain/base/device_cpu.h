@@ -30,7 +30,6 @@ static inline bool device_choose(size_t local_rank, Error* error) {
     return true;
 }
 
-// tf32: matmuls of floats may round their operands to 10 bits of fraction, which a CPU does not do.
 static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     (void)tf32; (void)error;
     *stream = NULL;
@@ -56,11 +55,7 @@ static inline bool matmul_choices_open(const char* path, bool tells, Stream stre
     (void)path; (void)tells; (void)stream; (void)error;
     return true;
 }
-
-static inline uint64_t matmul_choices_hash(Stream stream) {
-    (void)stream;
-    return 0;
-}
+static inline uint64_t matmul_choices_hash(Stream stream) { (void)stream; return 0; }
 
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return true; }
@@ -70,12 +65,8 @@ static inline bool device_is_host(void) { return true; }
 static inline size_t head_elements(size_t all) { (void)all; return (size_t)1 << 25; }
 
 // Bytes of scratch memory that are enough for every operation on N rows of C channels.
-static inline size_t scratch_bytes(size_t N, size_t C) {
-    (void)N; (void)C;
-    return 0;
-}
+static inline size_t scratch_bytes(size_t N, size_t C) { (void)N; (void)C; return 0; }
 
-// Waits for all work in the stream.
 static inline void device_wait(Stream stream) { (void)stream; }
 
 // A point in the work of a stream, which another thread may wait for: here it is past as soon as it is set.
@@ -117,10 +108,8 @@ static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
 static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
     void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
-        fail_with(error,
-                  "cannot map %.2f GB of memory: %s; make --batch, --seq or the model smaller, or raise the limit "
-                  "(ulimit -v)",
-                  1e-9 * (double)bytes, strerror(errno));
+        fail_with(error, "cannot map %.2f GB of memory: %s; make --batch, --seq or the model smaller, or raise the "
+                  "limit (ulimit -v)", 1e-9 * (double)bytes, strerror(errno));
         return NULL;
     }
     memory_use_large_pages(memory, bytes);

@@ -88,9 +88,8 @@ static inline bool fail_memory(Error* error, const char* path, size_t bytes) {
 // NULL when there is none.
 static inline void* memory_allocate(size_t bytes) {
     void* memory = NULL;
-    size_t rounded = (bytes + 63) / 64 * 64;
-    if (rounded < bytes) return NULL;
-    if (posix_memalign(&memory, 64, rounded ? rounded : 64) != 0) return NULL;
+    size_t rounded = round_up(bytes, 64);
+    if (rounded < bytes || posix_memalign(&memory, 64, max_size(rounded, 64)) != 0) return NULL;
     memset(memory, 0, rounded);
     return memory;
 }
@@ -275,13 +274,7 @@ static inline uint64_t hash_lane(uint64_t lane, uint64_t input) {
 }
 
 static inline Hash hash_begin(uint64_t seed) {
-    Hash h;
-    memset(&h, 0, sizeof h);
-    h.seed = seed;
-    h.lanes[0] = seed + XXH_PRIME1 + XXH_PRIME2;
-    h.lanes[1] = seed + XXH_PRIME2;
-    h.lanes[2] = seed;
-    h.lanes[3] = seed - XXH_PRIME1;
+    Hash h = {.lanes = {seed + XXH_PRIME1 + XXH_PRIME2, seed + XXH_PRIME2, seed, seed - XXH_PRIME1}, .seed = seed};
     return h;
 }
 
@@ -348,30 +341,16 @@ HOST_DEVICE static inline uint64_t checksum_element(floatX x, uint64_t index) {
 // ------------------------------------------------------------------------------------------------
 // 6. Threads
 
-static inline size_t threads_count(void) {
+// thread_number: of the calling thread in a parallel region, below threads_count().
 #ifdef _OPENMP
-    return (size_t)omp_get_max_threads();
+static inline size_t threads_count(void) { return (size_t)omp_get_max_threads(); }
+static inline size_t thread_number(void) { return (size_t)omp_get_thread_num(); }
+static inline void threads_set(size_t threads) { omp_set_num_threads((int)threads); }
 #else
-    return 1;
+static inline size_t threads_count(void) { return 1; }
+static inline size_t thread_number(void) { return 0; }
+static inline void threads_set(size_t threads) { (void)threads; }
 #endif
-}
-
-// The number of the calling thread in a parallel region: below threads_count().
-static inline size_t thread_number(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
-static inline void threads_set(size_t threads) {
-#ifdef _OPENMP
-    omp_set_num_threads((int)threads);
-#else
-    (void)threads;
-#endif
-}
 
 // Tasks 0 to count - 1 of a parallel region. A thread starts with a contiguous part of them, the same one whenever the
 // numbers are the same, then helps the others: no thread waits for a slow one, and what a thread wrote in one operation

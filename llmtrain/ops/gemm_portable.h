@@ -21,11 +21,7 @@ typedef struct {
 } GemmMatrix;
 
 static inline GemmMatrix gemm_matrix(const void* data, Dtype type, size_t stride, bool transposed) {
-    GemmMatrix m;
-    m.data = data;
-    m.type = type;
-    m.stride = stride;
-    m.transposed = transposed;
+    GemmMatrix m = {data, type, stride, transposed};
     return m;
 }
 

@@ -152,21 +152,12 @@ HOST_DEVICE ALWAYS_INLINE float factored_element(const Factored* f, OptimizerKin
 }
 
 static inline Factored factored_begin(const OptimizerSlice* slice, const OptimizerStep* o) {
-    Factored f;
     bool matrix = slice->shape.cols > 0;
     void* const* s = slice->states;
-    memset(&f, 0, sizeof f);
-    f.kind = o->kind;
-    f.grad_scale = o->grad_scale;
-    f.beta1 = o->beta1;
-    f.decay = o->lr * o->weight_decay;
-    f.rate = 1.0f - o->beta2;
-    f.step = o->lr;
-    f.R = matrix ? slice->shape.rows : 1;
-    f.C = matrix ? slice->shape.cols : slice->shape.rows;
-    f.grads = slice->grads;
-    f.params = slice->params;
-    f.master_weights = slice->master_weights;
+    Factored f = {.kind = o->kind, .grad_scale = o->grad_scale, .beta1 = o->beta1, .decay = o->lr * o->weight_decay,
+                  .rate = 1.0f - o->beta2, .step = o->lr, .R = matrix ? slice->shape.rows : 1,
+                  .C = matrix ? slice->shape.cols : slice->shape.rows, .grads = slice->grads,
+                  .master_weights = slice->master_weights, .params = slice->params};
     if (o->kind == OPTIMIZER_ADAM_MINI) {
         f.v_row = (float*)(matrix ? s[0] : s[1]);
         f.m = (float*)s[2];

@@ -60,14 +60,9 @@ static inline bool multi_tensor_next(MultiTensorList* list, size_t* next, const 
     for (; *next < count && list->count < MULTI_TENSOR_SLICES; ++*next) {
         const OptimizerSlice* s = &slices[*next];
         if (s->n == 0 || multi_tensor_fours(s) != fours) continue;
-        MultiTensorSlice* listed = &list->slices[list->count];
-        listed->params = s->params;
-        listed->master_weights = s->master_weights;
-        listed->grads = s->grads;
-        for (size_t i = 0; i < MULTI_TENSOR_STATES; i++) listed->states[i] = s->states[i];
-        listed->first = s->first;
-        listed->n = s->n;
-        listed->weight_decay = optimizer_step_of(s, o).weight_decay;
+        list->slices[list->count] = {s->params, s->master_weights, s->grads,
+                                     {s->states[0], s->states[1], s->states[2], s->states[3]}, s->first, s->n,
+                                     optimizer_step_of(s, o).weight_decay};
         list->begins[list->count++] = list->chunks;
         list->chunks += (unsigned)divide_up(s->n, chunk);
     }
