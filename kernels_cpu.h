@@ -67,9 +67,7 @@
 //     sum of losses, norm of the gradients          double     double
 //     random numbers, tokens                        -          integers
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 2. Embedding
@@ -522,8 +520,6 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
     }
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_KERNELS_CPU_H

@@ -4,8 +4,6 @@
 //   1. device      begin, end, limits
 //   2. memory      allocated and zeroed once, before the first step
 //   3. copies      a large download bypasses the caches
-//
-// In a CUDA build these functions are cpu::device_open and so on.
 
 #ifndef LLMTRAIN_DEVICE_CPU_H
 #define LLMTRAIN_DEVICE_CPU_H
@@ -17,9 +15,7 @@
 #include <emmintrin.h>
 #endif
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Device
@@ -174,8 +170,6 @@ static inline int32_t* device_upload_batch(int32_t* const slots[2], const int32_
     return slots[0];
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_DEVICE_CPU_H

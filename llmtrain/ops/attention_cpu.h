@@ -20,9 +20,7 @@
 
 #include "gemm.h"
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Tiles
@@ -374,8 +372,6 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
     }
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_ATTENTION_CPU_H

@@ -31,6 +31,15 @@
 
 #define LLMTRAIN_VERSION "0.1"
 
+// A CUDA build has both backends: what lies between these two, functions for a CPU, is cpu::gelu_forward and so on.
+#ifdef LLMTRAIN_CUDA
+#define CPU_NAMESPACE_BEGIN namespace cpu {
+#define CPU_NAMESPACE_END }
+#else
+#define CPU_NAMESPACE_BEGIN
+#define CPU_NAMESPACE_END
+#endif
+
 // ------------------------------------------------------------------------------------------------
 // 1. Errors
 //

@@ -17,9 +17,7 @@
 
 #include "gemm.h"
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 enum {
     DECODE_KEYS = 64,     // keys in a tile: TILE of attention_cpu.h
@@ -147,8 +145,6 @@ static inline void attention_decode(floatX* out, void* keys, void* values, float
     }
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_DECODE_H

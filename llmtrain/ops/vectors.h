@@ -5,18 +5,13 @@
 //   1. sums          global norm, losses, checksum
 //   2. fixed point   sums that no order can change
 //   3. casts, add
-//
-// Every output element is computed by one thread, in an order that depends on the sizes alone. In a CUDA build these
-// functions are cpu::sum_of_squares and so on.
 
 #ifndef LLMTRAIN_VECTORS_H
 #define LLMTRAIN_VECTORS_H
 
 #include "base.h"
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
@@ -124,8 +119,6 @@ static inline void residual_forward(floatX* out, const floatX* in, const floatX*
     for (size_t i = 0; i < n; i++) out[i] = floatX_of(float_of(in[i]) + float_of(branch[i]));
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_VECTORS_H

@@ -205,9 +205,7 @@ HOST_DEVICE ALWAYS_INLINE float factored_clip(float mean_square) {
     return size > 1.0f ? 1.0f / size : 1.0f;
 }
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 3. Passes
@@ -331,8 +329,6 @@ static inline void factored_update(const OptimizerSlice* slice, const OptimizerS
     for (size_t c = 0; c < f.C; c++) f.v_column[c] = factored_column(&f, TERM_BOUND, c);
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_OPTIMIZERS_FACTORED_H
