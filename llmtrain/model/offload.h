@@ -432,17 +432,18 @@ static inline void* offload_take(Offload* o, size_t piece, bool fresh, Error* er
         if (slot && slot->busy) slot = NULL;
         if (slot == NULL) offload_wait(o);
     }
-    if (o->failed) *error = o->error;
-    else {
+    if (o->failed) {
+        *error = o->error;
+        slot = NULL;
+    } else {
         for (size_t w = 0; w < OFFLOAD_AHEAD; w++)
             if (o->wanted[w] == piece) o->wanted[w] = OFFLOAD_NONE;
         slot->piece = piece;
         slot->taken = true;
         slot->used = ++o->clock;
     }
-    bool failed = o->failed;
     pthread_mutex_unlock(&o->lock);
-    return failed ? NULL : slot->memory;
+    return slot ? slot->memory : NULL;
 }
 
 // The caller is done with a piece that it has taken, once its stream reaches this point. changed: the piece must be

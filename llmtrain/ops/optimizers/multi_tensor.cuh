@@ -1,8 +1,6 @@
 // multi_tensor.cuh: the table with which one launch updates many tensors, as PyTorch's multi_tensor_apply does.
 //
-//   MultiTensorList list;
-//   for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, &step, fours, chunk);)
-//       kernel<<<list.chunks, threads, 0, stream->compute>>>(list);
+//   multi_tensor_launch(kernel<4>, kernel<1>, slices, count, &step, stream);
 //
 // 8 of the 12 tensors of a GPT-2 block are vectors of a few thousand elements, whose update takes less time than
 // passes between two launches. So slices are cut into chunks of equal length, numbered across all slices; the block
@@ -12,6 +10,7 @@
 #ifndef LLMTRAIN_MULTI_TENSOR_CUH
 #define LLMTRAIN_MULTI_TENSOR_CUH
 
+#include "../blocks.cuh"
 #include "optimizers.h"
 
 enum {
@@ -67,6 +66,20 @@ static inline bool multi_tensor_next(MultiTensorList* list, size_t* next, const 
         list->chunks += (unsigned)divide_up(s->n, chunk);
     }
     return list->count > 0;
+}
+
+// Updates all slices by launches of two kernels in which a thread owns four elements, or one.
+static inline void multi_tensor_launch(void (*fours)(MultiTensorList, ElementStep),
+                                       void (*ones)(MultiTensorList, ElementStep), const OptimizerSlice* slices,
+                                       size_t count, const OptimizerStep* o, Stream stream) {
+    MultiTensorList list;
+    for (int wide = 0; wide < 2; wide++) {
+        auto kernel = wide ? fours : ones;
+        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, wide, FLAT_THREADS * (wide ? 4 : 1));) {
+            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, element_step(o));
+            LAUNCH_CHECK();
+        }
+    }
 }
 
 #endif  // LLMTRAIN_MULTI_TENSOR_CUH

@@ -9,7 +9,6 @@
 #ifndef LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH
 #define LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH
 
-#include "../blocks.cuh"
 #include "multi_tensor.cuh"
 #include "quantized.h"
 
@@ -199,15 +198,7 @@ static __global__ void adamw_bf16_kernel(MultiTensorList list, ElementStep e) {
 
 static inline void adamw_bf16_update(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
                                      Stream stream) {
-    MultiTensorList list;
-    for (int fours = 0; fours < 2; fours++) {
-        auto kernel = fours ? adamw_bf16_kernel<FOUR> : adamw_bf16_kernel<1>;
-        size_t chunk = FLAT_THREADS * (fours ? FOUR : 1);
-        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, chunk);) {
-            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, element_step(o));
-            LAUNCH_CHECK();
-        }
-    }
+    multi_tensor_launch(adamw_bf16_kernel<FOUR>, adamw_bf16_kernel<1>, slices, count, o, stream);
 }
 
 #endif  // LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH

@@ -54,15 +54,7 @@ static __global__ void optimizer_kernel(MultiTensorList list, ElementStep e) {
 }
 
 static inline void elements_update(const OptimizerSlice* slices, size_t count, const OptimizerStep* o, Stream stream) {
-    MultiTensorList list;
-    for (int fours = 0; fours < 2; fours++) {
-        auto kernel = fours ? optimizer_kernel<FOUR> : optimizer_kernel<1>;
-        size_t chunk = FLAT_THREADS * (fours ? FOUR : 1);
-        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, chunk);) {
-            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, element_step(o));
-            LAUNCH_CHECK();
-        }
-    }
+    multi_tensor_launch(optimizer_kernel<FOUR>, optimizer_kernel<1>, slices, count, o, stream);
 }
 
 static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
