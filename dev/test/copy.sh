@@ -105,7 +105,7 @@ piece ATTENTION llmtrain/ops/attention.cuh
 piece DECODE llmtrain/ops/decode.cuh
 piece MATMUL llmtrain/ops/matmul.cuh
 piece QK_NORM llmtrain/ops/qk_norm.cuh
-piece RANDOM llmtrain/ops/random.cuh
+piece RANDOM llmtrain/ops/base.h
 piece KERNELS_CPU kernels_cpu.h
 for source in kernels.cuh llmtrain/ops/vectors.cuh llmtrain/ops/optimizers/update.cuh; do
     for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' $source); do

@@ -204,6 +204,18 @@ HOST_DEVICE static inline uint32_t random_bits(uint64_t seed, RandomPurpose purp
     return random4(seed, purpose, step, index / 4).bits[index % 4];
 }
 
+#ifdef LLMTRAIN_CUDA
+// The random bits of element j of a thread's W neighbors, where element 0 has index `first`. If W is not 1, `first` must
+// be a multiple of 4: then one call of random4 serves four elements, since the compiler sees that their calls are the
+// same.
+template <int W>
+static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
+                                               int j) {
+    if constexpr (W == 1) return random_bits(seed, purpose, step, first + (uint64_t)j);
+    return random4(seed, purpose, step, first / 4 + (uint64_t)(j / 4)).bits[j % 4];
+}
+#endif
+
 // out (4 VECTOR_U64_LANES) = random4 of the indices in c0. Only the lower half of each element of c0 to c3 counts.
 static inline void random_vector(uint32_t* out, uint64_t seed, RandomPurpose purpose, uint64_t step, VectorU64 c0) {
     VectorU64 zero = {0}, c1 = c0 >> 32, c2 = zero + step, c3 = zero + (uint64_t)purpose;

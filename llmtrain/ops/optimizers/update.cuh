@@ -7,7 +7,6 @@
 #ifndef LLMTRAIN_OPTIMIZERS_UPDATE_CUH
 #define LLMTRAIN_OPTIMIZERS_UPDATE_CUH
 
-#include "../random.cuh"
 #include "../vectors.cuh"
 #include "factored.cuh"
 #include "matrix.cuh"
@@ -18,7 +17,7 @@
 // 1. Elementwise optimizers
 //
 // Defines: optimizer_update_elements.
-// Needs: llmtrain/ops/blocks.cuh, llmtrain/ops/random.cuh, llmtrain/ops/optimizers/multi_tensor.cuh.
+// Needs: llmtrain/ops/optimizers/multi_tensor.cuh.
 //
 // One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. In 16-bit builds AdamW
 // with master weights moves 30 bytes per parameter: weight, m, v, gradient in, weight, m, v, stored parameter out.
@@ -65,8 +64,8 @@ static inline void optimizer_update_elements(const OptimizerSlice* slice, const 
 // 2. Any optimizer
 //
 // Defines: optimizer_update, optimizer_update_list.
-// Needs: llmtrain/ops/random.cuh, llmtrain/ops/vectors.cuh, llmtrain/ops/optimizers/factored.cuh,
-// llmtrain/ops/optimizers/matrix.cuh, llmtrain/ops/optimizers/quantized.cuh, section 1.
+// Needs: llmtrain/ops/vectors.cuh, llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh,
+// llmtrain/ops/optimizers/quantized.cuh, section 1.
 
 static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
                                                    matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
