@@ -1,9 +1,5 @@
 // device_cpu.h: device memory and copies for the runtime, where the device is the machine itself. device.cuh has the
 // same functions for a GPU.
-//
-//   1. device      begin, end, limits
-//   2. memory      allocated and zeroed once, before the first step
-//   3. copies      a large download bypasses the caches
 
 #ifndef LLMTRAIN_DEVICE_CPU_H
 #define LLMTRAIN_DEVICE_CPU_H

@@ -6,9 +6,6 @@
 //   matmul_choices_write(&c, "h200.json", &error) && matmul_choices_read(&c, "h200.json", &error);
 //   matmul_choices_free(&c);
 //
-//   1. file     its contents; reading, writing
-//   2. plans    its algorithms, put into the table of matmul.cuh
-//
 // Without a file a matmul takes the library's first proposal. Another may be faster, but it adds in a different order
 // and so gives different bits: if each run timed them and chose for itself, runs would not be reproducible. So the
 // choice is made once and kept: the same file gives the same bits. Other shapes still take the first proposal.

@@ -1,8 +1,5 @@
 // offload_activations.h: the blocks' activations wait for the backward in a store of pieces (offload.h), not in memory.
 //
-//   1. blocks   which of them are offloaded, where their arrays are
-//   2. passes   a block's arrays for its forward and for its backward
-//
 // What a block keeps for its backward (activations.h) is a piece. After a block's forward the piece is written while
 // the next block computes; in the backward the previous block's piece is read while a block computes. There are two
 // slots, and what the last block keeps is in memory: three blocks' activations instead of all. The two blocks before

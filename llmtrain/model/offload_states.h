@@ -1,11 +1,9 @@
 // offload_states.h: master weights and optimizer states in a store of pieces (offload.h), not in memory.
 //
-//   1. parts    tensors are cut into parts, and a piece of the store holds what belongs to some of them
-//   2. access   a part for its update; elements of an array, for checkpoints and initial weights
-//
-// A piece is up to 32 MiB, or larger if a tensor must stay whole. An update takes the parts in order, so that while one
-// piece is updated, the next are read and the previous ones written. Tensors are cut only where the optimizer lets ZeRO
-// cut them too, which changes no bit. In zero.h flat_create makes the table of parts, and flat_update passes over it.
+// Tensors are cut into parts, only where the optimizer lets ZeRO cut them too, which changes no bit. A piece holds what
+// belongs to some parts, up to 32 MiB, or more if a tensor must stay whole. An update takes the parts in order: while a
+// piece is updated, the next are read and the previous ones written. In zero.h flat_create makes the table of parts, and
+// flat_update passes over it.
 //
 // Arrays are numbered: OFFLOAD_MASTERS, then the optimizer's states in the order of its row in OPTIMIZERS.
 

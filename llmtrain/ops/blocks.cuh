@@ -1,8 +1,4 @@
 // blocks.cuh: how rows and elements are divided among the blocks and threads of a GPU, and sums over them.
-//
-//   1. grids       blocks and threads of a launch
-//   2. sums        over a warp, a block, a row, the rows of an array
-//   3. types       floats and elements of floatX in one template; elements kept in registers as they are stored
 
 #ifndef LLMTRAIN_BLOCKS_CUH
 #define LLMTRAIN_BLOCKS_CUH
@@ -58,10 +54,14 @@ static __device__ inline float block_combine(float x, float least, float* shared
 }
 
 struct Add { template <typename T> __device__ T operator()(T a, T b) const { return a + b; } };
-struct Max { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
+struct Max {
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+    __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a > b ? a : b; }
+};
 template <typename T>
 static __device__ inline T warp_sum(T x) { return warp_combine(x, Add()); }
-static __device__ inline float warp_max(float x) { return warp_combine(x, Max()); }
+template <typename T>
+static __device__ inline T warp_max(T x) { return warp_combine(x, Max()); }
 static __device__ inline float block_sum(float x, float* shared) { return block_combine(x, 0.0f, shared, Add()); }
 static __device__ inline float block_max(float x, float* shared) { return block_combine(x, -INFINITY, shared, Max()); }
 

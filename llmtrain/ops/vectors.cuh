@@ -1,9 +1,5 @@
 // vectors.cuh: operations on whole vectors of parameters and gradients in CUDA: kernels, and launchers of the same
 // names and signatures as in vectors.h.
-//
-//   1. sums          of floats, in double; the checksum
-//   2. fixed point   sums that no order can change
-//   3. casts, add
 
 #ifndef LLMTRAIN_VECTORS_CUH
 #define LLMTRAIN_VECTORS_CUH

@@ -1,10 +1,6 @@
 // vectors.h: operations on whole vectors of parameters and gradients, in plain C: the specification of the kernels of
 // the same names in vectors.cuh, and the CPU backend. Operations of the model's layers are in kernels_cpu.h, and its
 // conventions hold here.
-//
-//   1. sums          global norm, losses, checksum
-//   2. fixed point   sums that no order can change
-//   3. casts, add
 
 #ifndef LLMTRAIN_VECTORS_H
 #define LLMTRAIN_VECTORS_H

@@ -1,10 +1,6 @@
 // factored.cuh: Adafactor, CAME, Adam-mini and SM3 in CUDA; the formulas and the functions in C are in
 // factored.h.
 //
-//   1. sums      of rows and of columns
-//   2. states    from the sums
-//   3. update
-//
 // The kernels are the passes of factored.h: each reads the gradients (and m) once more. Sums have a fixed
 // order, which differs from the CPU's.
 

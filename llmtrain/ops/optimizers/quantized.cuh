@@ -1,9 +1,6 @@
 // quantized.cuh: AdamW with states of 8 bits or bfloat16, in CUDA; the functions in C are in
 // quantized.h. Both give the same bits.
 //
-//   1. 8 bits
-//   2. bfloat16
-//
 // Both update many tensors in one launch: multi_tensor.cuh.
 
 #ifndef LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH
@@ -39,8 +36,6 @@ static __device__ inline Group<uint32_t, W> quantized_random(const OptimizerStep
 
 // Warps per thread block; elements per lane.
 enum { QUANTIZED_WARPS = 8, QUANTIZED_LANE = OPTIMIZER_BLOCK / WARP };
-
-HOST_DEVICE ALWAYS_INLINE uint32_t larger_bits(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 // W codes at a time: 4 are aligned to 4 bytes.
 template <int W>
@@ -114,14 +109,14 @@ adamw_8bit_kernel(MultiTensorList list, ElementStep e, DynamicMaps maps) {
                 v[k + j] = values[1][v_code.x[j]] * v_scale;
                 optimizer_element(OPTIMIZER_ADAMW, &w.x[j], &m[k + j], &v[k + j], g.x[j], &e);
                 p.x[j] = quantized_param(w.x[j], &slice, random.x[j]);
-                m_largest = larger_bits(magnitude_bits(m[k + j]), m_largest);
-                v_largest = larger_bits(magnitude_bits(v[k + j]), v_largest);
+                m_largest = Max()(magnitude_bits(m[k + j]), m_largest);
+                v_largest = Max()(magnitude_bits(v[k + j]), v_largest);
             }
             if (slice.master_weights) group_store<W>(slice.master_weights + i, w);
             group_store<W>(slice.params + i, p);
         }
-        m_scale = float_from_bits(warp_combine(m_largest, larger_bits));
-        v_scale = float_from_bits(warp_combine(v_largest, larger_bits));
+        m_scale = float_from_bits(warp_max(m_largest));
+        v_scale = float_from_bits(warp_max(v_largest));
         float m_inverse = dynamic_inverse(m_scale), v_inverse = dynamic_inverse(v_scale);
         #pragma unroll
         for (int k = 0; k < QUANTIZED_LANE; k += W) {

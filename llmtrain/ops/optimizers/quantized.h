@@ -1,10 +1,6 @@
 // quantized.h: AdamW with narrow states, in plain C: the specification of the kernels of the same name, and
 // the CPU backend.
 //
-//   1. dynamic maps    the numbers that 8-bit codes represent, and how the nearest is found
-//   2. 8 bits          blocks of 256 elements share a scale
-//   3. bfloat16        with stochastic rounding
-//
 //   optimizer     states, bytes per parameter                       AdamW with 32-bit states: 8
 //   adamw-8bit    m, v: 1 each; their scales: 4 for 256 elements    2.03
 //   adamw-bf16    m, v: 2 each                                      4

@@ -1,8 +1,5 @@
 // update.cuh: one step of any optimizer over slices of the parameters in CUDA, with the names and signatures of
 // update.h.
-//
-//   1. elementwise optimizers
-//   2. any optimizer
 
 #ifndef LLMTRAIN_OPTIMIZERS_UPDATE_CUH
 #define LLMTRAIN_OPTIMIZERS_UPDATE_CUH
