@@ -56,23 +56,6 @@ static inline Cost cost_matmul_weight(size_t M, size_t N, size_t K) {
     return c;
 }
 
-// The same with the GELU of the output, which is written too; and with the GELU's backward after the gradient of the
-// input (M, K).
-static inline Cost cost_matmul_gelu_forward(size_t M, size_t N, size_t K) {
-    double n = (double)M * (double)N;
-    Cost c = cost_matmul(M, N, K);
-    c.flops += (COST_SIGMOID + 7) * n;
-    c.bytes += COST_X * n;
-    return c;
-}
-static inline Cost cost_matmul_gelu_backward_input(size_t M, size_t N, size_t K) {
-    double n = (double)M * (double)K;
-    Cost c = cost_matmul(M, N, K);
-    c.flops += (COST_SIGMOID + 15) * n;
-    c.bytes += COST_X * n;
-    return c;
-}
-
 // positions: whether position embeddings, or their gradients, are added too.
 static inline Cost cost_embedding_forward(size_t B, size_t T, size_t C, bool positions) {
     double rows = (double)B * (double)T, n = rows * (double)C;

@@ -153,14 +153,6 @@ static inline const GemmState* gemm_ready(void) {
     return &gemm_state;
 }
 
-// Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, bfmmla, accelerate, or auto for
-// the best. Not while a matmul is running.
-static inline bool gemm_force(Error* error, const char* name) {
-    gemm_ready();
-    return gemm_use(name) || fail_with(error, "gemm: kernel '%s' is unknown, or this processor, system or compiler "
-                                       "lacks it; use auto", name);
-}
-
 // The kernels for float and for bfloat16: "avx512 / amx".
 static inline const char* gemm_backend(void) { return gemm_ready()->backend; }
 
@@ -237,10 +229,8 @@ static inline GemmPlan gemm_block_plan(const GemmProblem* p, const GemmKernel* k
 }
 
 static inline GemmPlan gemm_dot_plan(const GemmProblem* p, size_t threads) {
-    GemmPlan plan;
-    plan.rows = plan.task_rows = p->M;
-    plan.cols = round_up(divide_up(p->N, 8 * threads), GEMM_DOT_COLS);
-    plan.k_block = min_size(p->K, GEMM_DOT_K);
+    GemmPlan plan = {.rows = p->M, .cols = round_up(divide_up(p->N, 8 * threads), GEMM_DOT_COLS), .task_rows = p->M,
+                     .k_block = min_size(p->K, GEMM_DOT_K)};
     // With several blocks of k the sums wait in the workspace.
     if (plan.k_block < p->K) plan.cols = min_size(plan.cols, (size_t)GEMM_SUMS / GEMM_FEW_ROWS);
     return plan;

@@ -20,7 +20,6 @@
 enum { SUM_THREADS = 256, SUM_BLOCKS = 4096 };
 
 static inline size_t sum_of_squares_scratch_bytes(void) { return SUM_BLOCKS * sizeof(double); }
-static inline size_t sum_scaled_scratch_bytes(void) { return sum_of_squares_scratch_bytes(); }
 
 // block_sum of blocks.cuh for 64-bit types; only thread 0 gets the result. shared (32).
 template <typename T>
