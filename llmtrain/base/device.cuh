@@ -40,8 +40,9 @@ static const DevicePeak DEVICE_PEAKS[] = {
     {"GeForce RTX 3070 Ti", 43.5, 21.7}, {"GeForce RTX 3080", 59.5, 29.8}, {"GeForce RTX 3080 Ti", 68.2, 34.1},
     {"GeForce RTX 3090", 71.2, 35.6}, {"GeForce RTX 3090 Ti", 80, 40},
     {"GeForce RTX 4060", 30.2, 15.1}, {"GeForce RTX 4060 Ti", 44.1, 22.1}, {"GeForce RTX 4070", 58.3, 29.1},
-    {"GeForce RTX 4070 SUPER", 70.9, 35.5}, {"GeForce RTX 4070 Ti", 80.2, 40.1}, {"GeForce RTX 4070 Ti SUPER", 88.2, 44.1},
-    {"GeForce RTX 4080", 97.5, 48.7}, {"GeForce RTX 4080 SUPER", 104.4, 52.2}, {"GeForce RTX 4090", 165.2, 82.6},
+    {"GeForce RTX 4070 SUPER", 70.9, 35.5}, {"GeForce RTX 4070 Ti", 80.2, 40.1},
+    {"GeForce RTX 4070 Ti SUPER", 88.2, 44.1}, {"GeForce RTX 4080", 97.5, 48.7},
+    {"GeForce RTX 4080 SUPER", 104.4, 52.2}, {"GeForce RTX 4090", 165.2, 82.6},
     {"GeForce RTX 5060", 38.4, 19.2}, {"GeForce RTX 5060 Ti", 47.4, 23.7}, {"GeForce RTX 5070", 61.7, 30.9},
     {"GeForce RTX 5070 Ti", 87.9, 43.9}, {"GeForce RTX 5080", 112.6, 56.3}, {"GeForce RTX 5090", 209.5, 104.8},
 };

@@ -70,7 +70,7 @@ typedef enum {
     BLOCK_KEPT = BLOCK_OPERATIONS  // of an array that every block keeps
 } BlockOperation;
 
-#define BLOCK_SHARES_ALL (~0u)      // `recomputed` of a block that has no backward: it keeps nothing, not even its input
+#define BLOCK_SHARES_ALL (~0u)  // `recomputed` of a block that has no backward: it keeps nothing, not even its input
 
 enum { BLOCK_ARRAYS_MAX = 32 };
 

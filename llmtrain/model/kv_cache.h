@@ -31,7 +31,8 @@ static inline size_t kv_cache_element(const KvCache* c) { return c->scales ? 1 :
 static inline void kv_cache_layout(KvCache* c, Arena* arena, size_t L, size_t B, size_t context, size_t K, size_t D,
                                    bool q8) {
     size_t vectors = L * B * context * K, bytes = vectors * D * (q8 ? 1 : sizeof(floatX));
-    KvCache cache = {.layers = L, .sequences = B, .context = context, .kv_heads = K, .head_size = D, .length = c->length};
+    KvCache cache = {.layers = L, .sequences = B, .context = context, .kv_heads = K, .head_size = D,
+                     .length = c->length};
     *c = cache;
     c->keys = arena_take(arena, "KV cache", bytes);
     c->values = arena_take(arena, "KV cache", bytes);

@@ -2,8 +2,8 @@
 //
 // Tensors are cut into parts, only where the optimizer lets ZeRO cut them too, which changes no bit. A piece holds what
 // belongs to some parts, up to 32 MiB, or more if a tensor must stay whole. An update takes the parts in order: while a
-// piece is updated, the next are read and the previous ones written. In zero.h flat_create makes the table of parts, and
-// flat_update passes over it.
+// piece is updated, the next are read and the previous ones written. In zero.h flat_create makes the table of parts,
+// and flat_update passes over it.
 //
 // Arrays are numbered: OFFLOAD_MASTERS, then the optimizer's states in the order of its row in OPTIMIZERS.
 
