@@ -16,10 +16,7 @@
 #include "system.h"  // and from base.h Error, fail_with, memory_allocate
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/types.h>
-#include <unistd.h>
 
 // ------------------------------------------------------------------------------------------------
 // Files

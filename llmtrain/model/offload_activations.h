@@ -48,8 +48,8 @@ static inline bool offload_blocks_plan(OffloadBlocks* o, size_t L, int offload, 
 
 // Takes the arrays of all blocks from the plan or, if blocks are offloaded, those of the last one and the slots.
 // first: the block at which the backward ends.
-static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blocks, size_t L,
-                                         size_t first, const BlockShape* shape, Arena* arena) {
+static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blocks, size_t L, size_t first,
+                                         const BlockShape* shape, Arena* arena) {
     BlockActivations any, *last = &blocks[L - 1];
     Arena piece;
     o->blocks = blocks;
@@ -57,7 +57,8 @@ static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blo
     o->L = L;
     o->first = first;
     o->held = OFFLOAD_NONE;
-    for (size_t l = L; l-- > (o->moved ? L - 1 : 0);) block_layout(&blocks[l], last, blocks[l].recomputed, shape, arena);
+    for (size_t l = L; l-- > (o->moved ? L - 1 : 0);)
+        block_layout(&blocks[l], last, blocks[l].recomputed, shape, arena);
     if (o->moved == 0) return;
     memset(&piece, 0, sizeof piece);
     block_layout(&any, last, blocks[0].recomputed, shape, &piece);

@@ -205,7 +205,7 @@ HOST_DEVICE static inline uint32_t random_bits(uint64_t seed, RandomPurpose purp
 }
 
 #ifdef LLMTRAIN_CUDA
-// The random bits of element j of a thread's W neighbors, where element 0 has index `first`: with W > 1 a multiple of 4,
+// The random bits of element j of a thread's W neighbors, where element 0 has index `first`: a multiple of 4 if W > 1,
 // so that one call of random4 serves four elements, since the compiler sees that their calls are the same.
 template <int W>
 static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
