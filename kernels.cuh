@@ -30,7 +30,6 @@
 #include "llmtrain/ops/matmul.cuh"
 #include "llmtrain/ops/optimizers/update.cuh"
 #include "llmtrain/ops/qk_norm.cuh"
-#include "llmtrain/ops/random.cuh"
 #include "llmtrain/ops/types.h"
 #include "llmtrain/ops/vectors.cuh"
 
@@ -735,8 +734,7 @@ static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, c
 // 6. Dropout
 //
 // Defines: dropout_apply.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h,
-// llmtrain/ops/random.cuh.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h.
 
 // A thread owns W elements; moves 2 per output. random4's ten rounds, shared by 4 elements, are some 30 instructions
 // per element, about what memory leaves time for; only with W = 1 does every element make a call of its own.

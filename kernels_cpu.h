@@ -31,8 +31,6 @@
 //
 // In a CUDA build kernels.cuh has functions of the same names and signatures; the ones here are then cpu::gelu_forward
 // and so on.
-//
-// Needs: what it includes.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
@@ -69,9 +67,7 @@
 //     sum of losses, norm of the gradients          double     double
 //     random numbers, tokens                        -          integers
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 2. Embedding
@@ -529,8 +525,6 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
     }
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_KERNELS_CPU_H

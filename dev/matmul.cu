@@ -292,7 +292,9 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     ladder_rung("registers", [&] {
         matmul_registers<<<blocks(MATMUL_TILE), MATMUL_THREADS, 0, stream->compute>>>(out, in, weight, bias, M, N, K);
     });
-    ladder_rung("plain", [&] { plain_matmul_forward<floatX>(out, in, weight, bias, M, N, K, stream); });
+    ladder_rung("plain", [&] {
+        plain_matmul<floatX>(MATMUL_FORWARD, out, weight, in, bias, false, M, N, K, stream);
+    });
 #if !FLOATX_IS_FLOAT
     ladder_rung("tensor", [&] {
         matmul_tensor<<<blocks(MMA_TILE), MMA_THREADS, 0, stream->compute>>>(out, in, weight, bias, M, N, K);
@@ -308,7 +310,9 @@ static void ladder_products(size_t M, size_t N, size_t K) {
         dim3 grid((unsigned)divide_up(K, 16), (unsigned)divide_up(M, 16));
         matmul_backward_input_naive<<<grid, dim3(16, 16), 0, stream->compute>>>(din, dout, weight, M, N, K);
     });
-    ladder_rung("plain", [&] { plain_matmul_backward_input<floatX>(din, dout, weight, M, N, K, stream); });
+    ladder_rung("plain", [&] {
+        plain_matmul<floatX>(MATMUL_BACKWARD_INPUT, din, weight, dout, NULL, false, M, N, K, stream);
+    });
     ladder_rung("shipped", backward_input);
 
     begin("matmul_backward_weight: dweight (N, K) += dout (M, N)^T in (M, K), and dbias (N)");
@@ -321,7 +325,7 @@ static void ladder_products(size_t M, size_t N, size_t K) {
         matmul_backward_weight_naive<<<grid, dim3(16, 16), 0, stream->compute>>>(dweight, dbias, dout, in, M, N, K);
     });
     ladder_rung("plain", [&] {
-        plain_matmul_backward_weight<floatX>(dweight, dout, in, true, M, N, K, stream);
+        plain_matmul<floatX>(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, true, M, N, K, stream);
         column_sums(dbias, dout, true, M, N, stream);
     });
     ladder_rung("shipped", backward_weight);

@@ -17,13 +17,9 @@
 static inline void muon_multiply_plain(float* out, const float* a, const float* b, MatrixForm form, bool rounds,
                                        size_t M, size_t N, size_t K, Stream stream) {
     (void)rounds;
-    if (form == MATRIX_NT) {
-        plain_matmul_forward<float>(out, a, b, NULL, M, N, K, stream);
-    } else if (form == MATRIX_NN) {
-        plain_matmul_backward_input(out, a, b, M, K, N, stream);
-    } else {
-        plain_matmul_backward_weight(out, a, b, false, K, M, N, stream);
-    }
+    if (form == MATRIX_NT) plain_matmul<float>(MATMUL_FORWARD, out, b, a, NULL, false, M, N, K, stream);
+    else if (form == MATRIX_NN) plain_matmul<float>(MATMUL_BACKWARD_INPUT, out, b, a, NULL, false, M, K, N, stream);
+    else plain_matmul<float>(MATMUL_BACKWARD_WEIGHT, out, b, a, NULL, false, K, M, N, stream);
 }
 
 static inline void muon_multiply_float(float* out, const float* a, const float* b, MatrixForm form, bool rounds,

@@ -113,6 +113,23 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
     } while (0)
 #endif
 #define TIMED(name, flops, bytes, call, ...) TIMED_PRODUCT(name, 0, 0, flops, bytes, call, __VA_ARGS__)
+// cost_matmul with the GELU of the output, which is written too; and with the GELU's backward after the gradient of the
+// input (M, K).
+static Cost cost_matmul_gelu_forward(size_t M, size_t N, size_t K) {
+    double n = (double)M * (double)N;
+    Cost c = cost_matmul(M, N, K);
+    c.flops += (COST_SIGMOID + 7) * n;
+    c.bytes += COST_X * n;
+    return c;
+}
+static Cost cost_matmul_gelu_backward_input(size_t M, size_t N, size_t K) {
+    double n = (double)M * (double)K;
+    Cost c = cost_matmul(M, N, K);
+    c.flops += (COST_SIGMOID + 15) * n;
+    c.bytes += COST_X * n;
+    return c;
+}
+
 // The same with a cost of costs.h.
 #define TIMED_COST(name, n, k, cost, call, ...) \
     TIMED_PRODUCT(name, n, k, (cost).flops, (cost).bytes, call, __VA_ARGS__)

@@ -57,6 +57,14 @@ enum { KERNELS = 6 };
 
 static int passed, failed;
 
+// Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, bfmmla, accelerate, or auto for
+// the best. Not while a matmul is running.
+static bool gemm_force(Error* error, const char* name) {
+    gemm_ready();
+    return gemm_use(name) || fail_with(error, "gemm: kernel '%s' is unknown, or this processor, system or compiler "
+                                       "lacks it; use auto", name);
+}
+
 static void report(bool good, const char* family, const char* details, double error, double bound) {
     printf("%-6s %-34s %-52s err %8.2e <= %8.2e\n", good ? "ok" : "FAILED", family, details, error, bound);
     fflush(stdout);

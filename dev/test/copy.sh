@@ -1,7 +1,8 @@
-# copy.sh BUILD [CUDA_INCLUDE_FLAGS...]: shows that each operation can be used on its own. Each header below, and each
-# section of kernels.cuh, vectors.cuh and update.cuh, is copied into an empty folder with what its first lines list after
-# "Needs:", and nothing else. There a program of copied.cu that calls it must compile with nvcc for sm_80, sm_90a and sm_100 (skipped without
-# nvcc), and with the emulator, which runs it and checks the results. The last line is `N passed, N failed`.
+# copy.sh BUILD [CUDA_INCLUDE_FLAGS...]: shows that each operation can be used on its own. Each header below is copied
+# into an empty folder with the headers that it includes, and each section of kernels.cuh, vectors.cuh and update.cuh with
+# what its first lines list after "Needs:", and nothing else. There a program of copied.cu that calls it must compile with
+# nvcc for sm_80, sm_90a and sm_100 (skipped without nvcc), and with the emulator, which runs it and checks the results.
+# The last line is `N passed, N failed`.
 set -u
 build=$1
 shift
@@ -23,12 +24,15 @@ emulate="${CXX:-g++} -std=c++20 -fno-strict-aliasing -Wall -Wextra -Werror -Wno-
 # shellcheck disable=SC2086  # several words
 $emulate -O1 -I. -DREFERENCE -c -x c++ "$work/reference.cu" -o "$work/reference.o" || exit 1
 
-# What the file lists from "// Needs:" to the next line that ends with a full stop: headers, and section numbers.
+# What a section lists from "// Needs:" to the next line that ends with a full stop: headers, and section numbers.
 needs() { sed -n '/^\/\/ Needs:/,/\.$/p' "$1"; }
-# A header that says "Needs: what it includes." lists them in its #include lines.
-headers() {
-    if needs "$1" | grep -q 'what it includes'; then sed -n 's/^#include "\(.*\)"/\1/p' "$1"
-    else needs "$1" | grep -o 'llmtrain/[a-z0-9_/]*\.[a-z]*'; fi
+headers() { needs "$1" | grep -o 'llmtrain/[a-z0-9_/]*\.[a-z]*'; }
+# The headers of ours that a header includes.
+included() {
+    for name in $(sed -n 's/^#include "\(.*\)"/\1/p' "$1"); do
+        name=$(realpath -m --relative-to=. "$(dirname "$1")/$name")
+        [ -f "$name" ] && echo "$name"
+    done
 }
 sections() { needs "$1" | sed -n 's/.*sections* \(.*\)\.$/\1/p' | grep -o '[0-9]*'; }
 
@@ -45,7 +49,7 @@ take() {
     for header in "$@"; do
         [ "$header" = "$1" ] || [ -f "$1/$header" ] && continue
         # shellcheck disable=SC2046  # several words
-        (take "$1" $(headers "$header"))
+        (take "$1" $(included "$header"))
         mkdir -p "$1/$(dirname "$header")" && cp "$header" "$1/$header"
         echo "#include \"$header\"" >> "$1/piece.h"
     done
@@ -101,7 +105,7 @@ piece ATTENTION llmtrain/ops/attention.cuh
 piece DECODE llmtrain/ops/decode.cuh
 piece MATMUL llmtrain/ops/matmul.cuh
 piece QK_NORM llmtrain/ops/qk_norm.cuh
-piece RANDOM llmtrain/ops/random.cuh
+piece RANDOM llmtrain/ops/base.h
 piece KERNELS_CPU kernels_cpu.h
 for source in kernels.cuh llmtrain/ops/vectors.cuh llmtrain/ops/optimizers/update.cuh; do
     for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' $source); do

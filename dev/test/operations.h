@@ -929,7 +929,7 @@ static void test_vectors(size_t N) {
         Case c = case_begin(rows[i].o, &s, "N=%zu", N);
         Result* r = output(&c, "out", rows[i].out, rows[i].out_kind, sum ? 1 : N, sum ? N : SAME_BITS);
         Array *out = newest(&c), *in = i == 0 ? NULL : array(&c, "x", INPUT, rows[i].in_kind, N, 1);
-        if (sum) c.scratch_bytes = SCRATCH(i == 5 ? sum_of_squares_scratch_bytes() : sum_scaled_scratch_bytes());
+        if (sum) c.scratch_bytes = SCRATCH(sum_of_squares_scratch_bytes());
         long double total = 0.0L, magnitude = 0.0L;
         for (size_t k = 0; in && k < N; k++) {
             long double value = (long double)array_get(in, in->start, k), term = i == 5 ? value * value : 0.37 * value;

@@ -6,8 +6,6 @@
 //   4. copies      between host and device; batches on a stream of their own
 //
 // Sources that include it are compiled by nvcc, or by a C++ compiler with the emulator in dev/emulator.
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_DEVICE_CUH
 #define LLMTRAIN_DEVICE_CUH
@@ -35,45 +33,20 @@ typedef struct {
 } DevicePeak;
 
 static const DevicePeak DEVICE_PEAKS[] = {
-    {"A100*", 312, 19.5},
-    {"H100 PCIe", 756, 51.2},
-    {"H100 NVL", 835.5, 60},
-    {"H100*", 989.4, 66.9},
-    {"H200 NVL", 835.5, 60},
-    {"H200*", 989.4, 66.9},
-    {"GH200*", 989.4, 66.9},
-    {"B200*", 2250, 75},
-    {"A10", 125, 31.2},
-    {"A40", 149.7, 37.4},
-    {"RTX A6000", 154.8, 38.7},
-    {"L4", 121, 30.3},
-    {"L40", 181, 90.5},
-    {"L40S", 362, 91.6},
-    {"RTX 6000 Ada Generation", 364.2, 91.1},
+    {"A100*", 312, 19.5}, {"H100 PCIe", 756, 51.2}, {"H100 NVL", 835.5, 60}, {"H100*", 989.4, 66.9},
+    {"H200 NVL", 835.5, 60}, {"H200*", 989.4, 66.9}, {"GH200*", 989.4, 66.9}, {"B200*", 2250, 75},
+    {"A10", 125, 31.2}, {"A40", 149.7, 37.4}, {"RTX A6000", 154.8, 38.7}, {"L4", 121, 30.3}, {"L40", 181, 90.5},
+    {"L40S", 362, 91.6}, {"RTX 6000 Ada Generation", 364.2, 91.1},
     {"RTX PRO 6000 Blackwell Workstation Edition", 503.8, 126},
-    {"GeForce RTX 3060", 25.5, 12.7},
-    {"GeForce RTX 3060 Ti", 32.4, 16.2},
-    {"GeForce RTX 3070", 40.6, 20.3},
-    {"GeForce RTX 3070 Ti", 43.5, 21.7},
-    {"GeForce RTX 3080", 59.5, 29.8},
-    {"GeForce RTX 3080 Ti", 68.2, 34.1},
-    {"GeForce RTX 3090", 71.2, 35.6},
-    {"GeForce RTX 3090 Ti", 80, 40},
-    {"GeForce RTX 4060", 30.2, 15.1},
-    {"GeForce RTX 4060 Ti", 44.1, 22.1},
-    {"GeForce RTX 4070", 58.3, 29.1},
-    {"GeForce RTX 4070 SUPER", 70.9, 35.5},
-    {"GeForce RTX 4070 Ti", 80.2, 40.1},
-    {"GeForce RTX 4070 Ti SUPER", 88.2, 44.1},
-    {"GeForce RTX 4080", 97.5, 48.7},
-    {"GeForce RTX 4080 SUPER", 104.4, 52.2},
-    {"GeForce RTX 4090", 165.2, 82.6},
-    {"GeForce RTX 5060", 38.4, 19.2},
-    {"GeForce RTX 5060 Ti", 47.4, 23.7},
-    {"GeForce RTX 5070", 61.7, 30.9},
-    {"GeForce RTX 5070 Ti", 87.9, 43.9},
-    {"GeForce RTX 5080", 112.6, 56.3},
-    {"GeForce RTX 5090", 209.5, 104.8},
+    {"GeForce RTX 3060", 25.5, 12.7}, {"GeForce RTX 3060 Ti", 32.4, 16.2}, {"GeForce RTX 3070", 40.6, 20.3},
+    {"GeForce RTX 3070 Ti", 43.5, 21.7}, {"GeForce RTX 3080", 59.5, 29.8}, {"GeForce RTX 3080 Ti", 68.2, 34.1},
+    {"GeForce RTX 3090", 71.2, 35.6}, {"GeForce RTX 3090 Ti", 80, 40},
+    {"GeForce RTX 4060", 30.2, 15.1}, {"GeForce RTX 4060 Ti", 44.1, 22.1}, {"GeForce RTX 4070", 58.3, 29.1},
+    {"GeForce RTX 4070 SUPER", 70.9, 35.5}, {"GeForce RTX 4070 Ti", 80.2, 40.1},
+    {"GeForce RTX 4070 Ti SUPER", 88.2, 44.1}, {"GeForce RTX 4080", 97.5, 48.7},
+    {"GeForce RTX 4080 SUPER", 104.4, 52.2}, {"GeForce RTX 4090", 165.2, 82.6},
+    {"GeForce RTX 5060", 38.4, 19.2}, {"GeForce RTX 5060 Ti", 47.4, 23.7}, {"GeForce RTX 5070", 61.7, 30.9},
+    {"GeForce RTX 5070 Ti", 87.9, 43.9}, {"GeForce RTX 5080", 112.6, 56.3}, {"GeForce RTX 5090", 209.5, 104.8},
 };
 
 // The row of a device by its name; NULL for an unknown device.
@@ -170,10 +143,9 @@ static inline bool device_choose(size_t local_rank, Error* error) {
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return true;  // device_open reports it
     bool own = count == 1 && getenv("CUDA_VISIBLE_DEVICES") != NULL;  // the launcher shows each rank a GPU of its own
     if (local_rank >= (size_t)count && !own && !(shared && strcmp(shared, "1") == 0))
-        return fail_with(error,
-                         "this machine has %d GPUs, and none left for local rank %zu; start one rank for each GPU, "
-                         "or set NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer) to share them",
-                         count, local_rank);
+        return fail_with(error, "this machine has %d GPUs, and none left for local rank %zu; start one rank for each "
+                         "GPU, or set NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer) to share them", count,
+                         local_rank);
     CUDA_CHECK(cudaSetDevice((int)(local_rank % (size_t)count)));
     return true;
 }
@@ -239,7 +211,6 @@ static inline void device_close(Stream stream) {
     free(stream);  // an OpenDevice
 }
 
-// Whether the host may touch device memory.
 static inline bool device_is_host(void) { return false; }
 
 // Logits computed at a time, approximately, out of `all` of a batch: 5,000 rows of GPT-2's vocabulary or a quarter of
@@ -250,7 +221,6 @@ static inline size_t head_elements(size_t all) { return max_size((size_t)1 << 28
 // The longest sequence that attention takes: a grid has at most 65,535 tiles of queries, and the smallest tile has 16.
 static inline size_t device_longest(void) { return (size_t)65535 * 16; }
 
-// Waits for all work in the stream.
 static inline void device_wait(Stream stream) { CUDA_CHECK(cudaStreamSynchronize(stream->compute)); }
 
 // A point in the work of a stream, which another thread may wait for. A mark that was never set has been passed.

@@ -1,13 +1,5 @@
 // device_cpu.h: device memory and copies for the runtime, where the device is the machine itself. device.cuh has the
 // same functions for a GPU.
-//
-//   1. device      begin, end, limits
-//   2. memory      allocated and zeroed once, before the first step
-//   3. copies      a large download bypasses the caches
-//
-// In a CUDA build these functions are cpu::device_open and so on.
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/gemm.h, llmtrain/base/system.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_DEVICE_CPU_H
 #define LLMTRAIN_DEVICE_CPU_H
@@ -19,9 +11,7 @@
 #include <emmintrin.h>
 #endif
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Device
@@ -32,7 +22,6 @@ static inline bool device_choose(size_t local_rank, Error* error) {
     return true;
 }
 
-// tf32: matmuls of floats may round their operands to 10 bits of fraction, which a CPU does not do.
 static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     (void)tf32; (void)error;
     *stream = NULL;
@@ -58,17 +47,12 @@ static inline bool matmul_choices_open(const char* path, bool tells, Stream stre
     (void)path; (void)tells; (void)stream; (void)error;
     return true;
 }
-
 static inline bool matmul_choices_workspace(const char* path, size_t* bytes, Error* error) {
     (void)path; (void)error;
     *bytes = 0;
     return true;
 }
-
-static inline uint64_t matmul_choices_hash(Stream stream) {
-    (void)stream;
-    return 0;
-}
+static inline uint64_t matmul_choices_hash(Stream stream) { (void)stream; return 0; }
 
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return true; }
@@ -78,12 +62,8 @@ static inline bool device_is_host(void) { return true; }
 static inline size_t head_elements(size_t all) { (void)all; return (size_t)1 << 25; }
 
 // Bytes of scratch memory that are enough for every operation on N rows of C channels.
-static inline size_t scratch_bytes(size_t N, size_t C) {
-    (void)N; (void)C;
-    return 0;
-}
+static inline size_t scratch_bytes(size_t N, size_t C) { (void)N; (void)C; return 0; }
 
-// Waits for all work in the stream.
 static inline void device_wait(Stream stream) { (void)stream; }
 
 // A point in the work of a stream, which another thread may wait for: here it is past as soon as it is set.
@@ -125,10 +105,8 @@ static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
 static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
     void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
-        fail_with(error,
-                  "cannot map %.2f GB of memory: %s; make --batch, --seq or the model smaller, or raise the limit "
-                  "(ulimit -v)",
-                  1e-9 * (double)bytes, strerror(errno));
+        fail_with(error, "cannot map %.2f GB of memory: %s; make --batch, --seq or the model smaller, or raise the "
+                  "limit (ulimit -v)", 1e-9 * (double)bytes, strerror(errno));
         return NULL;
     }
     memory_use_large_pages(memory, bytes);
@@ -193,8 +171,6 @@ static inline int32_t* device_upload_batch(int32_t* const slots[2], const int32_
     return slots[0];
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_DEVICE_CPU_H

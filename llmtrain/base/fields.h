@@ -54,10 +54,8 @@ static inline Flag field_flag(const Field* field, void* base) {
 }
 
 static inline size_t field_bytes(FlagKind kind) {
-    return kind == KIND_COUNT    ? sizeof(uint64_t)
-           : kind == KIND_REAL   ? sizeof(double)
-           : kind == KIND_SWITCH ? sizeof(bool)
-                                 : sizeof(int);
+    return kind == KIND_COUNT ? sizeof(uint64_t) : kind == KIND_REAL ? sizeof(double)
+         : kind == KIND_SWITCH ? sizeof(bool) : sizeof(int);
 }
 
 // A member's value, as it is written after its flag.
@@ -84,9 +82,8 @@ static inline bool fields_agree(const Field* fields, size_t count, const void* s
         if (memcmp((const char*)saved + offset, (const char*)asked + offset, bytes) == 0) continue;
         field_text(there, sizeof there, &fields[i], saved);
         field_text(here, sizeof here, &fields[i], asked);
-        return fail_with(
-            error, "%s belongs to another run: there --%s is %s, here it is %s; give the same flags, or another --%s",
-            path, fields[i].flag, there, here, flag);
+        return fail_with(error, "%s belongs to another run: there --%s is %s, here it is %s; give the same flags, or "
+                         "another --%s", path, fields[i].flag, there, here, flag);
     }
     return true;
 }

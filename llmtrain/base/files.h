@@ -16,10 +16,7 @@
 #include "system.h"  // and from base.h Error, fail_with, memory_allocate
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/types.h>
-#include <unistd.h>
 
 // ------------------------------------------------------------------------------------------------
 // Files
@@ -77,8 +74,8 @@ static inline bool file_sync(int file) {
 static inline bool directory_sync(const char* path, Error* error) {
     int directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (directory < 0) return fail_file(error, "open the directory", path);
-    bool good = file_sync(directory) || errno == EINVAL || errno == ENOTSUP;  // some file systems do not support it
-    if (!good) fail_file(error, "flush the directory", path);
+    bool good = file_sync(directory) || errno == EINVAL || errno == ENOTSUP ||  // some file systems do not support it
+                fail_file(error, "flush the directory", path);
     close(directory);
     return good;
 }
@@ -173,15 +170,12 @@ static inline bool file_write_atomic(const char* path, const void* data, size_t 
 static inline int file_open(size_t* bytes, const char* path, Error* error) {
     struct stat status;
     int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // O_NONBLOCK: a pipe would wait for its other end
-    bool good = file >= 0 && fstat(file, &status) == 0;
-    if (!good) fail_file(error, "open", path);
-    if (good && !S_ISREG(status.st_mode)) good = fail_with(error, "%.600s is not a file; check the path", path);
-    if (!good) {
-        if (file >= 0) close(file);
-        return -1;
-    }
-    *bytes = (size_t)status.st_size;
-    return file;
+    bool good = (file >= 0 && fstat(file, &status) == 0) || fail_file(error, "open", path);
+    good = good && (S_ISREG(status.st_mode) || fail_with(error, "%.600s is not a file; check the path", path));
+    if (good) *bytes = (size_t)status.st_size;
+    if (good || file < 0) return file;
+    close(file);
+    return -1;
 }
 
 // Reads `bytes` bytes at an offset; a file that ends before them is an error.
@@ -205,11 +199,10 @@ static inline bool file_read(const char* path, size_t max_bytes, char** data, si
     *data = NULL;
     int file = file_open(bytes, path, error);
     if (file < 0) return false;
-    bool good = true;
-    if (*bytes > max_bytes)
-        good = fail_with(error, "%.600s has %zu bytes, more than the %zu expected; check the path", path, *bytes,
-                         max_bytes);
-    if (good && (*data = (char*)memory_allocate(*bytes + 1)) == NULL) good = fail_memory(error, path, *bytes);
+    bool good = *bytes <= max_bytes || fail_with(error, "%.600s has %zu bytes, more than the %zu expected; check the "
+                                                 "path", path, *bytes, max_bytes);
+    if (good) *data = (char*)memory_allocate(*bytes + 1);
+    good = good && (*data || fail_memory(error, path, *bytes));
     good = good && file_read_at(file, *data, *bytes, 0, path, error);
     if (!good) {
         free(*data);
@@ -260,8 +253,7 @@ static inline bool directory_remove(const char* path, Error* error) {
         good = unlinkat(file, entry->d_name, 0) == 0 || errno == ENOENT ||
                unlinkat(file, entry->d_name, AT_REMOVEDIR) == 0;
     }
-    good = good && errno == 0;
-    if (!good) fail_file(error, "empty the directory", path);
+    good = (good && errno == 0) || fail_file(error, "empty the directory", path);
     closedir(directory);
     if (good && rmdir(path) != 0) return fail_file(error, "remove the directory", path);
     return good && directory_sync_parent(path, error);

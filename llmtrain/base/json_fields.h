@@ -11,7 +11,7 @@ static inline void fields_write(JsonWriter* w, const Field* fields, size_t count
     for (size_t i = 0; i < count; i++) {
         char text[64];
         Flag flag = field_flag(&fields[i], (void*)(uintptr_t)base);
-        field_text(text, sizeof text, &fields[i], base);
+        flag_text(text, sizeof text, &flag);
         if (flag.kind == KIND_COUNT) json_member_u64(w, fields[i].name, flag_value_count(&flag));
         else if (flag.kind == KIND_REAL) json_member_number(w, fields[i].name, *(double*)flag.value);
         else if (flag.kind == KIND_SWITCH) json_member_bool(w, fields[i].name, *(bool*)flag.value);

@@ -6,17 +6,12 @@
 //   matmul_choices_write(&c, "h200.json", &error) && matmul_choices_read(&c, "h200.json", &error);
 //   matmul_choices_free(&c);
 //
-//   1. file     its contents; reading, writing
-//   2. plans    its algorithms, put into the table of matmul.cuh
-//
 // Without a file a matmul takes the library's first proposal. Another may be faster, but it adds in a different order
 // and so gives different bits: if each run timed them and chose for itself, runs would not be reproducible. So the
 // choice is made once and kept: the same file gives the same bits. Other shapes still take the first proposal.
 //
 // An algorithm is 64 bytes that only one version of the library understands, and it was timed on one kind of GPU. A
 // file for another version or GPU is reported and not used. A damaged file is refused: it ends in a checksum.
-//
-// Needs: llmtrain/ops/matmul.cuh, llmtrain/base/files.h, llmtrain/base/json.h.
 
 #ifndef LLMTRAIN_MATMUL_CHOICE_CUH
 #define LLMTRAIN_MATMUL_CHOICE_CUH

@@ -16,8 +16,6 @@
 //   /proc/meminfo, control groups                  Mach on macOS; elsewhere all memory of the machine
 //   CPU affinity                                   all cores
 //   /dev/shm                                       /tmp
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_SYSTEM_H
 #define LLMTRAIN_SYSTEM_H
@@ -124,20 +122,18 @@ static inline size_t memory_of_container(void) {
 
 // Fewer, larger pages for mapped memory, where the system has them.
 static inline void memory_use_large_pages(void* memory, size_t bytes) {
+    (void)memory; (void)bytes;
 #ifdef SYSTEM_LINUX
     madvise(memory, bytes, MADV_HUGEPAGE);
-#else
-    (void)memory; (void)bytes;
 #endif
 }
 
 // Releases pages of a mapped file after they were read: they stay in the system's file cache, but are no longer counted
 // as memory of this process.
 static inline void memory_forget_file(void* mapping, size_t bytes) {
+    (void)mapping; (void)bytes;
 #ifdef SYSTEM_LINUX
     madvise(mapping, bytes, MADV_DONTNEED);
-#else
-    (void)mapping; (void)bytes;
 #endif
 }
 
@@ -156,10 +152,9 @@ static inline int disk_flush(int file) {
 
 // Starts the flush of a part of a file, and does not wait for it.
 static inline void disk_flush_begin(int file, size_t first, size_t bytes) {
+    (void)file; (void)first; (void)bytes;
 #ifdef SYSTEM_LINUX
     sync_file_range(file, (off_t)first, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
-#else
-    (void)file; (void)first; (void)bytes;
 #endif
 }
 
@@ -182,8 +177,7 @@ static inline int disk_reserve(int file, size_t bytes) {
 #elif defined(LLMTRAIN_POSIX_ONLY)
     static const char zeros[1 << 16];
     for (size_t done = 0; result == 0 && done < bytes;) {
-        size_t n = bytes - done < sizeof zeros ? bytes - done : sizeof zeros;
-        ssize_t written = pwrite(file, zeros, n, (off_t)done);
+        ssize_t written = pwrite(file, zeros, min_size(bytes - done, sizeof zeros), (off_t)done);
         if (written > 0) done += (size_t)written;
         else if (errno != EINTR) result = errno;
     }
@@ -204,8 +198,7 @@ static inline bool disk_bypass_cache(int file) {
     int flags = fcntl(file, F_GETFL);
     return flags >= 0 && fcntl(file, F_SETFL, flags | O_DIRECT) == 0;
 #else
-    (void)file;
-    return false;
+    return (void)file, false;
 #endif
 }
 
@@ -272,16 +265,14 @@ static inline bool pipe_open(int ends[2]) {
     if (first >= 0 && second >= 0) return true;
     if (first >= 0) close(first);
     if (second >= 0) close(second);
-    ends[0] = ends[1] = -1;
-    return false;
+    return ends[0] = ends[1] = -1, false;
 }
 
 // Sets how many bytes can be written ahead of the reader, where the system allows that.
 static inline void pipe_enlarge(int end, int bytes) {
+    (void)end; (void)bytes;
 #ifdef SYSTEM_LINUX
     fcntl(end, F_SETPIPE_SZ, bytes);
-#else
-    (void)end; (void)bytes;
 #endif
 }
 
@@ -395,8 +386,7 @@ static inline int process_watch(pid_t pid) {
 #endif
     return (int)syscall(SYS_pidfd_open, pid, 0);
 #else
-    (void)pid;
-    return -1;
+    return (void)pid, -1;
 #endif
 }
 
@@ -502,9 +492,8 @@ static inline Guard guard_begin(pid_t child, int number) {
         _exit(0);
     }
     close(ends[0]);
-    if (guard.pid < 0) close(ends[1]);
-    else guard.end = ends[1];
-    if (guard.pid < 0) guard.pid = 0;
+    if (guard.pid > 0) guard.end = ends[1];
+    else close(ends[1]), guard.pid = 0;
 #endif
     return guard;
 }

@@ -116,13 +116,11 @@ static inline bool config_complete(Config* c, Error* error) {
     if (c->family == FAMILY_GPT2 && (c->qkv_bias || c->qk_norm || c->rope_scaling != ROPE_SCALING_NONE))
         return fail_with(error, "--qkv-bias, --qk-norm and --rope-scaling are for --family llama");
     if (c->head_size == 0 && c->channels % c->heads != 0)
-        return fail_with(error,
-                         "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple of it",
-                         c->heads, c->channels);
+        return fail_with(error, "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple "
+                         "of it", c->heads, c->channels);
     if (c->heads % c->kv_heads != 0)
-        return fail_with(
-            error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a multiple of it",
-            c->kv_heads, c->heads);
+        return fail_with(error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a "
+                         "multiple of it", c->kv_heads, c->heads);
     if (c->family == FAMILY_LLAMA && config_head_size(c) % 2 != 0)
         return fail_with(error, "the head size %zu is odd, but RoPE rotates pairs; make --channels / --heads even",
                          config_head_size(c));

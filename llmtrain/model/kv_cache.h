@@ -31,14 +31,12 @@ static inline size_t kv_cache_element(const KvCache* c) { return c->scales ? 1 :
 static inline void kv_cache_layout(KvCache* c, Arena* arena, size_t L, size_t B, size_t context, size_t K, size_t D,
                                    bool q8) {
     size_t vectors = L * B * context * K, bytes = vectors * D * (q8 ? 1 : sizeof(floatX));
-    c->layers = L;
-    c->sequences = B;
-    c->context = context;
-    c->kv_heads = K;
-    c->head_size = D;
+    KvCache cache = {.layers = L, .sequences = B, .context = context, .kv_heads = K, .head_size = D,
+                     .length = c->length};
+    *c = cache;
     c->keys = arena_take(arena, "KV cache", bytes);
     c->values = arena_take(arena, "KV cache", bytes);
-    c->scales = q8 ? (float*)arena_take(arena, "KV cache", 2 * vectors * sizeof(float)) : NULL;
+    if (q8) c->scales = (float*)arena_take(arena, "KV cache", 2 * vectors * sizeof(float));
 }
 
 static inline KvLayer kv_cache_layer(const KvCache* c, size_t l) {

@@ -153,12 +153,9 @@ static inline bool offload_checksums(Offload* o, char* data, size_t piece, size_
         uint64_t sum = hash_bytes(data + done, n), *known = offload_sum(o, piece, at + done);
         if (writes) *known = sum;
         else if (sum != *known)
-            return fail_with(
-                error,
-                "the %s (--offload) in %.600s does not match its checksum: some of the %zu bytes at %zu "
-                "are not what was written there; check that disk, and start again with --resume and another "
-                "--offload-dir",
-                o->what, o->directory, n, o->offsets[piece] + at + done);
+            return fail_with(error, "the %s (--offload) in %.600s does not match its checksum: some of the %zu bytes "
+                             "at %zu are not what was written there; check that disk, and start again with --resume "
+                             "and another --offload-dir", o->what, o->directory, n, o->offsets[piece] + at + done);
     }
     return true;
 }
@@ -203,7 +200,6 @@ static inline bool offload_fail(const Offload* o, const char* action, Error* err
 // Makes the unnamed file in the store's directory, with space for all pieces.
 static inline bool offload_open_file(Offload* o, size_t rank, Error* error) {
     char path[FILE_PATH_MAX + 64], action[64];
-    size_t total = offload_total(o);
     for (int attempt = 0; o->file < 0; attempt++) {  // the name may be left over from a process that was killed here
         snprintf(path, sizeof path, "%s/offload-%zu-%ld-%d.tmp", o->directory, rank, (long)getpid(), attempt);
         o->file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -211,8 +207,8 @@ static inline bool offload_open_file(Offload* o, size_t rank, Error* error) {
     }
     if (unlink(path) != 0) return offload_fail(o, "unlink the file for", error);
     fault_point("reserve");
-    errno = disk_reserve(o->file, total);
-    snprintf(action, sizeof action, "reserve %.3f GB for", 1e-9 * (double)total);
+    errno = disk_reserve(o->file, offload_total(o));
+    snprintf(action, sizeof action, "reserve %.3f GB for", 1e-9 * (double)offload_total(o));
     if (errno != 0) return offload_fail(o, action, error);
     o->bypasses_cache = disk_bypass_cache(o->file);
     return true;
@@ -233,10 +229,8 @@ static inline bool offload_open(Offload* o, const char* directory, size_t rank, 
     if (directory == NULL) {
         o->host = (char*)host_allocate(max_size(total, 1));
         if (o->host == NULL)
-            return fail_with(error,
-                             "cannot allocate %.3f GB of host memory for the %s; give --offload-dir, or a smaller "
-                             "model",
-                             1e-9 * (double)total, o->what);
+            return fail_with(error, "cannot allocate %.3f GB of host memory for the %s; give --offload-dir, or a "
+                             "smaller model", 1e-9 * (double)total, o->what);
         memset(o->host, 0, total);
     }
     if (directory && !device_is_host()) {
@@ -311,16 +305,12 @@ static inline bool offload_transfer(Offload* o, char* memory, size_t at, size_t 
     return o->bypasses_cache || disk_forget(o->file, at, bytes, writes) || offload_fail(o, "flush", error);
 }
 
-// Reads `bytes` bytes of a piece, from the block at `at` on.
-static inline bool offload_read_blocks(Offload* o, char* memory, size_t piece, size_t at, size_t bytes, Error* error) {
-    return offload_transfer(o, memory, o->offsets[piece] + at, bytes, false, error) &&
-           offload_checksums(o, memory, piece, at, bytes, false, error);
-}
-
-static inline bool offload_write_piece(Offload* o, char* memory, size_t piece, Error* error) {
-    size_t bytes = offload_bytes(o, piece);
-    return offload_checksums(o, memory, piece, 0, bytes, true, error) &&
-           offload_transfer(o, memory, o->offsets[piece], bytes, true, error);
+// Reads or writes `bytes` bytes of a piece, from the block at `at` on, with their checksums.
+static inline bool offload_move(Offload* o, char* memory, size_t piece, size_t at, size_t bytes, bool writes,
+                                Error* error) {
+    return (!writes || offload_checksums(o, memory, piece, at, bytes, true, error)) &&
+           offload_transfer(o, memory, o->offsets[piece] + at, bytes, writes, error) &&
+           (writes || offload_checksums(o, memory, piece, at, bytes, false, error));
 }
 
 static inline bool offload_copy(Offload* o, OffloadSlot* slot, bool writes, Stream copies, Error* error) {
@@ -330,8 +320,7 @@ static inline bool offload_copy(Offload* o, OffloadSlot* slot, bool writes, Stre
     device_mark_wait(&slot->given);
     if (writes && moves) device_download(host, slot->memory, bytes, copies);
     if (o->host) fault_point(writes ? "offload_write" : "offload_read");
-    else if (!(writes ? offload_write_piece(o, host, slot->piece, error)
-                      : offload_read_blocks(o, host, slot->piece, 0, bytes, error))) return false;
+    else if (!offload_move(o, host, slot->piece, 0, bytes, writes, error)) return false;
     if (!writes && moves) device_upload(slot->memory, host, bytes, copies);
     return true;
 }
@@ -443,17 +432,18 @@ static inline void* offload_take(Offload* o, size_t piece, bool fresh, Error* er
         if (slot && slot->busy) slot = NULL;
         if (slot == NULL) offload_wait(o);
     }
-    if (o->failed) *error = o->error;
-    else {
+    if (o->failed) {
+        *error = o->error;
+        slot = NULL;
+    } else {
         for (size_t w = 0; w < OFFLOAD_AHEAD; w++)
             if (o->wanted[w] == piece) o->wanted[w] = OFFLOAD_NONE;
         slot->piece = piece;
         slot->taken = true;
         slot->used = ++o->clock;
     }
-    bool failed = o->failed;
     pthread_mutex_unlock(&o->lock);
-    return failed ? NULL : slot->memory;
+    return slot ? slot->memory : NULL;
 }
 
 // The caller is done with a piece that it has taken, once its stream reaches this point. changed: the piece must be
@@ -513,7 +503,7 @@ static inline bool offload_read(Offload* o, void* to, size_t piece, size_t at, s
         size_t blocks = round_up(before + bytes - done, OFFLOAD_BLOCK), left = offload_bytes(o, piece) - first;
         blocks = min_size(blocks, min_size(left, most));
         size_t n = min_size(bytes - done, blocks - before);
-        ok = offload_read_blocks(o, slot->staging, piece, first, blocks, error);
+        ok = offload_move(o, slot->staging, piece, first, blocks, false, error);
         if (ok) memcpy((char*)to + done, slot->staging + before, n);
         done += n;
     }

@@ -1,8 +1,5 @@
 // offload_activations.h: the blocks' activations wait for the backward in a store of pieces (offload.h), not in memory.
 //
-//   1. blocks   which of them are offloaded, where their arrays are
-//   2. passes   a block's arrays for its forward and for its backward
-//
 // What a block keeps for its backward (activations.h) is a piece. After a block's forward the piece is written while
 // the next block computes; in the backward the previous block's piece is read while a block computes. There are two
 // slots, and what the last block keeps is in memory: three blocks' activations instead of all. The two blocks before
@@ -51,8 +48,8 @@ static inline bool offload_blocks_plan(OffloadBlocks* o, size_t L, int offload, 
 
 // Takes the arrays of all blocks from the plan or, if blocks are offloaded, those of the last one and the slots.
 // first: the block at which the backward ends.
-static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blocks, size_t L,
-                                         size_t first, const BlockShape* shape, Arena* arena) {
+static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blocks, size_t L, size_t first,
+                                         const BlockShape* shape, Arena* arena) {
     BlockActivations any, *last = &blocks[L - 1];
     Arena piece;
     o->blocks = blocks;

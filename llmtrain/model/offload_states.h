@@ -1,11 +1,9 @@
 // offload_states.h: master weights and optimizer states in a store of pieces (offload.h), not in memory.
 //
-//   1. parts    tensors are cut into parts, and a piece of the store holds what belongs to some of them
-//   2. access   a part for its update; elements of an array, for checkpoints and initial weights
-//
-// A piece is up to 32 MiB, or larger if a tensor must stay whole. An update takes the parts in order, so that while one
-// piece is updated, the next are read and the previous ones written. Tensors are cut only where the optimizer lets ZeRO
-// cut them too, which changes no bit. In zero.h flat_create makes the table of parts, and flat_update passes over it.
+// Tensors are cut into parts, only where the optimizer lets ZeRO cut them too, which changes no bit. A piece holds what
+// belongs to some parts, up to 32 MiB, or more if a tensor must stay whole. An update takes the parts in order: while a
+// piece is updated, the next are read and the previous ones written. In zero.h flat_create makes the table of parts,
+// and flat_update passes over it.
 //
 // Arrays are numbered: OFFLOAD_MASTERS, then the optimizer's states in the order of its row in OPTIMIZERS.
 
@@ -57,12 +55,11 @@ static inline size_t offload_element_bytes(const OffloadStates* s, size_t array)
 static inline Slice offload_elements(const OffloadStates* s, size_t array, size_t tensor, Slice elements) {
     const Tensor* t = &s->parameters->tensors[tensor];
     Slice part = {0, 0};
-    size_t n;
     if (!t->trains) return part;
     if (array == OFFLOAD_MASTERS) return s->masters ? elements : part;
-    n = optimizer_state_part(&part.first, OPTIMIZERS[s->optimizer].states[array - 1].shape, &t->shape, s->rank,
-                             elements.first, elements.end);
-    part.end = part.first + n;
+    part.end = optimizer_state_part(&part.first, OPTIMIZERS[s->optimizer].states[array - 1].shape, &t->shape, s->rank,
+                                    elements.first, elements.end);
+    part.end += part.first;
     return part;
 }
 
@@ -76,14 +73,6 @@ static inline size_t offload_part_bytes(const OffloadStates* s, size_t* at, size
     return bytes;
 }
 
-// The elements of a tensor's next part, from `first` on: up to a multiple of `most`, unless the tensor must stay whole.
-static inline Slice offload_next_part(const OffloadStates* s, size_t tensor, size_t first, size_t end,
-                                          size_t most) {
-    bool whole = optimizer_whole(s->optimizer, &s->parameters->tensors[tensor].shape);
-    Slice part = {first, whole ? end : min_size(end, (first / most + 1) * most)};
-    return part;
-}
-
 static inline void offload_states_free(OffloadStates* s) {
     offload_close(&s->store);
     free(s->parts);
@@ -95,12 +84,9 @@ static inline void offload_states_free(OffloadStates* s) {
 static inline bool offload_states_plan(OffloadStates* s, const Parameters* p, const Slice* held,
                                        OptimizerKind optimizer, size_t rank, bool masters, Error* error) {
     size_t total = 0, elements = 0, pieces = 0, bytes = 0;
-    memset(s, 0, sizeof *s);
-    s->parameters = p;
-    s->optimizer = optimizer;
-    s->rank = rank;
-    s->masters = masters;
-    s->held = OFFLOAD_NONE;
+    OffloadStates states = {.parameters = p, .optimizer = optimizer, .rank = rank, .masters = masters,
+                            .held = OFFLOAD_NONE};
+    *s = states;
     for (size_t i = 0; i < p->count; i++) {
         total += offload_part_bytes(s, NULL, i, held[i]);
         elements += slice_length(held[i]);
@@ -112,9 +98,10 @@ static inline bool offload_states_plan(OffloadStates* s, const Parameters* p, co
         size_t count = 0;
         for (size_t i = 0; i < p->count; i++) {
             if (pass) s->first[i] = count;
+            bool whole = optimizer_whole(optimizer, &p->tensors[i].shape);
             Slice part;
-            for (size_t first = held[i].first; first < held[i].end; first = part.end, count++) {
-                part = offload_next_part(s, i, first, held[i].end, most);
+            for (part.first = held[i].first; part.first < held[i].end; part.first = part.end, count++) {
+                part.end = whole ? held[i].end : min_size(held[i].end, (part.first / most + 1) * most);
                 if (pass == 0) continue;
                 OffloadPart* k = &s->parts[count];
                 size_t size = offload_part_bytes(s, NULL, i, part);
@@ -181,11 +168,10 @@ static inline bool offload_update(OffloadStates* s, const OffloadPart* part, Opt
 
 // Those of elements [first, end) of a tensor's array that are in a part; empty: first == end.
 static inline Slice offload_common(const OffloadStates* s, size_t array, const OffloadPart* part, size_t first,
-                                       size_t end) {
+                                   size_t end) {
     Slice here = offload_elements(s, array, part->tensor, part->elements);
-    Slice common = {max_size(first, here.first), min_size(end, here.end)};
-    if (common.first >= common.end) common.first = common.end = first;
-    return common;
+    Slice common = {max_size(first, here.first), min_size(end, here.end)}, none = {first, first};
+    return common.first < common.end ? common : none;
 }
 
 // Where an element of an array begins in a part's piece, in bytes.

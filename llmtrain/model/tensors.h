@@ -49,22 +49,15 @@ typedef struct {
 } Tensor;
 
 // A tensor's row in the table.
-typedef struct {
-    uint32_t row;
-} TensorId;
+typedef struct { uint32_t row; } TensorId;
 
 static const TensorId TENSOR_NONE = {UINT32_MAX};  // the model does not have it
 
 static inline bool tensor_exists(TensorId id) { return id.row != TENSOR_NONE.row; }
 
 // The weight (outputs, inputs) and bias (outputs) of a linear layer; the weight and bias (C) of a norm.
-typedef struct {
-    TensorId weight, bias;
-} Linear;
-
-typedef struct {
-    TensorId weight, bias;
-} Norm;
+typedef struct { TensorId weight, bias; } Linear;
+typedef struct { TensorId weight, bias; } Norm;
 
 typedef struct {
     Tensor* tensors;     // (capacity)
@@ -93,20 +86,11 @@ static inline TensorId parameters_add(Parameters* p, const char* name, size_t ro
     }
     TensorId id = {(uint32_t)p->count};
     p->count += !p->failed;
-    Tensor* t = parameters_last(p);
-    memset(t, 0, sizeof *t);
-    snprintf(t->name, sizeof t->name, "%s", name);
-    t->rows = rows;
-    t->cols = cols;
-    t->size = padded_rows * (cols ? cols : 1);
-    t->bucket = bucket;
-    t->init = init;
-    t->init_std = init_std;
-    t->decays = cols > 0;
-    t->trains = true;
-    t->dtype = FLOATX_DTYPE;
-    t->shape.rows = rows;
-    t->shape.cols = cols;
+    Tensor t = {.rows = rows, .cols = cols, .size = padded_rows * max_size(cols, 1), .bucket = bucket, .init = init,
+                .init_std = init_std, .decays = cols > 0, .trains = true, .dtype = FLOATX_DTYPE,
+                .shape = {.rows = rows, .cols = cols}};
+    snprintf(t.name, sizeof t.name, "%s", name);
+    *parameters_last(p) = t;
     return id;
 }
 
@@ -121,9 +105,8 @@ static inline TensorId parameters_add_block(Parameters* p, bool has, size_t l, c
 
 // A norm of block l: ones, and zeros if it has a bias.
 static inline Norm parameters_add_norm(Parameters* p, bool has_bias, size_t l, const char* what, size_t C) {
-    TensorId weight = parameters_add_block(p, true, l, what, "weight", C, 0, INIT_ONE, 0);
-    TensorId bias = parameters_add_block(p, has_bias, l, what, "bias", C, 0, INIT_ZERO, 0);
-    Norm norm = {weight, bias};
+    Norm norm = {parameters_add_block(p, true, l, what, "weight", C, 0, INIT_ONE, 0), TENSOR_NONE};
+    norm.bias = parameters_add_block(p, has_bias, l, what, "bias", C, 0, INIT_ZERO, 0);
     return norm;
 }
 
@@ -263,11 +246,8 @@ static inline size_t arena_bytes(const Arena* arena) { return round_up(max_size(
 static inline bool arena_allocate(Arena* arena, size_t world, Stream stream, Error* error) {
     size_t bytes = arena_bytes(arena), available = device_available(world);
     if (bytes > available)
-        return fail_with(
-            error,
-            "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "
-            "smaller, or close other programs",
-            1e-9 * (double)bytes, 1e-9 * (double)available);
+        return fail_with(error, "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or "
+                         "the model smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)available);
     void* block = device_allocate(bytes, stream, error);
     if (block == NULL) return false;
     memset(arena, 0, sizeof *arena);

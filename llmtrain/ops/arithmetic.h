@@ -14,8 +14,6 @@
 //
 //     float dot = VECTOR_SUM(c, C, a[c] * b[c]);             // the sum over c from 0 to C - 1
 //     float y = multiply_add(x, slope, intercept);
-//
-// Needs: llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_ARITHMETIC_H
 #define LLMTRAIN_ARITHMETIC_H

@@ -27,8 +27,6 @@
 //
 // Work for one head: 4 T^2 D / 2 flops forward and 14 T^2 D / 2 backward, for a few T D elements from memory:
 // arithmetic is the bound once T exceeds a few hundred. Blocks with the longest rows are started first.
-//
-// Needs: llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_ATTENTION_CUH
 #define LLMTRAIN_ATTENTION_CUH
@@ -156,16 +154,12 @@ static __device__ __forceinline__ void plain_store(floatX* out, size_t stride, s
     }
 }
 
-static __device__ inline float half_warp_max(float x) {
+// Combines the numbers of the 16 threads of a row.
+template <typename Combine>
+static __device__ inline float half_warp(float x, Combine combine) {
     #pragma unroll
     for (int distance = PLAIN_SIDE / 2; distance > 0; distance /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    return x;
-}
-
-static __device__ inline float half_warp_sum(float x) {
-    #pragma unroll
-    for (int distance = PLAIN_SIDE / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+        x = combine(x, __shfl_xor_sync(0xffffffffu, x, distance));
     return x;
 }
 
@@ -203,12 +197,12 @@ attention_forward_plain(floatX* out, float* lse, const floatX* qkv, size_t T, si
                 if (key + x + c * PLAIN_SIDE > row) score[r][c] = -INFINITY;
                 now = fmaxf(now, score[r][c]);
             }
-            now = half_warp_max(now);
+            now = half_warp(now, [](float a, float b) { return fmaxf(a, b); });
             #pragma unroll
             for (int c = 0; c < R; c++) add += score[r][c] = expf(score[r][c] - now);
             float rescale = expf(maximum[r] - now);
             maximum[r] = now;
-            total[r] = total[r] * rescale + half_warp_sum(add);
+            total[r] = total[r] * rescale + half_warp(add, [](float a, float b) { return a + b; });
             #pragma unroll
             for (int c = 0; c < COLUMNS; c++) sum[r][c] *= rescale;
         }
@@ -939,8 +933,9 @@ static inline void attention_backward_tensor_any(floatX* dqkv, const float* delt
 
 // ------------------------------------------------------------------------------------------------
 // 6. Operations
+//
+// out, dout (B, T, H, D); lse, delta (B, H, T); qkv, dqkv (B, T, (H + 2K) D): as in kernels_cpu.h, section 6.
 
-// out (B, T, H, D), lse (B, H, T); qkv (B, T, (H + 2K) D): all query heads, then key heads, then value heads.
 static inline void attention_forward(floatX* out, float* lse, const floatX* qkv,
                                      size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
 #if !FLOATX_IS_FLOAT
@@ -952,7 +947,6 @@ static inline void attention_forward(floatX* out, float* lse, const floatX* qkv,
     attention_forward_plain_any(out, lse, qkv, B, T, H, K, D, stream);
 }
 
-// dqkv (B, T, (H + 2K) D) from dout (B, T, H, D) and the forward's out, lse and qkv; delta (B, H, T) is scratch.
 static inline void attention_backward(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
                                       const float* lse, const floatX* qkv, size_t B, size_t T, size_t H, size_t K,
                                       size_t D, Stream stream) {

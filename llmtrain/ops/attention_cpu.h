@@ -14,20 +14,13 @@
 // order, whichever thread computes them and however the work is divided: matmuls add their terms one by one with fused
 // multiply-adds, tile_sums in the order of VECTOR_SUM. So the bits are the same on every processor, for any number of
 // threads.
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/gemm.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_ATTENTION_CPU_H
 #define LLMTRAIN_ATTENTION_CPU_H
 
-#include "arithmetic.h"
-#include "base.h"
 #include "gemm.h"
-#include "types.h"
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Tiles
@@ -379,8 +372,6 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
     }
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_ATTENTION_CPU_H

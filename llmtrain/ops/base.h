@@ -9,14 +9,13 @@
 //   7. text        UTF-8, numbers, shell quoting
 //   8. order       comparison for qsort; slices of a vector
 //
-// Needs: llmtrain/ops/types.h, llmtrain/ops/posix.h, llmtrain/ops/arithmetic.h. C11, C++20 and CUDA C++.
+// C11, C++20 and CUDA C++.
 
 #ifndef LLMTRAIN_BASE_H
 #define LLMTRAIN_BASE_H
 
 #include "arithmetic.h"
 #include "posix.h"
-#include "types.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -31,6 +30,15 @@
 #endif
 
 #define LLMTRAIN_VERSION "0.1"
+
+// A CUDA build has both backends: what lies between these two, functions for a CPU, is cpu::gelu_forward and so on.
+#ifdef LLMTRAIN_CUDA
+#define CPU_NAMESPACE_BEGIN namespace cpu {
+#define CPU_NAMESPACE_END }
+#else
+#define CPU_NAMESPACE_BEGIN
+#define CPU_NAMESPACE_END
+#endif
 
 // ------------------------------------------------------------------------------------------------
 // 1. Errors
@@ -89,9 +97,8 @@ static inline bool fail_memory(Error* error, const char* path, size_t bytes) {
 // NULL when there is none.
 static inline void* memory_allocate(size_t bytes) {
     void* memory = NULL;
-    size_t rounded = (bytes + 63) / 64 * 64;
-    if (rounded < bytes) return NULL;
-    if (posix_memalign(&memory, 64, rounded ? rounded : 64) != 0) return NULL;
+    size_t rounded = round_up(bytes, 64);
+    if (rounded < bytes || posix_memalign(&memory, 64, max_size(rounded, 64)) != 0) return NULL;
     memset(memory, 0, rounded);
     return memory;
 }
@@ -211,6 +218,17 @@ HOST_DEVICE static inline uint32_t random_bits(uint64_t seed, RandomPurpose purp
     return random4(seed, purpose, step, index / 4).bits[index % 4];
 }
 
+#ifdef LLMTRAIN_CUDA
+// The random bits of element j of a thread's W neighbors, where element 0 has index `first`: a multiple of 4 if W > 1,
+// so that one call of random4 serves four elements, since the compiler sees that their calls are the same.
+template <int W>
+static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
+                                               int j) {
+    if constexpr (W == 1) return random_bits(seed, purpose, step, first + (uint64_t)j);
+    return random4(seed, purpose, step, first / 4 + (uint64_t)(j / 4)).bits[j % 4];
+}
+#endif
+
 // out (4 VECTOR_U64_LANES) = random4 of the indices in c0. Only the lower half of each element of c0 to c3 counts.
 static inline void random_vector(uint32_t* out, uint64_t seed, RandomPurpose purpose, uint64_t step, VectorU64 c0) {
     VectorU64 zero = {0}, c1 = c0 >> 32, c2 = zero + step, c3 = zero + (uint64_t)purpose;
@@ -290,13 +308,7 @@ static inline uint64_t hash_lane(uint64_t lane, uint64_t input) {
 }
 
 static inline Hash hash_begin(uint64_t seed) {
-    Hash h;
-    memset(&h, 0, sizeof h);
-    h.seed = seed;
-    h.lanes[0] = seed + XXH_PRIME1 + XXH_PRIME2;
-    h.lanes[1] = seed + XXH_PRIME2;
-    h.lanes[2] = seed;
-    h.lanes[3] = seed - XXH_PRIME1;
+    Hash h = {.lanes = {seed + XXH_PRIME1 + XXH_PRIME2, seed + XXH_PRIME2, seed, seed - XXH_PRIME1}, .seed = seed};
     return h;
 }
 
@@ -363,30 +375,16 @@ HOST_DEVICE static inline uint64_t checksum_element(floatX x, uint64_t index) {
 // ------------------------------------------------------------------------------------------------
 // 6. Threads
 
-static inline size_t threads_count(void) {
+// thread_number: of the calling thread in a parallel region, below threads_count().
 #ifdef _OPENMP
-    return (size_t)omp_get_max_threads();
+static inline size_t threads_count(void) { return (size_t)omp_get_max_threads(); }
+static inline size_t thread_number(void) { return (size_t)omp_get_thread_num(); }
+static inline void threads_set(size_t threads) { omp_set_num_threads((int)threads); }
 #else
-    return 1;
+static inline size_t threads_count(void) { return 1; }
+static inline size_t thread_number(void) { return 0; }
+static inline void threads_set(size_t threads) { (void)threads; }
 #endif
-}
-
-// The number of the calling thread in a parallel region: below threads_count().
-static inline size_t thread_number(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
-static inline void threads_set(size_t threads) {
-#ifdef _OPENMP
-    omp_set_num_threads((int)threads);
-#else
-    (void)threads;
-#endif
-}
 
 // Tasks 0 to count - 1 of a parallel region. A thread starts with a contiguous part of them, the same one whenever the
 // numbers are the same, then helps the others: no thread waits for a slow one, and what a thread wrote in one operation

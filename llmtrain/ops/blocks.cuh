@@ -1,10 +1,4 @@
 // blocks.cuh: how rows and elements are divided among the blocks and threads of a GPU, and sums over them.
-//
-//   1. grids       blocks and threads of a launch
-//   2. sums        over a warp, a block, a row, the rows of an array
-//   3. types       floats and elements of floatX in one template; elements kept in registers as they are stored
-//
-// Needs: llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_BLOCKS_CUH
 #define LLMTRAIN_BLOCKS_CUH
@@ -36,42 +30,40 @@ static __device__ inline size_t flat_index(size_t W) { return ((size_t)blockIdx.
 // ------------------------------------------------------------------------------------------------
 // 2. Sums
 //
-// In a fixed order: the same bits in every run.
+// In a fixed order: the same bits in every run. Sums and maxima, by a function that combines two numbers.
 
+template <typename T, typename Combine>
+static __device__ inline T warp_combine(T x, Combine combine) {
+    #pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2)
+        x = combine(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+
+// Over the block, returned to every thread of it. blockDim.x is a multiple of 32, up to 1024; shared (32) may be reused
+// at once; least: what changes no number that it is combined with.
+template <typename Combine>
+static __device__ inline float block_combine(float x, float least, float* shared, Combine combine) {
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    x = warp_combine(x, combine);
+    if (lane == 0) shared[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = warp_combine(lane < warps ? shared[lane] : least, combine);
+    __syncthreads();
+    return x;
+}
+
+struct Add { template <typename T> __device__ T operator()(T a, T b) const { return a + b; } };
+struct Max {
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+    __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a > b ? a : b; }
+};
 template <typename T>
-static __device__ inline T warp_sum(T x) {
-    #pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-    return x;
-}
-
-static __device__ inline float warp_max(float x) {
-    #pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    return x;
-}
-
-// The sum over the block, returned to every thread of it. blockDim.x is a multiple of 32, up to 1024; shared (32) may
-// be reused at once.
-static __device__ inline float block_sum(float x, float* shared) {
-    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
-    x = warp_sum(x);
-    if (lane == 0) shared[threadIdx.x / WARP] = x;
-    __syncthreads();
-    x = warp_sum(lane < warps ? shared[lane] : 0.0f);
-    __syncthreads();
-    return x;
-}
-
-static __device__ inline float block_max(float x, float* shared) {
-    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
-    x = warp_max(x);
-    if (lane == 0) shared[threadIdx.x / WARP] = x;
-    __syncthreads();
-    x = warp_max(lane < warps ? shared[lane] : -INFINITY);
-    __syncthreads();
-    return x;
-}
+static __device__ inline T warp_sum(T x) { return warp_combine(x, Add()); }
+template <typename T>
+static __device__ inline T warp_max(T x) { return warp_combine(x, Max()); }
+static __device__ inline float block_sum(float x, float* shared) { return block_combine(x, 0.0f, shared, Add()); }
+static __device__ inline float block_max(float x, float* shared) { return block_combine(x, -INFINITY, shared, Max()); }
 
 // The sum over a block that may be a single warp.
 static __device__ inline float row_sum(float x, float* shared) {

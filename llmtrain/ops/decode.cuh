@@ -2,7 +2,6 @@
 // layouts.
 //
 // Defines: attention_decode.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 //
 // First the new keys and values are stored, a warp for each head. Then a block owns a query head of a token, and its
 // warps take the positions in turn, each with a running maximum and sums of its own, which are combined at the end. A
@@ -12,7 +11,6 @@
 #ifndef LLMTRAIN_DECODE_CUH
 #define LLMTRAIN_DECODE_CUH
 
-#include "types.h"
 #include "blocks.cuh"
 
 enum { DECODE_WARPS = 8 };

@@ -11,20 +11,13 @@
 //
 // The order of all sums is that of attention_forward in attention_cpu.h, tile of keys by tile of keys. So the bits are
 // the same for any T, and for the sequence read at once without a cache (if the cache holds floatX).
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/types.h, llmtrain/ops/gemm.h.
 
 #ifndef LLMTRAIN_DECODE_H
 #define LLMTRAIN_DECODE_H
 
-#include "arithmetic.h"
-#include "base.h"
 #include "gemm.h"
-#include "types.h"
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 enum {
     DECODE_KEYS = 64,     // keys in a tile: TILE of attention_cpu.h
@@ -152,8 +145,6 @@ static inline void attention_decode(floatX* out, void* keys, void* values, float
     }
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_DECODE_H

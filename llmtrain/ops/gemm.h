@@ -35,9 +35,6 @@
 // A few rows (generating text) are multiplied differently: memory is the bound then, so B is read once, unpacked, and
 // 16 columns of it at a time are transposed in registers. The sums are the same, to the bit. (AMX and BFMMLA, which add
 // in their own order, leave a few rows to the kernel for floats.)
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/types.h, llmtrain/ops/dtypes.h, llmtrain/ops/gemm_portable.h,
-// llmtrain/ops/gemm_x86.h, llmtrain/ops/gemm_arm.h, llmtrain/ops/gemm_apple.h.
 
 #ifndef LLMTRAIN_GEMM_H
 #define LLMTRAIN_GEMM_H
@@ -53,7 +50,6 @@
 #endif
 
 #include <pthread.h>
-#include <unistd.h>
 
 // ------------------------------------------------------------------------------------------------
 // 1. Choice
@@ -150,46 +146,33 @@ static inline void gemm_init(void) {
     pthread_key_create(&gemm_state.workspace, free);
 }
 
-// Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, bfmmla, accelerate, or auto for
-// the best. Not while a matmul is running.
-static inline bool gemm_force(Error* error, const char* name) {
+// The choice, made at the first call.
+static inline const GemmState* gemm_ready(void) {
     pthread_once(&gemm_once, gemm_init);
-    if (gemm_use(name)) return true;
-    return fail_with(error, "gemm: kernel '%s' is unknown, or this processor, system or compiler lacks it; use auto",
-                     name);
+    return &gemm_state;
 }
 
 // The kernels for float and for bfloat16: "avx512 / amx".
-static inline const char* gemm_backend(void) {
-    pthread_once(&gemm_once, gemm_init);
-    return gemm_state.backend;
-}
+static inline const char* gemm_backend(void) { return gemm_ready()->backend; }
 
 // The kernel for operands of any type.
-static inline const GemmKernel* gemm_kernel(void) {
-    pthread_once(&gemm_once, gemm_init);
-    return gemm_state.for_any;
-}
+static inline const GemmKernel* gemm_kernel(void) { return gemm_ready()->for_any; }
 
 // Whether operands of bfloat16 are multiplied as they are, not converted to float.
-static inline bool gemm_multiplies_bf16(void) {
-    pthread_once(&gemm_once, gemm_init);
-    return gemm_state.for_bf16->pairs;
-}
+static inline bool gemm_multiplies_bf16(void) { return gemm_ready()->for_bf16->pairs; }
 
 // A block of B is at least one panel, however small L2; packing may write past the end of a panel.
 static inline size_t gemm_b_bytes(void) { return 4 * (gemm_state.b_units + 2 * GEMM_PANEL_MAX); }
 static inline size_t gemm_a_bytes(void) { return 4 * (GEMM_GROUP_ROWS * GEMM_GROUP_UNITS + GEMM_PANEL_MAX); }
 
 static inline size_t gemm_workspace_bytes(int threads) {
-    pthread_once(&gemm_once, gemm_init);
+    gemm_ready();
     return (size_t)threads * (64 + gemm_b_bytes() + gemm_a_bytes() + GEMM_SUMS * sizeof(float));
 }
 
 // This thread's workspace; NULL if there is no memory.
 static inline GemmWorkspace* gemm_workspace(void) {
-    pthread_once(&gemm_once, gemm_init);
-    char* memory = (char*)pthread_getspecific(gemm_state.workspace);
+    char* memory = (char*)pthread_getspecific(gemm_ready()->workspace);
     if (memory) return (GemmWorkspace*)memory;
     memory = (char*)memory_allocate(gemm_workspace_bytes(1));
     if (!memory || pthread_setspecific(gemm_state.workspace, memory) != 0) {
@@ -245,10 +228,8 @@ static inline GemmPlan gemm_block_plan(const GemmProblem* p, const GemmKernel* k
 }
 
 static inline GemmPlan gemm_dot_plan(const GemmProblem* p, size_t threads) {
-    GemmPlan plan;
-    plan.rows = plan.task_rows = p->M;
-    plan.cols = round_up(divide_up(p->N, 8 * threads), GEMM_DOT_COLS);
-    plan.k_block = min_size(p->K, GEMM_DOT_K);
+    GemmPlan plan = {.rows = p->M, .cols = round_up(divide_up(p->N, 8 * threads), GEMM_DOT_COLS), .task_rows = p->M,
+                     .k_block = min_size(p->K, GEMM_DOT_K)};
     // With several blocks of k the sums wait in the workspace.
     if (plan.k_block < p->K) plan.cols = min_size(plan.cols, (size_t)GEMM_SUMS / GEMM_FEW_ROWS);
     return plan;
@@ -408,13 +389,7 @@ static inline void gemm_dot_task(const GemmProblem* p, const GemmKernel* kernel,
 }
 
 static inline GemmOperand gemm_operand(GemmMatrix m, bool k_contiguous, bool pairs, bool by_lane) {
-    GemmOperand o;
-    o.data = (const char*)m.data;
-    o.type = m.type;
-    o.stride = m.stride;
-    o.k_contiguous = k_contiguous;
-    o.pairs = pairs;
-    o.by_lane = by_lane;
+    GemmOperand o = {(const char*)m.data, m.type, m.stride, k_contiguous, pairs, by_lane};
     return o;
 }
 
@@ -434,23 +409,15 @@ static inline size_t gemm_threads(size_t multiplications) {
 static inline void gemm_compute(void* out, Dtype out_type, size_t out_stride, bool accumulate, GemmMatrix a,
                                 GemmMatrix b, const void* bias, Dtype bias_type, size_t M, size_t N, size_t K) {
     if (M == 0 || N == 0) return;
-    pthread_once(&gemm_once, gemm_init);
+    gemm_ready();
     bool both_bf16 = a.type == DTYPE_BF16 && b.type == DTYPE_BF16;
     bool few_rows = M <= GEMM_FEW_ROWS && !a.transposed && b.transposed && gemm_state.for_any->dot;
     const GemmKernel* kernel = both_bf16 && !(few_rows && gemm_state.for_bf16->a_by_lane) ? gemm_state.for_bf16
                                                                                           : gemm_state.for_any;
-    GemmProblem p;
-    p.out = out;
-    p.out_type = out_type;
-    p.out_stride = out_stride;
-    p.accumulate = accumulate;
-    p.a = gemm_operand(a, !a.transposed, kernel->pairs, kernel->a_by_lane);
-    p.b = gemm_operand(b, b.transposed, kernel->pairs, false);
-    p.bias = bias;
-    p.bias_type = bias_type;
-    p.M = M;
-    p.N = N;
-    p.K = K;
+    GemmProblem p = {.out = out, .out_type = out_type, .out_stride = out_stride, .accumulate = accumulate,
+                     .a = gemm_operand(a, !a.transposed, kernel->pairs, kernel->a_by_lane),
+                     .b = gemm_operand(b, b.transposed, kernel->pairs, false),
+                     .bias = bias, .bias_type = bias_type, .M = M, .N = N, .K = K};
 #ifdef __APPLE__
     if (kernel == &gemm_accelerate && gemm_by_cblas(&p)) return;
 #endif

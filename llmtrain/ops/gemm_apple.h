@@ -6,8 +6,6 @@
 // multiplies what it does not support (16-bit operands, sizes beyond int).
 //
 // The library is found when the program starts, not linked: this header needs no framework.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/dtypes.h, llmtrain/ops/gemm_portable.h.
 
 #ifndef LLMTRAIN_GEMM_APPLE_H
 #define LLMTRAIN_GEMM_APPLE_H

@@ -8,8 +8,6 @@
 //
 // Compiles for any 64-bit Arm, and to nothing elsewhere; gemm.h calls it only where the processor has the instruction
 // (gemm_has_bfmmla).
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/dtypes.h, llmtrain/ops/gemm_portable.h.
 
 #ifndef LLMTRAIN_GEMM_ARM_H
 #define LLMTRAIN_GEMM_ARM_H

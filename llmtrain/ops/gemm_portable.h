@@ -3,15 +3,12 @@
 //   1. types       how a matrix lies in memory; what a kernel is
 //   2. elements    of any dtype, read and written as float
 //   3. portable    the kernel in plain C, whose parts are also used by those for each instruction set
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/types.h, llmtrain/ops/dtypes.h.
 
 #ifndef LLMTRAIN_GEMM_PORTABLE_H
 #define LLMTRAIN_GEMM_PORTABLE_H
 
 #include "arithmetic.h"
 #include "dtypes.h"
-#include "types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Types
@@ -24,11 +21,7 @@ typedef struct {
 } GemmMatrix;
 
 static inline GemmMatrix gemm_matrix(const void* data, Dtype type, size_t stride, bool transposed) {
-    GemmMatrix m;
-    m.data = data;
-    m.type = type;
-    m.stride = stride;
-    m.transposed = transposed;
+    GemmMatrix m = {data, type, stride, transposed};
     return m;
 }
 

@@ -7,8 +7,6 @@
 //
 // Every function has its own target attribute, so that the file compiles for any x86-64; gemm.h calls only what the
 // processor has (gemm_has_*). Kernels that the compiler does not know are left out.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/dtypes.h, llmtrain/ops/gemm_portable.h.
 
 #ifndef LLMTRAIN_GEMM_X86_H
 #define LLMTRAIN_GEMM_X86_H

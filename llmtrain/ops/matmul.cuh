@@ -12,8 +12,7 @@
 // depends only on the shape and the device, and never one chosen by timing it in this run. matmul_choice.cuh replaces
 // some by algorithms that were timed once and stored in a file.
 //
-// Needs: llmtrain/ops/types.h, llmtrain/ops/base.h, llmtrain/ops/blocks.cuh, llmtrain/ops/dtypes.h, and cuBLASLt
-// (-lcublasLt).
+// Link with -lcublasLt.
 
 #ifndef LLMTRAIN_MATMUL_CUH
 #define LLMTRAIN_MATMUL_CUH
@@ -110,8 +109,8 @@ static const MatmulRequest MATMUL_REQUEST = {matmul_workspace, MATMUL_ALIGNMENT,
 
 static inline void matmul_check(cublasStatus_t status, const char* call, const MatmulShape* s, const char* file,
                                 int line) {
-    char what[256];
     if (status == CUBLAS_STATUS_SUCCESS) return;
+    char what[256];
     snprintf(what, sizeof what, "%.*s of %s with M=%llu, N=%llu, K=%llu (%s)", (int)strcspn(call, "("), call,
              matmul_names[s->kind], (unsigned long long)s->M, (unsigned long long)s->N, (unsigned long long)s->K,
              DTYPES[s->type].name);
@@ -188,49 +187,27 @@ static inline void matmul_plan_point(const MatmulPlan* plan, const void* bias, c
 static inline MatmulPlan matmul_plan_describe(MatmulShape shape, size_t alignment) {
     const MatmulShape* s = &shape;
     const void* barely_aligned = (const void*)(uintptr_t)alignment;
+    bool gelu = s->kind == MATMUL_GELU_FORWARD, dgelu = s->kind == MATMUL_GELU_BACKWARD_INPUT;
+    bool forward = s->kind == MATMUL_FORWARD || gelu, weight = s->kind == MATMUL_BACKWARD_WEIGHT;
+    cudaDataType type = matmul_type((Dtype)s->type);
+    cublasComputeType_t compute = s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasOperation_t transposed = CUBLAS_OP_T;
+    cublasLtEpilogue_t epilogue = dgelu             ? CUBLASLT_EPILOGUE_DGELU
+                                : gelu && s->bias    ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                                : gelu               ? CUBLASLT_EPILOGUE_GELU_AUX
+                                : forward && s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    int64_t pre_columns = (int64_t)(gelu ? s->N : dgelu ? s->K : 0);
     MatmulPlan plan;
     memset(&plan, 0, sizeof plan);
     plan.taken = true;
     plan.shape = shape;
     plan.alignment = alignment;
-
-    cudaDataType type = matmul_type((Dtype)s->type);
-    cublasComputeType_t compute = s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    cublasOperation_t transposed = CUBLAS_OP_T;
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    int64_t pre_columns = 0;
     MATMUL_CHECK(cublasLtMatmulDescCreate(&plan.operation, compute, CUDA_R_32F), s);
-    switch (s->kind) {
-    case MATMUL_FORWARD:
-    case MATMUL_GELU_FORWARD:
-        plan.first = matmul_layout(s, type, s->K, s->N);
-        plan.second = matmul_layout(s, type, s->K, s->M);
-        plan.out = matmul_layout(s, type, s->N, s->M);
-        MATMUL_SET(plan.operation, TRANSA, transposed, s);
-        if (s->kind == MATMUL_FORWARD) {
-            epilogue = s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-        } else {
-            epilogue = s->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-            pre_columns = (int64_t)s->N;
-        }
-        break;
-    case MATMUL_BACKWARD_INPUT:
-    case MATMUL_GELU_BACKWARD_INPUT:
-        plan.first = matmul_layout(s, type, s->K, s->N);
-        plan.second = matmul_layout(s, type, s->N, s->M);
-        plan.out = matmul_layout(s, type, s->K, s->M);
-        if (s->kind == MATMUL_GELU_BACKWARD_INPUT) {
-            epilogue = CUBLASLT_EPILOGUE_DGELU;
-            pre_columns = (int64_t)s->K;
-        }
-        break;
-    case MATMUL_BACKWARD_WEIGHT:
-        plan.first = matmul_layout(s, type, s->K, s->M);
-        plan.second = matmul_layout(s, type, s->N, s->M);
-        plan.out = matmul_layout(s, CUDA_R_32F, s->K, s->N);
-        MATMUL_SET(plan.operation, TRANSB, transposed, s);
-        break;
-    }
+    plan.first = matmul_layout(s, type, s->K, weight ? s->M : s->N);
+    plan.second = matmul_layout(s, type, forward ? s->K : s->N, s->M);
+    plan.out = matmul_layout(s, weight ? CUDA_R_32F : type, forward ? s->N : s->K, weight ? s->N : s->M);
+    if (forward) MATMUL_SET(plan.operation, TRANSA, transposed, s);
+    if (weight) MATMUL_SET(plan.operation, TRANSB, transposed, s);
     MATMUL_SET(plan.operation, EPILOGUE, epilogue, s);
     if (pre_columns) MATMUL_SET(plan.operation, EPILOGUE_AUX_LD, pre_columns, s);
     matmul_plan_point(&plan, s->bias ? barely_aligned : NULL, pre_columns ? barely_aligned : NULL);
@@ -414,38 +391,19 @@ static __global__ __launch_bounds__(MATMUL_THREADS) void plain_matmul_kernel(Pla
     }
 }
 
+// As matmul_library_of, without the kinds that have a GELU.
 template <typename T>
-static inline void plain_matmul_run(const PlainMatmul<T>* p, Stream stream) {
-    size_t across = divide_up(p->columns, MATMUL_TILE), down = divide_up(p->rows, MATMUL_TILE);
+static inline void plain_matmul(MatmulKind kind, void* out, const T* first, const T* second, const T* bias, bool adds,
+                                size_t M, size_t N, size_t K, Stream stream) {
+    PlainMatmul<T> p = {(T*)out, NULL, false, bias, second, first, K, 1, K, 1, M, N, K};
+    if (kind == MATMUL_BACKWARD_INPUT) p = {(T*)out, NULL, false, NULL, second, first, N, 1, 1, K, M, K, N};
+    if (kind == MATMUL_BACKWARD_WEIGHT) p = {NULL, (float*)out, adds, NULL, second, first, 1, N, 1, K, N, K, M};
+    size_t across = divide_up(p.columns, MATMUL_TILE), down = divide_up(p.rows, MATMUL_TILE);
     if (across * down > INT32_MAX)
         device_fail("a matmul", "it is too large for one grid; use a smaller --batch, or sizes that are multiples of 8",
                     __FILE__, __LINE__);
-    plain_matmul_kernel<T><<<(unsigned)(across * down), MATMUL_THREADS, 0, stream->compute>>>(*p);
+    plain_matmul_kernel<T><<<(unsigned)(across * down), MATMUL_THREADS, 0, stream->compute>>>(p);
     LAUNCH_CHECK();
-}
-
-// out (M, N) = in (M, K) weight (N, K)^T + bias (N)
-template <typename T>
-static inline void plain_matmul_forward(T* out, const T* in, const T* weight, const T* bias, size_t M, size_t N,
-                                        size_t K, Stream stream) {
-    PlainMatmul<T> p = {out, NULL, false, bias, in, weight, K, 1, K, 1, M, N, K};
-    plain_matmul_run(&p, stream);
-}
-
-// din (M, K) = dout (M, N) weight (N, K)
-template <typename T>
-static inline void plain_matmul_backward_input(T* din, const T* dout, const T* weight, size_t M, size_t N, size_t K,
-                                               Stream stream) {
-    PlainMatmul<T> p = {din, NULL, false, NULL, dout, weight, N, 1, 1, K, M, K, N};
-    plain_matmul_run(&p, stream);
-}
-
-// dweight (N, K) = or, if `adds`, += dout (M, N)^T in (M, K)
-template <typename T>
-static inline void plain_matmul_backward_weight(float* dweight, const T* dout, const T* in, bool adds, size_t M,
-                                                size_t N, size_t K, Stream stream) {
-    PlainMatmul<T> p = {NULL, dweight, adds, NULL, dout, in, 1, N, 1, K, N, K, M};
-    plain_matmul_run(&p, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -510,14 +468,10 @@ static inline void column_sums(float* dbias, const floatX* dout, bool adds, size
     size_t most = min_size(COLUMN_PIECES, max_size(1, matmul_workspace / (N * sizeof(float))));
     size_t rows = max_size(COLUMN_PIECE_ROWS, divide_up(M, most)), count = divide_up(M, rows);
     float* pieces = (float*)device_scratch(stream, count * N * sizeof(float));
-    dim3 block(WARP, COLUMN_WARPS);
-    if (packs_fit(N, dout, NULL, NULL, NULL)) {
-        dim3 grid((unsigned)divide_up(N, WARP * PACK), (unsigned)count);
-        column_pieces_kernel<PACK><<<grid, block, 0, stream->compute>>>(pieces, dout, rows, M, N);
-    } else {
-        dim3 grid((unsigned)divide_up(N, WARP), (unsigned)count);
-        column_pieces_kernel<1><<<grid, block, 0, stream->compute>>>(pieces, dout, rows, M, N);
-    }
+    bool packs = packs_fit(N, dout, NULL, NULL, NULL);
+    dim3 block(WARP, COLUMN_WARPS), grid((unsigned)divide_up(N, WARP * (packs ? PACK : 1)), (unsigned)count);
+    auto kernel = packs ? column_pieces_kernel<PACK> : column_pieces_kernel<1>;
+    kernel<<<grid, block, 0, stream->compute>>>(pieces, dout, rows, M, N);
     LAUNCH_CHECK();
     column_join_kernel<<<(unsigned)divide_up(N, WARP), block, 0, stream->compute>>>(dbias, pieces, adds, count, N);
     LAUNCH_CHECK();
@@ -526,26 +480,27 @@ static inline void column_sums(float* dbias, const floatX* dout, bool adds, size
 // ------------------------------------------------------------------------------------------------
 // 4. Operations: as in kernels_cpu.h, with pointers to the device's memory
 
-// out (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL
+// By the library, or by our own kernel where the library does not take the arrays.
+static inline void matmul_any(MatmulKind kind, void* out, const floatX* first, const floatX* second, const floatX* bias,
+                              bool adds, size_t M, size_t N, size_t K, Stream stream) {
+    if (!matmul_library(kind, out, first, second, bias, NULL, adds, M, N, K, stream))
+        plain_matmul(kind, out, first, second, bias, adds, M, N, K, stream);
+}
+
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
-    if (!matmul_library(MATMUL_FORWARD, out, weight, in, bias, NULL, false, M, N, K, stream))
-        plain_matmul_forward<floatX>(out, in, weight, bias, M, N, K, stream);
+    matmul_any(MATMUL_FORWARD, out, weight, in, bias, false, M, N, K, stream);
 }
 
-// din (M, K) = dout (M, N) weight (N, K)
 static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
                                          size_t M, size_t N, size_t K, Stream stream) {
-    if (!matmul_library(MATMUL_BACKWARD_INPUT, din, weight, dout, NULL, NULL, false, M, N, K, stream))
-        plain_matmul_backward_input(din, dout, weight, M, N, K, stream);
+    matmul_any(MATMUL_BACKWARD_INPUT, din, weight, dout, NULL, false, M, N, K, stream);
 }
 
-// dweight (N, K) = or, if `adds`, += dout (M, N)^T in (M, K), and dbias (N) = or += the sum of dout's rows; skips
-// either if it is NULL.
+// Skips either output if it is NULL.
 static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in, bool adds,
                                           size_t M, size_t N, size_t K, Stream stream) {
-    if (dweight && !matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, adds, M, N, K, stream))
-        plain_matmul_backward_weight(dweight, dout, in, adds, M, N, K, stream);
+    if (dweight) matmul_any(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, adds, M, N, K, stream);
     if (dbias) column_sums(dbias, dout, adds, M, N, stream);
 }
 
@@ -553,10 +508,8 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
 // order of the table in section 1.
 static inline void matmul_floats(MatmulKind kind, bool tf32, float* out, const float* first, const float* second,
                                  size_t M, size_t N, size_t K, Stream stream) {
-    if (matmul_library_of(kind, DTYPE_F32, tf32, out, first, second, NULL, NULL, false, M, N, K, stream)) return;
-    if (kind == MATMUL_FORWARD) plain_matmul_forward<float>(out, second, first, NULL, M, N, K, stream);
-    else if (kind == MATMUL_BACKWARD_INPUT) plain_matmul_backward_input(out, second, first, M, N, K, stream);
-    else plain_matmul_backward_weight(out, second, first, false, M, N, K, stream);
+    if (!matmul_library_of(kind, DTYPE_F32, tf32, out, first, second, NULL, NULL, false, M, N, K, stream))
+        plain_matmul<float>(kind, out, first, second, NULL, false, M, N, K, stream);
 }
 
 #endif  // LLMTRAIN_MATMUL_CUH

@@ -5,8 +5,6 @@
 // -std=gnu11 and C++ still declare POSIX, which is enough. But -std=c11 hides it: here the headers that follow are told
 // to hide nothing, and what those before them may have hidden is declared. With -std=c11 a program must include
 // fcntl.h, netdb.h, sys/mman.h and sys/wait.h after ours, since they hide types and constants.
-//
-// Needs: llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_POSIX_H
 #define LLMTRAIN_POSIX_H

@@ -1,12 +1,10 @@
 // qk_norm.cuh: RMSNorm of every query and key head, in CUDA: the functions of qk_norm.h, where the formulas are.
 //
 // Defines: qk_norm_forward, qk_norm_backward, qk_norm_backward_scratch_bytes.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 
 #ifndef LLMTRAIN_QK_NORM_CUH
 #define LLMTRAIN_QK_NORM_CUH
 
-#include "types.h"
 #include "blocks.cuh"
 
 enum {

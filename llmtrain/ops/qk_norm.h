@@ -5,21 +5,13 @@
 // "Query-Key Normalization for Transformers", with the learned RMSNorm over a head that Qwen3 has: x becomes
 // x / sqrt(mean of squares + epsilon) * weight for the D elements x of a head; all query heads share one weight, all
 // key heads another. Values are unchanged. It works in place, between the matmul that makes queries and keys and RoPE.
-//
-// Every output element is computed by one thread, in an order that depends on the sizes alone. In a CUDA build these
-// functions are cpu::qk_norm_forward and cpu::qk_norm_backward.
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_QK_NORM_H
 #define LLMTRAIN_QK_NORM_H
 
-#include "arithmetic.h"
-#include "types.h"
+#include "base.h"
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // qkv (N, (H + 2K) D) in place; saved (N, (H + K) D): queries and keys before the norm; rstd (N, H + K), q_weight,
 // k_weight (D).
@@ -83,8 +75,6 @@ static inline void qk_norm_backward(floatX* dqkv, float* dq_weight, float* dk_we
     }
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_QK_NORM_H

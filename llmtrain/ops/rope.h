@@ -6,14 +6,11 @@
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding"; the scalings stretch the angles of a trained model
 // to a longer context: "Extending Context Window of Large Language Models via Positional Interpolation" (linear), and
 // the scaling of "The Llama 3 Herd of Models", as in its published code (llama3).
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_ROPE_H
 #define LLMTRAIN_ROPE_H
 
 #include "arithmetic.h"
-#include "types.h"
 
 typedef enum { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_LLAMA3 } RopeScaling;
 #define ROPE_SCALING_NAMES "none|linear|llama3"

@@ -1,5 +1,5 @@
-// types.h: the types that every operation uses, on both backends. With it an operation can be copied into another
-// project: its first lines name what else it needs.
+// types.h: the types that every operation uses, on both backends. An operation can be copied into another project with
+// the headers that its header includes; sections of kernels.cuh, vectors.cuh and update.cuh list what they need.
 //
 //   1. sizes        min_size, divide_up
 //   2. conversions  float to and from bfloat16 and IEEE binary16
@@ -8,7 +8,7 @@
 //   5. stream       what an operation runs on; CUDA_CHECK, LAUNCH_CHECK
 //   6. elements     loads and stores of 16 bytes at a time (CUDA C++ alone)
 //
-// Needs: nothing of ours. C11, C++20 and CUDA C++.
+// C11, C++20 and CUDA C++; it needs nothing of ours.
 
 #ifndef LLMTRAIN_TYPES_H
 #define LLMTRAIN_TYPES_H

@@ -1,18 +1,11 @@
 // vectors.cuh: operations on whole vectors of parameters and gradients in CUDA: kernels, and launchers of the same
 // names and signatures as in vectors.h.
-//
-//   1. sums          of floats, in double; the checksum
-//   2. fixed point   sums that no order can change
-//   3. casts, add
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h.
 
 #ifndef LLMTRAIN_VECTORS_CUH
 #define LLMTRAIN_VECTORS_CUH
 
 #include "base.h"
 #include "blocks.cuh"
-#include "types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
@@ -27,7 +20,6 @@
 enum { SUM_THREADS = 256, SUM_BLOCKS = 4096 };
 
 static inline size_t sum_of_squares_scratch_bytes(void) { return SUM_BLOCKS * sizeof(double); }
-static inline size_t sum_scaled_scratch_bytes(void) { return sum_of_squares_scratch_bytes(); }
 
 // block_sum of blocks.cuh for 64-bit types; only thread 0 gets the result. shared (32).
 template <typename T>

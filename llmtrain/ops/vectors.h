@@ -1,26 +1,13 @@
 // vectors.h: operations on whole vectors of parameters and gradients, in plain C: the specification of the kernels of
 // the same names in vectors.cuh, and the CPU backend. Operations of the model's layers are in kernels_cpu.h, and its
 // conventions hold here.
-//
-//   1. sums          global norm, losses, checksum
-//   2. fixed point   sums that no order can change
-//   3. casts, add
-//
-// Every output element is computed by one thread, in an order that depends on the sizes alone. In a CUDA build these
-// functions are cpu::sum_of_squares and so on.
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_VECTORS_H
 #define LLMTRAIN_VECTORS_H
 
-#include "arithmetic.h"
 #include "base.h"
-#include "types.h"
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
@@ -128,8 +115,6 @@ static inline void residual_forward(floatX* out, const floatX* in, const floatX*
     for (size_t i = 0; i < n; i++) out[i] = floatX_of(float_of(in[i]) + float_of(branch[i]));
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_VECTORS_H

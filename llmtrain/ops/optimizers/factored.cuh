@@ -1,63 +1,31 @@
 // factored.cuh: Adafactor, CAME, Adam-mini and SM3 in CUDA; the formulas and the functions in C are in
 // factored.h.
 //
-//   1. sums      of rows and of columns
-//   2. states    from the sums
-//   3. update
-//
 // The kernels are the passes of factored.h: each reads the gradients (and m) once more. Sums have a fixed
 // order, which differs from the CPU's.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/optimizers/optimizers.h,
-// llmtrain/ops/optimizers/factored.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_FACTORED_CUH
 #define LLMTRAIN_OPTIMIZERS_FACTORED_CUH
 
-#include "../base.h"
 #include "../blocks.cuh"
-#include "optimizers.h"
 #include "factored.h"
-#include "../types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
 
 enum { FACTORED_THREADS = 256, FACTORED_STATE_THREADS = 1024 };
 
-// The sum of x over the block, or the largest (of numbers >= 0; NaN is the largest). shared (32) may be used again at
-// once.
-static __device__ inline float factored_combine(float x, bool largest, float* shared) {
-    unsigned lane = threadIdx.x % WARP;
-    for (int round = 0; round < 2; round++) {
-        #pragma unroll
-        for (int distance = WARP / 2; distance > 0; distance /= 2) {
-            float other = __shfl_xor_sync(0xffffffffu, x, distance);
-            x = largest ? larger(x, other) : x + other;
-        }
-        if (round == 0) {
-            if (lane == 0) shared[threadIdx.x / WARP] = x;
-            __syncthreads();
-            x = lane < blockDim.x / WARP ? shared[lane] : 0.0f;
-            __syncthreads();
-        }
-    }
-    return x;
-}
-
 // A block owns one row after another, gridDim.x apart. TERM_MOMENT updates m.
 template <FactoredTerm TERM>
 static __global__ void factored_rows_kernel(Factored f) {
     __shared__ float shared[WARP];
-    const bool largest = TERM == TERM_BOUND;
     float clip = TERM == TERM_MOMENT ? f.scalars[SCALAR_CLIP] : 1.0f;
     for (size_t row = blockIdx.x; row < f.R; row += gridDim.x) {
         float value = factored_row_value(&f, TERM, row), sum = 0.0f;
         for (size_t c = threadIdx.x; c < f.C; c += blockDim.x) {
-            float term = factored_term(&f, TERM, value, clip, row * f.C + c, c);
-            sum = largest ? larger(sum, term) : sum + term;
+            sum = factored_joined(TERM, sum, factored_term(&f, TERM, value, clip, row * f.C + c, c));
         }
-        sum = factored_combine(sum, largest, shared);
+        sum = block_combine(sum, 0.0f, shared, [](float a, float b) { return factored_joined(TERM, a, b); });
         if (threadIdx.x == 0) f.row_sums[row] = sum;
     }
 }
@@ -65,13 +33,12 @@ static __global__ void factored_rows_kernel(Factored f) {
 // Block (x, y): a thread owns a column, and adds up the rows of piece y.
 template <FactoredTerm TERM>
 static __global__ void factored_columns_kernel(Factored f) {
-    const bool largest = TERM == TERM_BOUND;
     size_t c = (size_t)blockIdx.x * blockDim.x + threadIdx.x, piece = blockIdx.y;
     if (c >= f.C) return;
     float clip = TERM == TERM_RESIDUAL ? f.scalars[SCALAR_CLIP] : 1.0f, sum = 0.0f;
     for (size_t row = f.R * piece / FACTORED_PIECES; row < f.R * (piece + 1) / FACTORED_PIECES; row++) {
         float term = factored_term(&f, TERM, factored_row_value(&f, TERM, row), clip, row * f.C + c, c);
-        sum = largest ? larger(sum, term) : sum + term;
+        sum = factored_joined(TERM, sum, term);
     }
     f.partial[piece * f.C + c] = sum;
 }
@@ -95,16 +62,6 @@ static inline void factored_sum_columns(const Factored* f, Stream stream) {
 //
 // One block each: rows and columns are few compared with elements.
 
-// The sum of column c over the pieces, or its maximum.
-static __device__ inline float factored_column(const Factored* f, size_t c, bool largest) {
-    float sum = f->partial[c];
-    for (size_t piece = 1; piece < FACTORED_PIECES; piece++) {
-        float part = f->partial[piece * f->C + c];
-        sum = largest ? larger(sum, part) : sum + part;
-    }
-    return sum;
-}
-
 // Updates the states of rows (NULL: a vector has none) and columns, and their factors, as cpu::factored_factors does.
 static __global__ void factored_factors_kernel(Factored f, float* rows, float* columns, float rate) {
     __shared__ float shared[WARP];
@@ -113,11 +70,11 @@ static __global__ void factored_factors_kernel(Factored f, float* rows, float* c
         rows[row] = factored_moved(rows[row], f.row_sums[row] / (float)f.C, rate);
         sum += rows[row];
     }
-    float mean = factored_combine(sum, false, shared) / (float)f.R;
+    float mean = block_sum(sum, shared) / (float)f.R;
     for (size_t row = threadIdx.x; row < f.R; row += blockDim.x)
         f.row_factors[row] = rows ? 1.0f / sqrtf(rows[row] / mean) : 1.0f;
     for (size_t c = threadIdx.x; c < f.C; c += blockDim.x) {
-        columns[c] = factored_moved(columns[c], factored_column(&f, c, false) / (float)f.R, rate);
+        columns[c] = factored_moved(columns[c], factored_column(&f, TERM_SQUARE, c) / (float)f.R, rate);
         f.column_factors[c] = 1.0f / sqrtf(columns[c]);
     }
 }
@@ -128,7 +85,7 @@ static __global__ void factored_scalar_kernel(Factored f, FactoredTerm term) {
     __shared__ float shared[WARP];
     float sum = 0.0f;
     for (size_t row = threadIdx.x; row < f.R; row += blockDim.x) sum += f.row_sums[row];
-    float mean = factored_combine(sum, false, shared) / (float)f.R / (float)f.C;
+    float mean = block_sum(sum, shared) / (float)f.R / (float)f.C;
     if (threadIdx.x > 0) return;
     if (term == TERM_WEIGHT) {
         float size = sqrtf(mean);
@@ -154,7 +111,7 @@ static __global__ void factored_mini_kernel(Factored f, TensorShape shape, float
 // SM3's states: the maxima of rows and columns.
 static __global__ void factored_largest_kernel(Factored f) {
     size_t i = flat_index(1);
-    if (i < f.C) f.v_column[i] = factored_column(&f, i, true);
+    if (i < f.C) f.v_column[i] = factored_column(&f, TERM_BOUND, i);
     if (f.v_row && i < f.R) f.v_row[i] = f.row_sums[i];
 }
 

@@ -14,16 +14,11 @@
 //
 // A vector is a matrix of one row: its v_column is its state v, one number per element; Adam-mini has one v for it all.
 // An update needs the sums of whole rows and columns, so ZeRO shards these optimizers tensor by tensor.
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/types.h, llmtrain/ops/optimizers/optimizers.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_FACTORED_H
 #define LLMTRAIN_OPTIMIZERS_FACTORED_H
 
-#include "../arithmetic.h"
-#include "../base.h"
 #include "optimizers.h"
-#include "../types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Methods
@@ -93,6 +88,19 @@ HOST_DEVICE ALWAYS_INLINE float larger(float a, float b) {
     return float_from_bits(x > y ? x : y);
 }
 
+// Two terms, or two sums of them, in one: the maximum for TERM_BOUND, otherwise the sum.
+HOST_DEVICE ALWAYS_INLINE float factored_joined(FactoredTerm term, float a, float b) {
+    return term == TERM_BOUND ? larger(a, b) : a + b;
+}
+
+// What the pieces have of column c, joined.
+HOST_DEVICE ALWAYS_INLINE float factored_column(const Factored* f, FactoredTerm term, size_t c) {
+    float sum = f->partial[c];
+    for (size_t piece = 1; piece < FACTORED_PIECES; piece++)
+        sum = factored_joined(term, sum, f->partial[piece * f->C + c]);
+    return sum;
+}
+
 HOST_DEVICE ALWAYS_INLINE float factored_weight(const Factored* f, size_t i) {
     return f->master_weights ? f->master_weights[i] : float_of(f->params[i]);
 }
@@ -144,21 +152,12 @@ HOST_DEVICE ALWAYS_INLINE float factored_element(const Factored* f, OptimizerKin
 }
 
 static inline Factored factored_begin(const OptimizerSlice* slice, const OptimizerStep* o) {
-    Factored f;
     bool matrix = slice->shape.cols > 0;
     void* const* s = slice->states;
-    memset(&f, 0, sizeof f);
-    f.kind = o->kind;
-    f.grad_scale = o->grad_scale;
-    f.beta1 = o->beta1;
-    f.decay = o->lr * o->weight_decay;
-    f.rate = 1.0f - o->beta2;
-    f.step = o->lr;
-    f.R = matrix ? slice->shape.rows : 1;
-    f.C = matrix ? slice->shape.cols : slice->shape.rows;
-    f.grads = slice->grads;
-    f.params = slice->params;
-    f.master_weights = slice->master_weights;
+    Factored f = {.kind = o->kind, .grad_scale = o->grad_scale, .beta1 = o->beta1, .decay = o->lr * o->weight_decay,
+                  .rate = 1.0f - o->beta2, .step = o->lr, .R = matrix ? slice->shape.rows : 1,
+                  .C = matrix ? slice->shape.cols : slice->shape.rows, .grads = slice->grads,
+                  .master_weights = slice->master_weights, .params = slice->params};
     if (o->kind == OPTIMIZER_ADAM_MINI) {
         f.v_row = (float*)(matrix ? s[0] : s[1]);
         f.m = (float*)s[2];
@@ -206,9 +205,7 @@ HOST_DEVICE ALWAYS_INLINE float factored_clip(float mean_square) {
     return size > 1.0f ? 1.0f / size : 1.0f;
 }
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 3. Passes
@@ -227,7 +224,6 @@ ALWAYS_INLINE void factored_terms(float* terms, const Factored* f, FactoredTerm 
 // Sums a term, or takes its maximum, over each row into row_sums (R) and, if `columns`, over the columns of each piece
 // into partial. f is passed by value, so that the compiler sees that the writes do not change it.
 static inline void factored_reduce(Factored f, FactoredTerm term, bool columns) {
-    const bool largest = term == TERM_BOUND;
     const float clip = f.scalars[SCALAR_CLIP];
     #pragma omp parallel for schedule(static)
     for (size_t piece = 0; piece < FACTORED_PIECES; piece++) {
@@ -245,24 +241,14 @@ static inline void factored_reduce(Factored f, FactoredTerm term, bool columns) 
                 case TERM_RESIDUAL: factored_terms(terms, &f, TERM_RESIDUAL, value, clip, row, first, n); break;
                 case TERM_BOUND: factored_terms(terms, &f, TERM_BOUND, value, clip, row, first, n); break;
                 }
-                if (largest) for (size_t c = 0; c < n; c++) sum = larger(sum, terms[c]);
+                if (term == TERM_BOUND) for (size_t c = 0; c < n; c++) sum = larger(sum, terms[c]);
                 else sum += VECTOR_SUM(c, n, terms[c]);
                 for (size_t c = 0; columns && c < n; c++)
-                    partial[first + c] = largest ? larger(partial[first + c], terms[c]) : partial[first + c] + terms[c];
+                    partial[first + c] = factored_joined(term, partial[first + c], terms[c]);
             }
             f.row_sums[row] = sum;
         }
     }
-}
-
-// The sum of column c over the pieces, or its maximum.
-static inline float factored_column(const Factored* f, size_t c, bool largest) {
-    float sum = f->partial[c];
-    for (size_t piece = 1; piece < FACTORED_PIECES; piece++) {
-        float part = f->partial[piece * f->C + c];
-        sum = largest ? larger(sum, part) : sum + part;
-    }
-    return sum;
 }
 
 // The mean of what was reduced last.
@@ -281,7 +267,7 @@ static inline void factored_factors(const Factored* f, float* rows, float* colum
     }
     for (size_t row = 0; row < f->R; row++) f->row_factors[row] = rows ? 1.0f / sqrtf(rows[row] / mean) : 1.0f;
     for (size_t c = 0; c < f->C; c++) {
-        columns[c] = factored_moved(columns[c], factored_column(f, c, false) / (float)f->R, rate);
+        columns[c] = factored_moved(columns[c], factored_column(f, TERM_SQUARE, c) / (float)f->R, rate);
         f->column_factors[c] = 1.0f / sqrtf(columns[c]);
     }
 }
@@ -340,11 +326,9 @@ static inline void factored_update(const OptimizerSlice* slice, const OptimizerS
     factored_apply(f, slice, o, step);
     if (f.kind != OPTIMIZER_SM3) return;
     for (size_t row = 0; f.v_row && row < f.R; row++) f.v_row[row] = f.row_sums[row];
-    for (size_t c = 0; c < f.C; c++) f.v_column[c] = factored_column(&f, c, true);
+    for (size_t c = 0; c < f.C; c++) f.v_column[c] = factored_column(&f, TERM_BOUND, c);
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_OPTIMIZERS_FACTORED_H

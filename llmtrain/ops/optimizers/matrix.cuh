@@ -5,28 +5,19 @@
 // The others are in float: with a rank far below the matrix's sides they cost little.
 //
 // Defines: matrix_multiply, matrix_combine, matrix_normalize, matrix_randomize, matrix_orthonormalize.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/base.h, llmtrain/ops/blocks.cuh, llmtrain/ops/matmul.cuh,
-// llmtrain/ops/optimizers/matrix.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_MATRIX_CUH
 #define LLMTRAIN_OPTIMIZERS_MATRIX_CUH
 
-#include "../types.h"
-#include "../base.h"
-#include "../blocks.cuh"
 #include "../matmul.cuh"
 #include "matrix.h"
 
 static inline void matrix_multiply(float* out, const float* a, const float* b, MatrixForm form, bool rounds, size_t M,
                                    size_t N, size_t K, Stream stream) {
     bool tf32 = rounds && (stream->tf32 || !FLOATX_IS_FLOAT);
-    if (form == MATRIX_NT) {
-        matmul_floats(MATMUL_FORWARD, tf32, out, b, a, M, N, K, stream);
-    } else if (form == MATRIX_NN) {
-        matmul_floats(MATMUL_BACKWARD_INPUT, tf32, out, b, a, M, K, N, stream);
-    } else {
-        matmul_floats(MATMUL_BACKWARD_WEIGHT, tf32, out, b, a, K, M, N, stream);
-    }
+    if (form == MATRIX_NT) matmul_floats(MATMUL_FORWARD, tf32, out, b, a, M, N, K, stream);
+    else if (form == MATRIX_NN) matmul_floats(MATMUL_BACKWARD_INPUT, tf32, out, b, a, M, K, N, stream);
+    else matmul_floats(MATMUL_BACKWARD_WEIGHT, tf32, out, b, a, K, M, N, stream);
 }
 
 // A thread owns an element, and moves 12 bytes.

@@ -13,14 +13,10 @@
 // norms and biases use AdamW, as in their papers.
 //
 //     matrix_update(&MATRIX_OPERATIONS, slice, step, stream);   // the whole tensor, slice->scratch included
-//
-// Needs: llmtrain/ops/base.h, llmtrain/ops/gemm.h, llmtrain/ops/optimizers/optimizers.h, llmtrain/ops/arithmetic.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_MATRIX_H
 #define LLMTRAIN_OPTIMIZERS_MATRIX_H
 
-#include "../arithmetic.h"
-#include "../base.h"
 #include "../gemm.h"
 #include "optimizers.h"
 
@@ -66,9 +62,7 @@ typedef struct {
     void (*elements)(const OptimizerSlice* slice, const OptimizerStep* step, Stream stream);
 } MatrixOperations;
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 static inline void matrix_multiply(float* out, const float* a, const float* b, MatrixForm form, bool rounds, size_t M,
                                    size_t N, size_t K, Stream stream) {
@@ -118,9 +112,7 @@ static inline void matrix_orthonormalize(float* x, size_t r, size_t d, Stream st
     }
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 // ------------------------------------------------------------------------------------------------
 // 2. Matrices
@@ -137,13 +129,8 @@ typedef struct {
 } Matrix;
 
 static inline Matrix matrix_of(size_t rows, size_t cols, size_t rank) {
-    Matrix m;
-    m.rows = rows;
-    m.cols = cols;
-    m.d = min_size(rows, cols);
-    m.l = max_size(rows, cols);
-    m.r = min_size(rank, m.d);
-    m.size = rows * cols;
+    size_t d = min_size(rows, cols);
+    Matrix m = {rows, cols, d, max_size(rows, cols), min_size(rank, d), rows * cols};
     return m;
 }
 
@@ -406,13 +393,9 @@ static inline void matrix_update(const MatrixOperations* run, const OptimizerSli
     size_t rows[SHAPE_MATRICES], count = shape_matrices(rows, &slice->shape), first = 0;
     size_t at[OPTIMIZER_STATES] = {0};
     for (size_t i = 0; i < count; i++) {
-        MatrixUpdate u;
-        memset(&u, 0, sizeof u);
-        u.run = run;
-        u.step = step;
-        u.m = matrix_of(rows[i], slice->shape.cols, step->rank);
-        u.stream = stream;
-        u.slice = *slice;
+        MatrixUpdate u = {.run = run, .step = step, .slice = *slice,
+                          .m = matrix_of(rows[i], slice->shape.cols, step->rank), .squares = (double*)slice->scratch,
+                          .scratch = slice->scratch + MATRIX_SCRATCH_UNIT, .stream = stream};
         u.slice.params += first;
         if (slice->master_weights) u.slice.master_weights += first;
         u.slice.grads += first;
@@ -422,8 +405,6 @@ static inline void matrix_update(const MatrixOperations* run, const OptimizerSli
             if (slice->states[s]) u.slice.states[s] = (float*)slice->states[s] + at[s];
             at[s] += matrix_state_count(states[s].shape, rows[i], slice->shape.cols, step->rank);
         }
-        u.squares = (double*)slice->scratch;
-        u.scratch = slice->scratch + MATRIX_SCRATCH_UNIT;
         if (step->kind == OPTIMIZER_MUON) muon_update(&u);
         else if (step->kind == OPTIMIZER_GALORE) galore_update(&u);
         else ldadam_update(&u);

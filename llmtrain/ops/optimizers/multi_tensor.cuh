@@ -1,21 +1,17 @@
 // multi_tensor.cuh: the table with which one launch updates many tensors, as PyTorch's multi_tensor_apply does.
 //
-//   MultiTensorList list;
-//   for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, &step, fours, chunk);)
-//       kernel<<<list.chunks, threads, 0, stream->compute>>>(list);
+//   multi_tensor_launch(kernel<4>, kernel<1>, slices, count, &step, stream);
 //
 // 8 of the 12 tensors of a GPT-2 block are vectors of a few thousand elements, whose update takes less time than
 // passes between two launches. So slices are cut into chunks of equal length, numbered across all slices; the block
 // that owns a chunk finds its slice by bisection. The table is a kernel parameter: it needs no memory and no copy, and
 // is read through the constant cache.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/optimizers/optimizers.h.
 
 #ifndef LLMTRAIN_MULTI_TENSOR_CUH
 #define LLMTRAIN_MULTI_TENSOR_CUH
 
+#include "../blocks.cuh"
 #include "optimizers.h"
-#include "../types.h"
 
 enum {
     MULTI_TENSOR_SLICES = 320,  // 27 KB of the 32,764 bytes that a kernel's parameters may take
@@ -63,18 +59,27 @@ static inline bool multi_tensor_next(MultiTensorList* list, size_t* next, const 
     for (; *next < count && list->count < MULTI_TENSOR_SLICES; ++*next) {
         const OptimizerSlice* s = &slices[*next];
         if (s->n == 0 || multi_tensor_fours(s) != fours) continue;
-        MultiTensorSlice* listed = &list->slices[list->count];
-        listed->params = s->params;
-        listed->master_weights = s->master_weights;
-        listed->grads = s->grads;
-        for (size_t i = 0; i < MULTI_TENSOR_STATES; i++) listed->states[i] = s->states[i];
-        listed->first = s->first;
-        listed->n = s->n;
-        listed->weight_decay = optimizer_step_of(s, o).weight_decay;
+        list->slices[list->count] = {s->params, s->master_weights, s->grads,
+                                     {s->states[0], s->states[1], s->states[2], s->states[3]}, s->first, s->n,
+                                     optimizer_step_of(s, o).weight_decay};
         list->begins[list->count++] = list->chunks;
         list->chunks += (unsigned)divide_up(s->n, chunk);
     }
     return list->count > 0;
+}
+
+// Updates all slices by launches of two kernels in which a thread owns four elements, or one.
+static inline void multi_tensor_launch(void (*fours)(MultiTensorList, ElementStep),
+                                       void (*ones)(MultiTensorList, ElementStep), const OptimizerSlice* slices,
+                                       size_t count, const OptimizerStep* o, Stream stream) {
+    MultiTensorList list;
+    for (int wide = 0; wide < 2; wide++) {
+        auto kernel = wide ? fours : ones;
+        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, wide, FLAT_THREADS * (wide ? 4 : 1));) {
+            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, element_step(o));
+            LAUNCH_CHECK();
+        }
+    }
 }
 
 #endif  // LLMTRAIN_MULTI_TENSOR_CUH

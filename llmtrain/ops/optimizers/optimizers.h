@@ -8,16 +8,12 @@
 //   2. step        the arguments of an update
 //   3. rounding    stochastic, for parameters without master weights
 //   4. elements    the formulas of AdamW, SGD, momentum and Lion, for both backends
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/dtypes.h, llmtrain/ops/types.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_H
 #define LLMTRAIN_OPTIMIZERS_H
 
-#include "../arithmetic.h"
 #include "../base.h"
 #include "../dtypes.h"
-#include "../types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Table

@@ -1,23 +1,13 @@
 // quantized.cuh: AdamW with states of 8 bits or bfloat16, in CUDA; the functions in C are in
 // quantized.h. Both give the same bits.
 //
-//   1. 8 bits
-//   2. bfloat16
-//
 // Both update many tensors in one launch: multi_tensor.cuh.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/optimizers/multi_tensor.cuh,
-// llmtrain/ops/optimizers/optimizers.h, llmtrain/ops/optimizers/quantized.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH
 #define LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH
 
-#include "../base.h"
-#include "../blocks.cuh"
 #include "multi_tensor.cuh"
-#include "optimizers.h"
 #include "quantized.h"
-#include "../types.h"
 
 // Stores an updated weight as the parameter, rounded stochastically where there are no master weights.
 static __device__ inline floatX quantized_param(float w, const MultiTensorSlice* slice, uint32_t random) {
@@ -46,15 +36,6 @@ static __device__ inline Group<uint32_t, W> quantized_random(const OptimizerStep
 
 // Warps per thread block; elements per lane.
 enum { QUANTIZED_WARPS = 8, QUANTIZED_LANE = OPTIMIZER_BLOCK / WARP };
-
-static __device__ inline uint32_t warp_max_bits(uint32_t x) {
-    #pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2) {
-        uint32_t other = __shfl_xor_sync(0xffffffffu, x, distance);
-        x = other > x ? other : x;
-    }
-    return x;
-}
 
 // W codes at a time: 4 are aligned to 4 bytes.
 template <int W>
@@ -128,14 +109,14 @@ adamw_8bit_kernel(MultiTensorList list, ElementStep e, DynamicMaps maps) {
                 v[k + j] = values[1][v_code.x[j]] * v_scale;
                 optimizer_element(OPTIMIZER_ADAMW, &w.x[j], &m[k + j], &v[k + j], g.x[j], &e);
                 p.x[j] = quantized_param(w.x[j], &slice, random.x[j]);
-                m_largest = magnitude_bits(m[k + j]) > m_largest ? magnitude_bits(m[k + j]) : m_largest;
-                v_largest = magnitude_bits(v[k + j]) > v_largest ? magnitude_bits(v[k + j]) : v_largest;
+                m_largest = Max()(magnitude_bits(m[k + j]), m_largest);
+                v_largest = Max()(magnitude_bits(v[k + j]), v_largest);
             }
             if (slice.master_weights) group_store<W>(slice.master_weights + i, w);
             group_store<W>(slice.params + i, p);
         }
-        m_scale = float_from_bits(warp_max_bits(m_largest));
-        v_scale = float_from_bits(warp_max_bits(v_largest));
+        m_scale = float_from_bits(warp_max(m_largest));
+        v_scale = float_from_bits(warp_max(v_largest));
         float m_inverse = dynamic_inverse(m_scale), v_inverse = dynamic_inverse(v_scale);
         #pragma unroll
         for (int k = 0; k < QUANTIZED_LANE; k += W) {
@@ -212,15 +193,7 @@ static __global__ void adamw_bf16_kernel(MultiTensorList list, ElementStep e) {
 
 static inline void adamw_bf16_update(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
                                      Stream stream) {
-    MultiTensorList list;
-    for (int fours = 0; fours < 2; fours++) {
-        auto kernel = fours ? adamw_bf16_kernel<FOUR> : adamw_bf16_kernel<1>;
-        size_t chunk = FLAT_THREADS * (fours ? FOUR : 1);
-        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, chunk);) {
-            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, element_step(o));
-            LAUNCH_CHECK();
-        }
-    }
+    multi_tensor_launch(adamw_bf16_kernel<FOUR>, adamw_bf16_kernel<1>, slices, count, o, stream);
 }
 
 #endif  // LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH

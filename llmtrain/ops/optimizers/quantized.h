@@ -1,26 +1,17 @@
 // quantized.h: AdamW with narrow states, in plain C: the specification of the kernels of the same name, and
 // the CPU backend.
 //
-//   1. dynamic maps    the numbers that 8-bit codes represent, and how the nearest is found
-//   2. 8 bits          blocks of 256 elements share a scale
-//   3. bfloat16        with stochastic rounding
-//
 //   optimizer     states, bytes per parameter                       AdamW with 32-bit states: 8
 //   adamw-8bit    m, v: 1 each; their scales: 4 for 256 elements    2.03
 //   adamw-bf16    m, v: 2 each                                      4
 //
 // Both compute as AdamW does (optimizer_element), in float, and round the states when they store them; the step is
 // taken with the states before they are rounded. Functions of section 1 run on both backends, with the same bits.
-//
-// Needs: llmtrain/ops/arithmetic.h, llmtrain/ops/base.h, llmtrain/ops/types.h, llmtrain/ops/optimizers/optimizers.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_QUANTIZED_H
 #define LLMTRAIN_OPTIMIZERS_QUANTIZED_H
 
-#include "../arithmetic.h"
-#include "../base.h"
 #include "optimizers.h"
-#include "../types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Dynamic maps
@@ -142,9 +133,7 @@ HOST_DEVICE ALWAYS_INLINE uint32_t magnitude_bits(float x) { return bits_from_fl
 // The factor for the elements of a block; a block whose scale has no inverse is stored as zeros.
 HOST_DEVICE ALWAYS_INLINE float dynamic_inverse(float scale) { return scale < FLT_MIN ? 0.0f : 1.0f / scale; }
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 2. 8 bits
@@ -237,8 +226,6 @@ static inline void adamw_bf16_update(const OptimizerSlice* slice, const Optimize
     }
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_OPTIMIZERS_QUANTIZED_H

@@ -1,34 +1,20 @@
 // update.cuh: one step of any optimizer over slices of the parameters in CUDA, with the names and signatures of
 // update.h.
-//
-//   1. elementwise optimizers
-//   2. any optimizer
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/random.cuh,
-// llmtrain/ops/vectors.cuh, llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh,
-// llmtrain/ops/optimizers/multi_tensor.cuh, llmtrain/ops/optimizers/optimizers.h,
-// llmtrain/ops/optimizers/quantized.cuh.
 
 #ifndef LLMTRAIN_OPTIMIZERS_UPDATE_CUH
 #define LLMTRAIN_OPTIMIZERS_UPDATE_CUH
 
-#include "../base.h"
-#include "../blocks.cuh"
-#include "../random.cuh"
-#include "../types.h"
 #include "../vectors.cuh"
 #include "factored.cuh"
 #include "matrix.cuh"
 #include "multi_tensor.cuh"
-#include "optimizers.h"
 #include "quantized.cuh"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Elementwise optimizers
 //
 // Defines: optimizer_update_elements.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h, llmtrain/ops/random.cuh,
-// llmtrain/ops/optimizers/multi_tensor.cuh, llmtrain/ops/optimizers/optimizers.h.
+// Needs: llmtrain/ops/optimizers/multi_tensor.cuh.
 //
 // One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. In 16-bit builds AdamW
 // with master weights moves 30 bytes per parameter: weight, m, v, gradient in, weight, m, v, stored parameter out.
@@ -64,15 +50,7 @@ static __global__ void optimizer_kernel(MultiTensorList list, ElementStep e) {
 }
 
 static inline void elements_update(const OptimizerSlice* slices, size_t count, const OptimizerStep* o, Stream stream) {
-    MultiTensorList list;
-    for (int fours = 0; fours < 2; fours++) {
-        auto kernel = fours ? optimizer_kernel<FOUR> : optimizer_kernel<1>;
-        size_t chunk = FLAT_THREADS * (fours ? FOUR : 1);
-        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, chunk);) {
-            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, element_step(o));
-            LAUNCH_CHECK();
-        }
-    }
+    multi_tensor_launch(optimizer_kernel<FOUR>, optimizer_kernel<1>, slices, count, o, stream);
 }
 
 static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
@@ -83,9 +61,8 @@ static inline void optimizer_update_elements(const OptimizerSlice* slice, const 
 // 2. Any optimizer
 //
 // Defines: optimizer_update, optimizer_update_list.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/random.cuh, llmtrain/ops/vectors.cuh,
-// llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh, llmtrain/ops/optimizers/quantized.cuh,
-// section 1.
+// Needs: llmtrain/ops/vectors.cuh, llmtrain/ops/optimizers/factored.cuh, llmtrain/ops/optimizers/matrix.cuh,
+// llmtrain/ops/optimizers/quantized.cuh, section 1.
 
 static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
                                                    matrix_randomize, matrix_orthonormalize, optimizer_update_elements};

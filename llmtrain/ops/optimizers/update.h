@@ -2,25 +2,16 @@
 // the same names in update.cuh, and the CPU backend.
 //
 //   optimizer_update_list(slices, count, &step, stream);
-//
-// In a CUDA build these functions are cpu::optimizer_update and so on.
-//
-// Needs: llmtrain/ops/types.h, llmtrain/ops/vectors.h, llmtrain/ops/optimizers/factored.h,
-// llmtrain/ops/optimizers/matrix.h, llmtrain/ops/optimizers/optimizers.h, llmtrain/ops/optimizers/quantized.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_UPDATE_H
 #define LLMTRAIN_OPTIMIZERS_UPDATE_H
 
-#include "../types.h"
 #include "../vectors.h"
 #include "factored.h"
 #include "matrix.h"
-#include "optimizers.h"
 #include "quantized.h"
 
-#ifdef LLMTRAIN_CUDA
-namespace cpu {
-#endif
+CPU_NAMESPACE_BEGIN
 
 // One step over w (n); m and v (n each) are the optimizer's state, NULL where its kind has none. Each kind has its own
 // loop, which the compiler vectorizes.
@@ -71,8 +62,6 @@ static inline void optimizer_update_list(const OptimizerSlice* slices, size_t co
     for (size_t i = 0; i < count; i++) optimizer_update(&slices[i], o, stream);
 }
 
-#ifdef LLMTRAIN_CUDA
-}  // namespace cpu
-#endif
+CPU_NAMESPACE_END
 
 #endif  // LLMTRAIN_OPTIMIZERS_UPDATE_H
