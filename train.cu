@@ -283,9 +283,9 @@ static Due run_due(const Run* run, const Options* o, const StepFlags* flags) {
     uint64_t step = run->record.state.step;
     bool last = step == o->schedule.steps;
     Due due = {.stop = last || flags->stop, .signaled = flags->stop && !last};  // there may be time for the save alone
-    due.validate = o->val && !due.signaled && (last || every(step, o->val_every));
-    due.log = last || due.validate || every(step, o->log_every);
-    due.sample = !due.signaled && every(step, o->sample_every);
+    due.validate = o->val && !due.signaled && (last || step_every(step, o->val_every));
+    due.log = last || due.validate || step_every(step, o->log_every);
+    due.sample = !due.signaled && step_every(step, o->sample_every);
     due.save = run_save_due(run, step, due.stop, flags->save);
     return due;
 }
@@ -337,7 +337,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         if (!step_read(run, &s, interrupted != 0, error)) return false;  // loss, norm and flags of all ranks
 
         // --check-every: are the ranks still equal? The update would overwrite a wrong bit, or spread it.
-        if (every(state->step + 1, o->run.check_every) && !run_compare(run, error)) return false;
+        if (step_every(state->step + 1, o->run.check_every) && !run_compare(run, error)) return false;
 
         double factor;                                      // of the gradients: clipping
         s.lr = state->lr_factor * schedule_lr(&o->schedule, state->step);  // reduced after each rewind

@@ -1,7 +1,7 @@
 // first.c: the smallest complete program: trains a tiny model on a string in memory, saves and loads it, and
 // continues the string.
 //
-//   mkdir -p build && cc -O3 -ffp-contract=off -I. examples/first.c -o build/example -lm -pthread && build/example
+//   mkdir -p build && cc -O3 -ffp-contract=off -I. examples/first.c -o build/first -lm -pthread && build/first
 
 #include "llmtrain.h"                    // Model
 #include "llmtrain/checkpoint/record.h"  // model_save, model_load

@@ -1073,8 +1073,9 @@ static void test_limits(void) {
         if (f->kind != KIND_COUNT) continue;
         uint64_t most = (uint64_t)f->high, more = most + 1;
         memcpy((char*)&c + f->offset, &more, sizeof more);
-        bool refused = !config_complete(&c, &error) && strstr(error.text, text_of("%s %llu, over", f->name,
-                                                                                  (unsigned long long)more));
+        const char* words = text_of("%s is %llu in the model, and %.0f is the most", f->name, (unsigned long long)more,
+                                    f->high);
+        bool refused = !config_complete(&c, &error) && strstr(error.text, words);
         memcpy((char*)&c + f->offset, &most, sizeof most);
         check(refused && config_within_limits(&c, &error), "a model with %s up to %.0f", f->name, f->high);
     }

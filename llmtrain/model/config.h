@@ -83,8 +83,8 @@ static inline bool config_within_limits(const Config* c, Error* error) {
         if (f->kind != KIND_COUNT) continue;
         memcpy(&value, (const char*)c + f->offset, sizeof value);
         if ((double)value > f->high)
-            return fail_with(error, "the model has %s %llu, over the limit of %.0f", f->name, (unsigned long long)value,
-                             f->high);
+            return fail_with(error, "%s is %llu in the model, and %.0f is the most that this program takes; make it "
+                             "smaller", f->name, (unsigned long long)value, f->high);
     }
     return true;
 }

@@ -13,7 +13,7 @@
 #include "save.h"
 
 // Whether a multiple of the interval is reached; never if it is 0.
-static inline bool every(uint64_t step, uint64_t interval) { return interval > 0 && step % interval == 0; }
+static inline bool step_every(uint64_t step, uint64_t interval) { return interval > 0 && step % interval == 0; }
 
 // What is due after a step.
 typedef struct {
