@@ -597,11 +597,11 @@ static inline void rope_backward(floatX* dqkv, const float* table, const int32_t
 // per element, so the division is approximate: within 2 units in the last place, and 0 where the result is below
 // 2^-126.
 
-static __device__ inline float sigmoid_fast(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+static __device__ inline float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 // GELU of x is x times this: sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
 static __device__ inline float gelu_sigmoid(float x) {
-    return sigmoid_fast(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
+    return fast_sigmoid(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
 }
 
 // Moves 2 elements per output.
@@ -637,7 +637,7 @@ static __global__ void swiglu_forward_kernel(floatX* out, const floatX* in, size
         for (size_t f = (size_t)threadIdx.x * W; f < F; f += (size_t)blockDim.x * W) {
             Lanes<W> g = lanes_load<W>(gate + f), u = lanes_load<W>(up + f);
             #pragma unroll
-            for (int j = 0; j < W; j++) u.x[j] *= g.x[j] * sigmoid_fast(g.x[j]);
+            for (int j = 0; j < W; j++) u.x[j] *= g.x[j] * fast_sigmoid(g.x[j]);
             lanes_store<W>(out + row * F + f, u);
         }
     }
@@ -653,7 +653,7 @@ static __global__ void swiglu_backward_kernel(floatX* din, const floatX* dout, c
             Lanes<W> g = lanes_load<W>(gate + f), u = lanes_load<W>(up + f), d = lanes_load<W>(dout + row * F + f);
             #pragma unroll
             for (int j = 0; j < W; j++) {
-                float s = sigmoid_fast(g.x[j]), dd = d.x[j];
+                float s = fast_sigmoid(g.x[j]), dd = d.x[j];
                 d.x[j] = dd * u.x[j] * s * (1.0f + g.x[j] * (1.0f - s));
                 u.x[j] = dd * g.x[j] * s;
             }

@@ -113,6 +113,7 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
     } while (0)
 #endif
 #define TIMED(name, flops, bytes, call, ...) TIMED_PRODUCT(name, 0, 0, flops, bytes, call, __VA_ARGS__)
+
 // cost_matmul with the GELU of the output, which is written too; and with the GELU's backward after the gradient of the
 // input (M, K).
 static Cost cost_matmul_gelu_forward(size_t M, size_t N, size_t K) {
@@ -139,23 +140,6 @@ static Cost cost_matmul_gelu_backward_input(size_t M, size_t N, size_t K) {
 //
 // Those of costs.h. A macro argument with a side effect must not be used twice, so dout of embedding_backward, which
 // may be a call of dropout, is in no cost.
-
-// A matmul with the GELU of the output, which is written too; and with the GELU's backward after the gradient of the
-// input (M, K).
-static inline Cost cost_matmul_gelu_forward(size_t M, size_t N, size_t K) {
-    double n = (double)M * (double)N;
-    Cost c = cost_matmul(M, N, K);
-    c.flops += (COST_SIGMOID + 7) * n;
-    c.bytes += COST_X * n;
-    return c;
-}
-static inline Cost cost_matmul_gelu_backward_input(size_t M, size_t N, size_t K) {
-    double n = (double)M * (double)K;
-    Cost c = cost_matmul(M, N, K);
-    c.flops += (COST_SIGMOID + 15) * n;
-    c.bytes += COST_X * n;
-    return c;
-}
 
 #define embedding_forward(out, tokens, positions, token, position, N, C, stream) \
     TIMED_COST("embedding_forward", 0, 0, cost_embedding_forward((N) / profile_T, profile_T, C, (position) != NULL), \
