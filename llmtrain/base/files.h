@@ -265,10 +265,12 @@ static inline void file_clean(const char* path) {
     char parent[FILE_PATH_MAX], temporary[FILE_PATH_MAX];
     snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
     int prefix = snprintf(temporary, sizeof temporary, "%.255s.tmp-", name);
-    DIR* directory = opendir(parent);
+    int file = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR* directory = file < 0 ? NULL : fdopendir(file);
     for (struct dirent* entry; directory && (entry = readdir(directory)) != NULL;)
-        if (strncmp(entry->d_name, temporary, (size_t)prefix) == 0) unlinkat(dirfd(directory), entry->d_name, 0);
+        if (strncmp(entry->d_name, temporary, (size_t)prefix) == 0) unlinkat(file, entry->d_name, 0);
     if (directory) closedir(directory);
+    else if (file >= 0) close(file);
 }
 
 // Gives a directory its final name: flushes it, renames it, flushes its parent. The caller has flushed the files in it.
