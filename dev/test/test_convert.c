@@ -2,8 +2,10 @@
 //
 //   1. in          each fixture (dev/peers/models.py --fixtures) computes what transformers computed
 //   2. out         exported models are read back to the same bits, from any form to any form, in shards, in 16 bits
-//   3. runs        a checkpoint of several pieces; a run from an imported model; a shorter context; its tokenizer
-//   4. bad files   configurations, headers, indices, shapes, types: each refused with a message; nothing is written
+//   3. wide        tensors of more elements than any loop handles at a time, through every format, to the bit
+//   4. runs        a checkpoint of several pieces; a run from an imported model; a shorter context; its tokenizer
+//   5. keys        each key of config.json deleted, null, or of another value: refused, or what transformers takes
+//   6. bad files   configurations, headers, indices, shapes, types: each refused with a message; nothing is written
 //
 //   build/test_convert [--export build/export] [--train build/train-FP32]
 
@@ -218,7 +220,227 @@ static void test_out(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Runs
+// 3. Wide
+//
+// Every element is known from its place, and exact in all types. Of each family some tensors have more than
+// CHECKPOINT_CHUNK elements, and so several pieces in every loop over elements. Of GPT-2's token embedding only the
+// padding of llm.c's file is in the second piece.
+
+static float wide_value(size_t tensor, size_t element) {
+    uint32_t mixed = ((uint32_t)element + (uint32_t)tensor * 40503u) * 2654435761u;
+    return (float)((int)((mixed >> 16) % 511) - 255) / 4096;
+}
+
+// The table of a model of C = 576. The caller frees it.
+static void wide_config(Config* c, Parameters* p, Family family) {
+    Error error;
+    Weights weights = {0};
+    bool llama = family == FAMILY_LLAMA;
+    *c = (Config){.family = family, .layers = 1, .heads = 9, .kv_heads = llama ? 3u : 9u, .channels = 576, .ffn = 2304,
+                  .context = 16, .vocab = llama ? 61u : 1820u, .tied = !llama};
+    need(config_complete(c, &error) && weights_create(&weights, p, c, NULL, &error), "%s", error.text);
+    free(weights.blocks);
+}
+
+// Counts an expectation for a tensor: its first element that is not the known one is named.
+static void expect_wide(const char* what, const Parameters* p, size_t tensor, const float* values) {
+    size_t n = tensor_elements(&p->tensors[tensor]), i = 0;
+    while (i < n && values[i] == wide_value(tensor, i)) i++;
+    expect(i == n, "%s: %s, element %zu of %zu", what, p->tensors[tensor].name, i, n);
+}
+
+// Element i of one of their tensors, which holds rows of one of ours, transposed or not.
+static float wide_foreign(const ForeignTensor* f, size_t i) {
+    size_t width = f->cols ? f->cols : 1, row = f->transposed ? i % f->rows : i / width;
+    return wide_value(f->tensor, (f->first + row) * width + (f->transposed ? i / f->rows : i % width));
+}
+
+// Reads a model through source.h.
+static void expect_wide_source(const char* path, const Parameters* p) {
+    ModelSource s;
+    Error error;
+    if (!expect(source_open(&s, path, &error), "%s: %s", path, error.text)) return;
+    for (size_t i = 0; i < p->count; i++) {
+        const float* values;
+        if (expect(source_read(&values, &s, i, &error), "%s: %s", path, error.text)) expect_wide(path, p, i, values);
+    }
+    source_close(&s);
+}
+
+// Reads the tensors of a Hugging Face directory as whole, without source.h.
+static void expect_wide_files(const char* path, const Config* c, const Parameters* p) {
+    ForeignTensor* list;
+    size_t count, bytes, found = 0;
+    Error error;
+    need(convert_list(&list, &count, c, p, &error), "%s", error.text);
+    for (int number = 0; number < 100; number++) {
+        SafetensorsFile file;
+        const char* name = number ? text_of("%s/model-%05d-of-%05d.safetensors", path, number,
+                                            directory_count(path, "-of-")) : text_of("%s/model.safetensors", path);
+        if (!file_exists(name)) continue;
+        need(safetensors_open(&file, name, &error), "%s", error.text);
+        for (size_t i = 0; i < count; i++) {
+            const SafetensorsTensor* t = safetensors_find(&file, list[i].name);
+            size_t n = list[i].rows * max_size(list[i].cols, 1), at = 0;
+            if (t == NULL) continue;
+            found++;
+            void* data = tensor_of(name, list[i].name, &bytes);
+            float* values = (float*)memory_allocate(n * sizeof(float));
+            need(values && bytes == n * dtype_bytes(t->type), "%s of %zu bytes", list[i].name, bytes);
+            convert_to_float(values, data, t->type, n);
+            while (at < n && values[at] == wide_foreign(&list[i], at)) at++;
+            expect(at == n, "%s: %s, element %zu of %zu", path, list[i].name, at, n);
+            free(values);
+            free(data);
+        }
+        safetensors_close(&file);
+    }
+    expect(found == count, "%s: %zu tensors of %zu", path, found, count);
+    free(list);
+}
+
+// Writes a Hugging Face directory, each tensor as a whole.
+static void put_wide(const char* path, const Config* c, const Parameters* p, Dtype type) {
+    ForeignTensor* list;
+    SafetensorsWriter w;
+    JsonWriter config;
+    size_t count;
+    Error error;
+    need(directory_make(path, &error) && hf_config_write(&config, c, type, -1, -1, &error), "%s", error.text);
+    put_bytes(text_of("%s/config.json", path), config.text, config.bytes);
+    json_writer_free(&config);
+    need(convert_list(&list, &count, c, p, &error) &&
+         safetensors_create(&w, text_of("%s/model.safetensors", path), &error), "%s", error.text);
+    for (size_t i = 0; i < count; i++) {
+        size_t shape[2] = {list[i].transposed ? list[i].cols : list[i].rows, list[i].transposed ? list[i].rows
+                                                                                                 : list[i].cols};
+        need(safetensors_declare(&w, list[i].name, type, shape, list[i].cols ? 2 : 1, &error), "%s", error.text);
+    }
+    need(safetensors_begin(&w, &error), "%s", error.text);
+    for (size_t i = 0; i < count; i++) {
+        size_t n = list[i].rows * max_size(list[i].cols, 1);
+        float *values = (float*)memory_allocate(n * sizeof(float)), *data = (float*)memory_allocate(n * sizeof(float));
+        need(values && data, "memory");
+        for (size_t at = 0; at < n; at++) values[at] = wide_foreign(&list[i], at);
+        convert_from_float(data, values, type, n);
+        need(safetensors_write(&w, data, n * dtype_bytes(type), &error), "%s", error.text);
+        free(values);
+        free(data);
+    }
+    need(safetensors_end(&w, &error), "%s", error.text);
+    safetensors_writer_free(&w);
+    free(list);
+}
+
+// A file of llm.c: after its header the tensors, of one block in the order of our table, the first with zeros after it.
+static void expect_wide_llmc(const char* path, const Config* c, const Parameters* p, Dtype type) {
+    size_t bytes, at = 1024, size = dtype_bytes(type), padding = (config_padded_vocab(c) - c->vocab) * c->channels;
+    char* file = text_read(path, &bytes);
+    for (size_t i = 0; i < p->count; i++) {
+        size_t n = tensor_elements(&p->tensors[i]), zeros = i == 0 ? padding : 0;
+        float* values = (float*)memory_allocate((n + zeros) * sizeof(float));
+        need(values && at + (n + zeros) * size <= bytes, "%s has only %zu bytes", path, bytes);
+        convert_to_float(values, file + at, type, n + zeros);
+        expect_wide(path, p, i, values);
+        for (size_t e = n; e < n + zeros; e++) if (values[e] != 0) expect(false, "padding element %zu", e - n);
+        at += (n + zeros) * size;
+        free(values);
+    }
+    expect(at == bytes, "%s has %zu bytes, not %zu", path, bytes, at);
+    free(file);
+}
+
+static bool wide_read(const float** values, void* parameters, size_t tensor, Error* error) {
+    static float* whole;
+    size_t n = tensor_elements(&((const Parameters*)parameters)->tensors[tensor]);
+    (void)error;
+    free(whole);
+    *values = whole = (float*)memory_allocate(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) whole[i] = wide_value(tensor, i);
+    return true;
+}
+
+// The file that gguf_export writes of the known values, without a source.
+static void expect_wide_gguf(const char* path, const Config* c, Parameters* p) {
+    size_t counts[2];
+    Error error;
+    need(gguf_export("known.gguf", c, p, NULL, GGUF_F32, wide_read, p, &error), "%s", error.text);
+    char *ours = text_read(path, &counts[0]), *known = text_read("known.gguf", &counts[1]);
+    expect(counts[0] == counts[1] && memcmp(ours, known, counts[0]) == 0, "%s", path);
+    free(ours);
+    free(known);
+}
+
+static void test_wide(void) {
+    for (int family = FAMILY_GPT2; family <= FAMILY_LLAMA; family++) {
+        bool gpt2 = family == FAMILY_GPT2;
+        Dtype half = gpt2 ? DTYPE_BF16 : DTYPE_F16;
+        ExportType half_type = gpt2 ? EXPORT_BF16 : EXPORT_F16;
+        const char* name = gpt2 ? "gpt2" : "llama";
+        char run[64];
+        Config c;
+        Parameters p = {0};
+        Model model;
+        ModelSource s;
+        Error error;
+        RunRecord record = {.state = run_state_begin(false, 1.0)};
+        ModelOptions options = options_of(1, 8);
+        options.training = true;
+        wide_config(&c, &p, (Family)family);
+        size_t largest = 0;
+        for (size_t i = 0; i < p.count; i++) largest = max_size(largest, tensor_elements(&p.tensors[i]));
+        need(largest > CHECKPOINT_CHUNK && largest % CHECKPOINT_CHUNK != 0 && largest > 2 * INIT_PIECE &&
+             largest > GGUF_PIECE, "the wide model is too small");
+
+        // In: files of both widths, a model, a checkpoint.
+        put_wide("wide.half", &c, &p, half);
+        put_wide("wide", &c, &p, DTYPE_F32);
+        expect_wide_source("wide.half", &p);
+        need(source_open(&s, "wide", &error) && model_create(&model, &c, options, &error), "%s", error.text);
+        expect(source_load(&model, &s, "init-from", &error), "%s", error.text);
+        source_close(&s);
+        for (uint32_t i = 0; i < p.count; i++) expect_wide("the model", &p, i, model_param(&model, (TensorId){i}));
+        record.config = model.config;
+        record.optimizer = model.options.optimizer;
+        record.state.step = 3;
+        snprintf(run, sizeof run, "wide.%s", name);
+        need(directory_make(run, &error) && model_save(&model, &record, run, &error), "%s", error.text);
+        model_free(&model);
+        expect_wide_source(run, &p);
+        verdict("%s: a wide model is imported, loaded and saved to the bit", name);
+
+        // Out: each format, in 32 and 16 bits, one file and several.
+        expect(export_to(run, "wide.f32", EXPORT_F32, (size_t)5e6, export_hf, &error), "%s", error.text);
+        expect(export_to(run, "wide.16", half_type, (size_t)5e9, export_hf, &error), "%s", error.text);
+        expect(directory_count("wide.f32", "-of-") > 2 && directory_count("wide.16", "-of-") == 0, "shards");
+        expect_wide_files("wide.f32", &c, &p);
+        expect_wide_files("wide.16", &c, &p);
+        expect_wide_source("wide.f32", &p);
+        expect(export_to(run, "wide.gguf", EXPORT_F32, 0, export_gguf, &error), "%s", error.text);
+        expect_wide_gguf("wide.gguf/model.gguf", &c, &p);
+        for (int bf16 = 0; gpt2 && bf16 < 2; bf16++) {
+            // First a longer tensor than the embedding is read, so that the buffer is not zero after its elements.
+            const float* longer;
+            Export e = {&s, NULL, bf16 ? EXPORT_BF16 : EXPORT_F32, "wide.llmc", 0};
+            size_t tensor = 0;
+            while (tensor_elements(&p.tensors[tensor]) < largest) tensor++;
+            need(source_open(&s, run, &error) && source_read(&longer, &s, tensor, &error), "%s", error.text);
+            expect(directory_make("wide.llmc", &error) && export_llmc(&e, &error), "%s", error.text);
+            source_close(&s);
+            expect_wide_llmc("wide.llmc/model.bin", &c, &p, bf16 ? DTYPE_BF16 : DTYPE_F32);
+            expect_wide_source("wide.llmc/model.bin", &p);
+        }
+        verdict("%s: a wide model is exported to the bit", name);
+        static const char* const made[] = {"wide", "wide.half", "wide.f32", "wide.16", "wide.gguf", "wide.llmc",
+                                           "known.gguf"};
+        for (size_t i = 0; i < COUNT_OF(made); i++) remove_tree(made[i]);
+        remove_tree(run);
+        parameters_free(&p);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Runs
 
 // Saves a fixture's model as a checkpoint, in the directory of a run.
 static void save_checkpoint(const char* from, const char* out) {
@@ -356,7 +578,7 @@ static void test_continued(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Bad files
+// 6. Bad files
 
 // Replaces the first `old` in a file, which must be there.
 static void replace(const char* path, const char* old, const char* new_text) {
@@ -476,8 +698,8 @@ static void test_bad_configs(void) {
     verdict("of rope_scaling and rope_parameters the first is read");
 }
 
-// Rewrites a file of weights, with a head equal to its embedding except for the first bytes, changed by `change`.
-static void add_head(const char* from, const char* to, float change) {
+// Rewrites a file of weights, with a head equal to its embedding except for one element, changed by `change`.
+static void add_head(const char* from, const char* to, size_t element, float change) {
     Error error;
     SafetensorsFile file;
     SafetensorsWriter w;
@@ -494,7 +716,7 @@ static void add_head(const char* from, const char* to, float change) {
         const SafetensorsTensor* t = i < file.header.count ? &file.header.tensors[i] : embedding;
         float* values = (float*)malloc(t->bytes);
         need(values && safetensors_read(&file, t, values, t->bytes, NULL, &error), "%s", error.text);
-        if (i == file.header.count) values[0] += change;
+        if (i == file.header.count) values[element] += change;
         need(safetensors_write(&w, values, t->bytes, &error), "%s", error.text);
         free(values);
     }
@@ -508,17 +730,39 @@ static void test_heads(void) {
     Error error;
     ModelSource s;
     copy_tree(fixture("qwen2"), "tied");
-    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 0);
+    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 0, 0);
     bool opened = source_open(&s, "tied", &error);
     expect(opened, "%s", error.text);
     if (opened) source_close(&s);
     expect(same_weights("tied", fixture("qwen2")), "a copy of the embedding");
-    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 1);
+    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 0, 1);
     expect_bad("tied", "lm_head.weight that is not model.embed_tokens.weight", "another head");
+    // An embedding of two pieces, one of them a single row: every row of the head is compared.
+    Config c;
+    Parameters p = {0};
+    wide_config(&c, &p, FAMILY_LLAMA);
+    parameters_free(&p);
+    c.ffn = 8;
+    c.vocab = 1821;
+    c.tied = true;
+    Weights weights = {0};
+    need(weights_create(&weights, &p, &c, NULL, &error), "%s", error.text);
+    put_wide("tied.wide", &c, &p, DTYPE_F32);
+    need(rename("tied.wide/model.safetensors", "tied.safetensors") == 0, "tied.safetensors");
+    const size_t last = c.vocab * c.channels - 1;
+    static const size_t parts[] = {0, CHECKPOINT_CHUNK - 1, CHECKPOINT_CHUNK};
+    for (size_t i = 0; i <= COUNT_OF(parts); i++) {
+        add_head("tied.safetensors", "tied.wide/model.safetensors", i < COUNT_OF(parts) ? parts[i] : last, 1);
+        expect_bad("tied.wide", "lm_head.weight that is not model.embed_tokens.weight", "another element of the head");
+    }
+    add_head("tied.safetensors", "tied.wide/model.safetensors", 0, 0);
+    expect_wide_source("tied.wide", &p);
+    remove_tree("tied.wide");
+    free(weights.blocks);
+    parameters_free(&p);
     verdict("the head of a tied model may be saved, but only as a copy");
 
     // A llama's heads divide its channels; a mistral's need not.
-    Config c;
     JsonWriter w;
     need(hf_config_read(&c, text_of("%s/config.json", fixture("mistral")), &error), "%s", error.text);
     for (int even = 0; even < 2; even++) {
@@ -677,6 +921,7 @@ int main(int argc, char** argv) {
     root_enter();
     test_in();
     test_out();
+    test_wide();
     test_runs();
     test_tokenizer();
     test_continued();
