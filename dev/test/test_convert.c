@@ -154,6 +154,14 @@ static void test_in(void) {
 // ------------------------------------------------------------------------------------------------
 // 2. Out
 
+// A token that a configuration of an export names, -1: null.
+static void expect_token(const Json* json, const char* key, int32_t token, const char* path) {
+    uint64_t found = 0;
+    uint32_t node = json_get(json, 0, key);
+    bool same = token < 0 ? json_is(json, node, JSON_NULL) : json_u64(json, node, &found) && found == (uint64_t)token;
+    expect(same, "%s: %s is not %d", path, key, token);
+}
+
 static void test_out(void) {
     Error error;
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
@@ -177,6 +185,54 @@ static void test_out(void) {
                "%s: the configuration: %s", name, error.text);
     }
     verdict("what is exported in the type that it had, or in f32 in shards, is read back to the same bits");
+
+    // What the other files of an export say, with a tokenizer whose first and last tokens differ, with none of either
+    // kind, and without a tokenizer.
+    static const struct { const char* tokenizer; int32_t begin, end; } tokenizers[] = {
+        {"llama2.json", 1, 2}, {"gpt2.json", -1, 420}, {NULL, -1, -1},
+    };
+    static const struct { ExportType type; const char* name; size_t shard_bytes; } types[] = {
+        {EXPORT_F32, "float32", 3000}, {EXPORT_F16, "float16", (size_t)5e9}, {EXPORT_BF16, "bfloat16", 1000},
+    };
+    static const char* const classes[] = {"GPT2LMHeadModel", "LlamaForCausalLM", "LlamaForCausalLM",
+                                          "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"};
+    for (size_t i = 0; i < COUNT_OF(NAMES) * COUNT_OF(tokenizers); i++) {
+        size_t n = i / COUNT_OF(tokenizers), k = i % COUNT_OF(tokenizers), bytes;
+        Tokenizer tokenizer;
+        ModelSource s;
+        if (tokenizers[k].tokenizer)
+            need(tokenizer_open(&tokenizer, text_of("%s/../tokenizers/%s", fixtures, tokenizers[k].tokenizer), NULL,
+                                &error), "%s", error.text);
+        need(source_open(&s, fixture(NAMES[n]), &error) && directory_make("says", &error), "%s", error.text);
+        Export e = {&s, tokenizers[k].tokenizer ? &tokenizer : NULL, types[k].type, "says", types[k].shard_bytes};
+        expect(export_hf(&e, &error), "%s", error.text);
+        static const char* const files[] = {"config.json", "generation_config.json"};
+        for (size_t f = 0; f < COUNT_OF(files); f++) {
+            const char* path = text_of("says/%s", files[f]);
+            char* text = text_read(path, &bytes);
+            Json json;
+            need(json_parse(&json, text, bytes, path, &error), "%s", error.text);
+            expect_token(&json, "bos_token_id", tokenizers[k].begin, path);
+            expect_token(&json, "eos_token_id", tokenizers[k].end, path);
+            char word[64] = "", class_name[64] = "";
+            json_string(&json, json_get(&json, 0, "torch_dtype"), word, sizeof word);
+            json_string(&json, json_first(&json, json_get(&json, 0, "architectures")), class_name, sizeof class_name);
+            if (f == 0) expect(strcmp(word, types[k].name) == 0 && strcmp(class_name, classes[n]) == 0, "%s: %s of %s",
+                               NAMES[n], class_name, word);
+            json_free(&json);
+            free(text);
+        }
+        expect(file_exists("says/tokenizer.json") == (tokenizers[k].tokenizer != NULL), "%s: the tokenizer", NAMES[n]);
+        char* index = text_read("says/model.safetensors.index.json", &bytes);
+        expect(strstr(index, text_of("\"total_size\": %zu,", s.parameters.true_size * (types[k].type ? 2 : 4))) ||
+               strstr(index, text_of("\"total_size\": %zu\n", s.parameters.true_size * (types[k].type ? 2 : 4))) ||
+               types[k].shard_bytes > 3000, "%s: the size in the index", NAMES[n]);
+        free(index);
+        source_close(&s);
+        if (tokenizers[k].tokenizer) tokenizer_close(&tokenizer);
+        remove_tree("says");
+    }
+    verdict("the files of an export name the first and last token, the dtype and the size");
 
     // Rounding twice is rounding once: f32 -> bf16 -> f32 -> bf16.
     bool ok = export_to(fixture("qwen2"), "q.bf16", EXPORT_BF16, (size_t)5e9, export_hf, &error) &&
@@ -578,6 +634,252 @@ static void test_continued(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// 5. Keys
+//
+// The facts are those of transformers 5.24.0 (AutoConfig of the fixtures with one key changed), in tables of their own:
+// what it takes for a key that is not there, and which values mean what our model computes. The loops go over the keys
+// of the program's tables.
+
+static const char* const TYPES[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+
+// A key that a file may lack, and the value that transformers takes then. All other members must be there: their
+// defaults are the sizes of a published model.
+static const struct { const char *types, *key; double value; } IMPLIED[] = {
+    {"gpt2", "n_inner", 64},
+    {"gpt2", "layer_norm_epsilon", 1e-5},
+    {"gpt2", "tie_word_embeddings", 1},
+    {"llama", "num_key_value_heads", 4},
+    {"llama|mistral|qwen2", "head_dim", 4},
+    {"llama|mistral|qwen2|qwen3", "rms_norm_eps", 1e-6},
+    {"llama|mistral|qwen2|qwen3", "rope_theta", 10000},
+    {"llama|mistral|qwen2|qwen3", "tie_word_embeddings", 0},
+};
+
+// Values, as JSON writes them, with which transformers computes what our model does: the first is its own for a file
+// without the key. With any other, or in another architecture, it computes something else, or fails.
+static const struct { const char *types, *key; const char* values[3]; } COMPUTED[] = {
+    {"gpt2", "activation_function", {"\"gelu_new\"", "\"gelu_pytorch_tanh\""}},
+    {"gpt2", "scale_attn_weights", {"true"}},
+    {"gpt2", "scale_attn_by_inverse_layer_idx", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "hidden_act", {"\"silu\"", "\"swish\""}},
+    {"llama|mistral|qwen2|qwen3", "attention_bias", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "mlp_bias", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "rope_interleaved", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "use_mrope", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "partial_rotary_factor", {"null", "1", "1.0"}},
+    {"qwen2|qwen3", "use_sliding_window", {"false"}},
+    {"gpt2|llama|mistral|qwen2|qwen3", "is_encoder_decoder", {"false"}},
+    {"gpt2|llama|mistral|qwen2|qwen3", "add_cross_attention", {"false"}},
+};
+
+// Some JSON of every kind.
+static const char* const VALUES[] = {
+    "null", "true", "false", "0", "1", "1.0", "-1", "0.5", "32", "4096", "\"\"", "\"true\"", "\"false\"", "\"null\"",
+    "\"1\"", "\"1.0\"", "\"relu\"", "\"gelu\"", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", "\"silu\"", "\"swish\"",
+    "\"full_attention\"", "\"sliding_attention\"", "[]", "[1]", "[\"full_attention\"]",
+    "[\"full_attention\", \"sliding_attention\"]", "{}", "{\"0\": [1]}", "{\"0\": \"full_attention\"}"};
+
+// The text of a fixture's config.json without a key, or with another value of it. The caller frees it.
+static char* config_edited(const char* text, const char* key, const char* value) {
+    const char* member = strstr(text, text_of("\n  \"%s\":", key));
+    const char* rest = member ? strstr(member + 1, "\n  \"") : NULL;  // the next key of the outer object
+    size_t before = member ? (size_t)(member - text) : (size_t)(strrchr(text, '}') - text);
+    char* edited = (char*)malloc(strlen(text) + strlen(key) + (value ? strlen(value) : 0) + 32);
+    need(edited != NULL, "memory");
+    memcpy(edited, text, before);
+    if (rest) strcpy(edited + before, rest);
+    size_t end = rest ? (size_t)(strrchr(edited, '}') - edited) : before;
+    if (!rest) edited[end] = 0;
+    while (end > 0 && strchr(" \n,", edited[end - 1])) end--;
+    sprintf(edited + end, value ? ",\n  \"%s\": %s\n}\n" : "\n}\n", key, value);
+    return edited;
+}
+
+// Reads a configuration with one key changed.
+static bool read_edited(Config* c, const char* text, const char* key, const char* value, Error* error) {
+    Json json;
+    char* edited = config_edited(text, key, value);
+    bool ok = json_parse(&json, edited, strlen(edited), "edited.json", error);
+    need(ok, "%s: %s", edited, error->text);
+    ok = hf_config_parse(c, &json, "edited.json", error) && convert_complete(c, "edited.json", error);
+    json_free(&json);
+    free(edited);
+    return ok;
+}
+
+static double field_number(const Field* field, const Config* c) {
+    const char* member = (const char*)c + field->offset;
+    if (field->offset == offsetof(Config, head_size)) return (double)config_head_size(c);
+    return field->kind == KIND_COUNT ? (double)*(const size_t*)member
+           : field->kind == KIND_REAL ? *(const double*)member : (double)*(const bool*)member;
+}
+
+// One architecture's keys that are members of Config: deleted, null, and of values that they cannot have.
+static void expect_members(const char* type, const char* text) {
+    static const char* const wrong[] = {"\"16\"", "true", "[]", "[16]", "{}", "-1", "0", "0.0"};
+    size_t count;
+    Config c;
+    Error error;
+    const Field* keys = hf_keys(&count, strcmp(type, "gpt2") == 0 ? FAMILY_GPT2 : FAMILY_LLAMA);
+    for (size_t i = 0; i < count; i++) {
+        const char* key = keys[i].name;
+        for (int null = 0; null < 2; null++) {
+            const char* what = text_of("%s: %s %s", type, key, null ? "is null" : "is not there");
+            bool implied = false, ok = read_edited(&c, text, key, null ? "null" : NULL, &error);
+            for (size_t k = 0; k < COUNT_OF(IMPLIED); k++) {
+                if (strcmp(IMPLIED[k].key, key) != 0 || choice_find(IMPLIED[k].types, type) < 0) continue;
+                implied = true;
+                expect(ok && field_number(&keys[i], &c) == IMPLIED[k].value, "%s: %s", what,
+                       ok ? text_of("it is %g", field_number(&keys[i], &c)) : error.text);
+            }
+            if (!implied) expect_refusal(ok, &error, text_of("lacks \"%s\"", key), what);
+        }
+        for (size_t k = 0; k < COUNT_OF(wrong); k++) {
+            bool truth = keys[i].kind == KIND_SWITCH, fits = truth && strcmp(wrong[k], "true") == 0;
+            bool ok = read_edited(&c, text, key, wrong[k], &error);
+            const char* what = text_of("%s: %s is %s", type, key, wrong[k]);
+            // A number that no configuration has may be refused by the name of our flag.
+            if (fits) expect(ok && field_number(&keys[i], &c) == 1, "%s", what);
+            else if (keys[i].kind == KIND_REAL && wrong[k][0] == '-') expect_refusal(ok, &error, "--", what);
+            else expect_refusal(ok, &error, text_of("\"%s\" is ", key), what);
+        }
+        bool ok = keys[i].kind != KIND_COUNT || read_edited(&c, text, key, "1.5", &error);
+        if (keys[i].kind == KIND_COUNT) expect_refusal(ok, &error, text_of("\"%s\" is 1.5", key), key);
+    }
+}
+
+// One architecture's other keys, whatever rule they have: values that change what is computed are refused by name, and
+// all others leave the configuration as it is.
+static void expect_rules(const char* type, const char* text) {
+    Config before, c;
+    Error error;
+    put_text("whole.json", text);
+    need(hf_config_read(&before, "whole.json", &error), "%s", error.text);
+    for (size_t i = 0; i < COUNT_OF(COMPUTED); i++) {
+        const char* key = COMPUTED[i].key;
+        bool known = choice_find(COMPUTED[i].types, type) >= 0;
+        for (size_t v = 0; v < COUNT_OF(VALUES); v++) {
+            bool good = false, ok = read_edited(&c, text, key, VALUES[v], &error);
+            for (size_t k = 0; k < 3 && COMPUTED[i].values[k]; k++)
+                good = good || (known && strcmp(COMPUTED[i].values[k], VALUES[v]) == 0);
+            const char* what = text_of("%s: %s is %s", type, key, VALUES[v]);
+            if (good) expect(ok && memcmp(&c, &before, sizeof c) == 0, "%s: %s", what, error.text);
+            else expect_refusal(ok, &error, text_of("\"%s\"", key), what);
+        }
+        bool ok = read_edited(&c, text, key, NULL, &error);
+        expect(ok && memcmp(&c, &before, sizeof c) == 0, "%s without %s: %s", type, key, error.text);
+    }
+    const Architecture* a = ARCHITECTURES;
+    while (strcmp(a->type, type) != 0) a++;
+    for (size_t i = 0; i < CONFIG_RULE_COUNT; i++) {
+        char keys[1024];
+        snprintf(keys, sizeof keys, "%s", CONFIG_RULES[i].keys);
+        for (char *rest = keys, *key; (key = strsep(&rest, "|")) != NULL;) {
+            bool fact = false;
+            RuleKind kind = hf_rule(a, key) ? hf_rule(a, key)->kind : RULE_VALUES;
+            for (size_t k = 0; k < COUNT_OF(COMPUTED); k++) fact = fact || strcmp(COMPUTED[k].key, key) == 0;
+            expect(fact || CONFIG_RULES[i].kind != RULE_VALUES, "%s has no row in this test", key);
+            if (fact || hf_rule(a, key) == NULL || kind == RULE_ROPE || strcmp(key, "model_type") == 0) continue;
+            for (size_t v = 0; v < COUNT_OF(VALUES); v++) {
+                const char* value = VALUES[v];
+                bool window = strcmp(value, "32") == 0 || strcmp(value, "4096") == 0;  // the context is 32
+                bool none = strcmp(value, "null") == 0 || (kind == RULE_LAYERS && (strcmp(value, "[]") == 0 ||
+                                                                                   strcmp(value, "{}") == 0));
+                bool full = strcmp(key, "layer_types") == 0 && strcmp(value, "[\"full_attention\"]") == 0;
+                bool good = kind == RULE_UNREAD || none || full || (kind == RULE_WINDOW && window);
+                bool ok = read_edited(&c, text, key, value, &error);
+                const char* what = text_of("%s: %s is %s", type, key, value);
+                if (good) expect(ok && memcmp(&c, &before, sizeof c) == 0, "%s: %s", what, error.text);
+                else expect_refusal(ok, &error, text_of("\"%s\"", key), what);
+            }
+        }
+    }
+    expect_refusal(read_edited(&c, text, "a_new_key", "null", &error), &error, "a_new_key", type);
+}
+
+// The keys of a RoPE object: of each kind of scaling that transformers has, and each key of those that our model has.
+static void expect_ropes(const char* type, const char* text) {
+    static const char* const kinds[] = {"default", "linear", "llama3", "dynamic", "longrope", "proportional", "yarn",
+                                        "su", "mrope", ""};
+    static const char* const objects[] = {"rope_scaling", "rope_parameters"};
+    static const char* const keys[] = {"factor", "low_freq_factor", "high_freq_factor",
+                                       "original_max_position_embeddings", "rope_theta", "rope_type"};
+    static const char* const values[] = {"4.0", "1.5", "3.5", "16", "500.0"};
+    Config c;
+    Error error;
+    bool gpt2 = strcmp(type, "gpt2") == 0;
+    char* plain = config_edited(text, objects[1], NULL);
+    for (size_t o = 0; o < COUNT_OF(objects); o++) {
+        for (size_t i = 0; i < COUNT_OF(kinds); i++) {
+            bool ok = read_edited(&c, plain, objects[o],
+                                  text_of("{\"rope_type\": \"%s\", \"factor\": 4.0, \"low_freq_factor\": 1.5, "
+                                          "\"high_freq_factor\": 3.5, \"original_max_position_embeddings\": 16, "
+                                          "\"rope_theta\": 500.0}", kinds[i]), &error);
+            const char* what = text_of("%s: %s of type %s", type, objects[o], kinds[i]);
+            if (gpt2) expect_refusal(ok, &error, objects[o], what);
+            else if (i > 2) expect_refusal(ok, &error, "rope_type", what);
+            else expect(ok && (size_t)c.rope_scaling == i && c.rope_theta == 500 && (i < 1 || c.rope_factor == 4) &&
+                        (i < 2 || (c.rope_low_freq == 1.5 && c.rope_high_freq == 3.5 && c.rope_original == 16)),
+                        "%s: %s", what, error.text);
+        }
+        // Of llama3's keys each one deleted, null, or wrong; and keys of other kinds.
+        for (size_t i = 0; !gpt2 && i < COUNT_OF(keys); i++) {
+            static const char* const changes[] = {NULL, "null", "\"4\"", "true", "[]", "-1", "0"};
+            for (size_t v = 0; v < COUNT_OF(changes); v++) {
+                const char* change = changes[v];
+                char object[512] = "{";
+                size_t used = 1;
+                for (size_t k = 0; k < COUNT_OF(keys); k++) {
+                    const char* value = k != i ? k < 5 ? values[k] : "\"llama3\"" : change;
+                    if (value) used += (size_t)sprintf(object + used, "%s\"%s\": %s", used > 1 ? ", " : "", keys[k],
+                                                       value);
+                }
+                sprintf(object + used, "}");
+                bool ok = read_edited(&c, plain, objects[o], object, &error);
+                const char* what = text_of("%s: %s", type, object);
+                if (!change && i == 4) expect(ok && c.rope_theta == 10000, "%s: %s", what, error.text);
+                else if (!change && i == 5) expect(ok && c.rope_scaling == ROPE_SCALING_NONE, "%s", what);
+                else if (i < 5 && v < 2) expect_refusal(ok, &error, text_of("lacks \"%s\"", keys[i]), what);
+                else if (i != 3 && i < 5 && change[0] == '-') expect_refusal(ok, &error, "--rope-", what);
+                else expect_refusal(ok, &error, text_of("\"%s\" is ", keys[i]), what);
+            }
+        }
+        static const char* const unknown[] = {"beta_fast", "attention_factor", "mscale", "truncate", "short_factor"};
+        for (size_t i = 0; !gpt2 && i < COUNT_OF(unknown); i++)
+            expect_refusal(read_edited(&c, plain, objects[o],
+                                       text_of("{\"rope_type\": \"linear\", \"factor\": 4.0, \"%s\": 1}", unknown[i]),
+                                       &error), &error, unknown[i], type);
+    }
+    free(plain);
+}
+
+static void test_keys(void) {
+    Config c;
+    Error error;
+    for (size_t i = 0; i < COUNT_OF(TYPES); i++) {
+        char* text = text_read(text_of("%s/config.json", fixture(TYPES[i])), NULL);
+        char* plain = config_edited(text, "rope_parameters", NULL);  // it may have a rope_theta of its own
+        expect_members(TYPES[i], plain);
+        free(plain);
+        verdict("%s: keys of sizes that are missing, null or wrong: refused, or what transformers takes", TYPES[i]);
+        expect_rules(TYPES[i], text);
+        verdict("%s: every other key, with every kind of value", TYPES[i]);
+        expect_ropes(TYPES[i], text);
+        verdict("%s: every RoPE scaling and each of its keys", TYPES[i]);
+        free(text);
+    }
+    static const char* const others[] = {"\"gpt_neo\"", "\"gptj\"", "\"gpt_bigcode\"", "\"gemma\"", "\"mixtral\"",
+                                         "\"ministral\"", "\"qwen2_moe\"", "\"qwen3_moe\"", "\"phi3\"", "\"llama4\"",
+                                         "\"LLAMA\"", "\"llama|mistral\"", "\"\"", "null", "7", "[\"llama\"]"};
+    char* text = text_read(text_of("%s/config.json", fixture("llama")), NULL);
+    for (size_t i = 0; i < COUNT_OF(others); i++)
+        expect_refusal(read_edited(&c, text, "model_type", others[i], &error), &error, "model_type", others[i]);
+    expect_refusal(read_edited(&c, text, "model_type", NULL, &error), &error, "model_type", "none");
+    free(text);
+    verdict("other architectures are refused");
+}
+
+// ------------------------------------------------------------------------------------------------
 // 6. Bad files
 
 // Replaces the first `old` in a file, which must be there.
@@ -613,7 +915,7 @@ static void test_bad_configs(void) {
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": \"16\"", "\"n_embd\" is 16, which is not a valid value"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": -16", "\"n_embd\" is -16"},
         {"gpt2", "\"n_head\": 4", "\"n_head\": 5", "do not divide"},
-        {"gpt2", "\"n_head\": 4", "\"n_head\": 0", "--heads"},
+        {"gpt2", "\"n_head\": 4", "\"n_head\": 0", "\"n_head\" is 0"},
         {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 99999999999", "--vocab"},
         {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 41", "41 x 16"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": 32", "wte.weight is not 40 x 32"},
@@ -925,6 +1227,7 @@ int main(int argc, char** argv) {
     test_runs();
     test_tokenizer();
     test_continued();
+    test_keys();
     test_bad_configs();
     test_bad_weights();
     test_heads();

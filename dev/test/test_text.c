@@ -429,7 +429,30 @@ static void test_duplicates(void) {
     expect(add_document(&d, &found, text, 7) == 5 && found.exact && found.similarity == 1, "the same bytes");
     expect(add_document(&d, &found, other, 8) == 6, "the others");
     duplicates_close(&d);
-    verdict("duplicates: exact ones");
+    // Documents of three pieces: one that differs in a single piece, or has them in another order, is another document.
+    static const char* const orders[] = {"abc", "bbc", "acc", "abb", "acb", "bac", "ab", "abcc", "a", "bc"};
+    for (int near = 0; near < 2; near++) {
+        Sketch pieces[3], whole;
+        expect(duplicates_open(&d, near, 1, &error), "%s", error.text);
+        for (int i = 0; i < 3; i++) {  // the same words, so that near duplicates differ in their bytes alone
+            size_t used = write_words(text, 0, 1, 0, 20, " ");
+            text[used] = (char)('.' + i);
+            sketch_make(&pieces[i], near, text, used + 1);
+        }
+        for (size_t i = 0; i < 2 * COUNT_OF(orders); i++) {
+            const char* order = orders[i % COUNT_OF(orders)];
+            whole = pieces[order[0] - 'a'];
+            for (size_t k = 1; order[k]; k++) sketch_join(&whole, &pieces[order[k] - 'a']);
+            bool second = i >= COUNT_OF(orders);
+            expect(duplicates_add(&d, &found, &whole, i, &error), "%s", error.text);
+            expect(found.exact == second && (!second || found.of == i - COUNT_OF(orders)), "%s repeats %llu", order,
+                   (unsigned long long)found.of);
+            if (found.any && !second && !found.exact) continue;  // as near as can be, and not kept
+        }
+        duplicates_close(&d);
+        if (near == 0) verdict("duplicates: exact ones, of one piece and of several");
+        else break;
+    }
 
     // Pairs with a common beginning: of N words each, the first k equal, they share k - 4 of 2 N - 4 - k shingles.
     expect(duplicates_open(&d, true, 0.8, &error), "%s", error.text);
