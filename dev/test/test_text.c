@@ -303,7 +303,7 @@ static void test_documents(void) {
 // No word of any pattern crosses a place where a piece may end, or where an encoder cuts a text for its threads.
 static void test_cuts(const Unicode* unicode, const char* tokenizer_path) {
     enum { BYTES = 200000 };
-    static const char* const parts[] = {"a", "the", "Th", "é", "ж", "Жук", "中", "한", " ", " ", " ", "  ", "     ", "\n",
+    static const char* const parts[] = {"a", "the", "Th", "é", "ж", "Жук", "文", "한", " ", " ", " ", "  ", "     ", "\n",
                                         "\n\n", "\r\n", "\t", "\xC2\xA0", "7", "42", "1234", ".", "...", "(", "'s", "'",
                                         "/", "_", "\xF0\x9F\x99\x82", "e\xCC\x81", METASPACE, METASPACE METASPACE};
     static char text[BYTES + 64], starts[BYTES + 64];
