@@ -2,8 +2,10 @@
 //
 //   1. in          each fixture (dev/peers/models.py --fixtures) computes what transformers computed
 //   2. out         exported models are read back to the same bits, from any form to any form, in shards, in 16 bits
-//   3. runs        a checkpoint of several pieces; a run from an imported model; a shorter context; its tokenizer
-//   4. bad files   configurations, headers, indices, shapes, types: each refused with a message; nothing is written
+//   3. wide        tensors of more elements than any loop handles at a time, through every format, to the bit
+//   4. runs        a checkpoint of several pieces; a run from an imported model; a shorter context; its tokenizer
+//   5. keys        each key of config.json deleted, null, or of another value: refused, or what transformers takes
+//   6. bad files   configurations, headers, indices, shapes, types: each refused with a message; nothing is written
 //
 //   build/test_convert [--export build/export] [--train build/train-FP32]
 
@@ -152,6 +154,14 @@ static void test_in(void) {
 // ------------------------------------------------------------------------------------------------
 // 2. Out
 
+// A token that a configuration of an export names, -1: null.
+static void expect_token(const Json* json, const char* key, int32_t token, const char* path) {
+    uint64_t found = 0;
+    uint32_t node = json_get(json, 0, key);
+    bool same = token < 0 ? json_is(json, node, JSON_NULL) : json_u64(json, node, &found) && found == (uint64_t)token;
+    expect(same, "%s: %s is not %d", path, key, token);
+}
+
 static void test_out(void) {
     Error error;
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
@@ -175,6 +185,54 @@ static void test_out(void) {
                "%s: the configuration: %s", name, error.text);
     }
     verdict("what is exported in the type that it had, or in f32 in shards, is read back to the same bits");
+
+    // What the other files of an export say, with a tokenizer whose first and last tokens differ, with none of either
+    // kind, and without a tokenizer.
+    static const struct { const char* tokenizer; int32_t begin, end; } tokenizers[] = {
+        {"llama2.json", 1, 2}, {"gpt2.json", -1, 420}, {NULL, -1, -1},
+    };
+    static const struct { ExportType type; const char* name; size_t shard_bytes; } types[] = {
+        {EXPORT_F32, "float32", 3000}, {EXPORT_F16, "float16", (size_t)5e9}, {EXPORT_BF16, "bfloat16", 1000},
+    };
+    static const char* const classes[] = {"GPT2LMHeadModel", "LlamaForCausalLM", "LlamaForCausalLM",
+                                          "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"};
+    for (size_t i = 0; i < COUNT_OF(NAMES) * COUNT_OF(tokenizers); i++) {
+        size_t n = i / COUNT_OF(tokenizers), k = i % COUNT_OF(tokenizers), bytes;
+        Tokenizer tokenizer;
+        ModelSource s;
+        if (tokenizers[k].tokenizer)
+            need(tokenizer_open(&tokenizer, text_of("%s/../tokenizers/%s", fixtures, tokenizers[k].tokenizer), NULL,
+                                &error), "%s", error.text);
+        need(source_open(&s, fixture(NAMES[n]), &error) && directory_make("says", &error), "%s", error.text);
+        Export e = {&s, tokenizers[k].tokenizer ? &tokenizer : NULL, types[k].type, "says", types[k].shard_bytes};
+        expect(export_hf(&e, &error), "%s", error.text);
+        static const char* const files[] = {"config.json", "generation_config.json"};
+        for (size_t f = 0; f < COUNT_OF(files); f++) {
+            const char* path = text_of("says/%s", files[f]);
+            char* text = text_read(path, &bytes);
+            Json json;
+            need(json_parse(&json, text, bytes, path, &error), "%s", error.text);
+            expect_token(&json, "bos_token_id", tokenizers[k].begin, path);
+            expect_token(&json, "eos_token_id", tokenizers[k].end, path);
+            char word[64] = "", class_name[64] = "";
+            json_string(&json, json_get(&json, 0, "torch_dtype"), word, sizeof word);
+            json_string(&json, json_first(&json, json_get(&json, 0, "architectures")), class_name, sizeof class_name);
+            if (f == 0) expect(strcmp(word, types[k].name) == 0 && strcmp(class_name, classes[n]) == 0, "%s: %s of %s",
+                               NAMES[n], class_name, word);
+            json_free(&json);
+            free(text);
+        }
+        expect(file_exists("says/tokenizer.json") == (tokenizers[k].tokenizer != NULL), "%s: the tokenizer", NAMES[n]);
+        char* index = text_read("says/model.safetensors.index.json", &bytes);
+        expect(strstr(index, text_of("\"total_size\": %zu,", s.parameters.true_size * (types[k].type ? 2 : 4))) ||
+               strstr(index, text_of("\"total_size\": %zu\n", s.parameters.true_size * (types[k].type ? 2 : 4))) ||
+               types[k].shard_bytes > 3000, "%s: the size in the index", NAMES[n]);
+        free(index);
+        source_close(&s);
+        if (tokenizers[k].tokenizer) tokenizer_close(&tokenizer);
+        remove_tree("says");
+    }
+    verdict("the files of an export name the first and last token, the dtype and the size");
 
     // Rounding twice is rounding once: f32 -> bf16 -> f32 -> bf16.
     bool ok = export_to(fixture("qwen2"), "q.bf16", EXPORT_BF16, (size_t)5e9, export_hf, &error) &&
@@ -218,7 +276,227 @@ static void test_out(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Runs
+// 3. Wide
+//
+// Every element is known from its place, and exact in all types. Of each family some tensors have more than
+// CHECKPOINT_CHUNK elements, and so several pieces in every loop over elements. Of GPT-2's token embedding only the
+// padding of llm.c's file is in the second piece.
+
+static float wide_value(size_t tensor, size_t element) {
+    uint32_t mixed = ((uint32_t)element + (uint32_t)tensor * 40503u) * 2654435761u;
+    return (float)((int)((mixed >> 16) % 511) - 255) / 4096;
+}
+
+// The table of a model of C = 576. The caller frees it.
+static void wide_config(Config* c, Parameters* p, Family family) {
+    Error error;
+    Weights weights = {0};
+    bool llama = family == FAMILY_LLAMA;
+    *c = (Config){.family = family, .layers = 1, .heads = 9, .kv_heads = llama ? 3u : 9u, .channels = 576, .ffn = 2304,
+                  .context = 16, .vocab = llama ? 61u : 1820u, .tied = !llama};
+    need(config_complete(c, &error) && weights_create(&weights, p, c, NULL, &error), "%s", error.text);
+    free(weights.blocks);
+}
+
+// Counts an expectation for a tensor: its first element that is not the known one is named.
+static void expect_wide(const char* what, const Parameters* p, size_t tensor, const float* values) {
+    size_t n = tensor_elements(&p->tensors[tensor]), i = 0;
+    while (i < n && values[i] == wide_value(tensor, i)) i++;
+    expect(i == n, "%s: %s, element %zu of %zu", what, p->tensors[tensor].name, i, n);
+}
+
+// Element i of one of their tensors, which holds rows of one of ours, transposed or not.
+static float wide_foreign(const ForeignTensor* f, size_t i) {
+    size_t width = f->cols ? f->cols : 1, row = f->transposed ? i % f->rows : i / width;
+    return wide_value(f->tensor, (f->first + row) * width + (f->transposed ? i / f->rows : i % width));
+}
+
+// Reads a model through source.h.
+static void expect_wide_source(const char* path, const Parameters* p) {
+    ModelSource s;
+    Error error;
+    if (!expect(source_open(&s, path, &error), "%s: %s", path, error.text)) return;
+    for (size_t i = 0; i < p->count; i++) {
+        const float* values;
+        if (expect(source_read(&values, &s, i, &error), "%s: %s", path, error.text)) expect_wide(path, p, i, values);
+    }
+    source_close(&s);
+}
+
+// Reads the tensors of a Hugging Face directory as whole, without source.h.
+static void expect_wide_files(const char* path, const Config* c, const Parameters* p) {
+    ForeignTensor* list;
+    size_t count, bytes, found = 0;
+    Error error;
+    need(convert_list(&list, &count, c, p, &error), "%s", error.text);
+    for (int number = 0; number < 100; number++) {
+        SafetensorsFile file;
+        const char* name = number ? text_of("%s/model-%05d-of-%05d.safetensors", path, number,
+                                            directory_count(path, "-of-")) : text_of("%s/model.safetensors", path);
+        if (!file_exists(name)) continue;
+        need(safetensors_open(&file, name, &error), "%s", error.text);
+        for (size_t i = 0; i < count; i++) {
+            const SafetensorsTensor* t = safetensors_find(&file, list[i].name);
+            size_t n = list[i].rows * max_size(list[i].cols, 1), at = 0;
+            if (t == NULL) continue;
+            found++;
+            void* data = tensor_of(name, list[i].name, &bytes);
+            float* values = (float*)memory_allocate(n * sizeof(float));
+            need(values && bytes == n * dtype_bytes(t->type), "%s of %zu bytes", list[i].name, bytes);
+            convert_to_float(values, data, t->type, n);
+            while (at < n && values[at] == wide_foreign(&list[i], at)) at++;
+            expect(at == n, "%s: %s, element %zu of %zu", path, list[i].name, at, n);
+            free(values);
+            free(data);
+        }
+        safetensors_close(&file);
+    }
+    expect(found == count, "%s: %zu tensors of %zu", path, found, count);
+    free(list);
+}
+
+// Writes a Hugging Face directory, each tensor as a whole.
+static void put_wide(const char* path, const Config* c, const Parameters* p, Dtype type) {
+    ForeignTensor* list;
+    SafetensorsWriter w;
+    JsonWriter config;
+    size_t count;
+    Error error;
+    need(directory_make(path, &error) && hf_config_write(&config, c, type, -1, -1, &error), "%s", error.text);
+    put_bytes(text_of("%s/config.json", path), config.text, config.bytes);
+    json_writer_free(&config);
+    need(convert_list(&list, &count, c, p, &error) &&
+         safetensors_create(&w, text_of("%s/model.safetensors", path), &error), "%s", error.text);
+    for (size_t i = 0; i < count; i++) {
+        size_t shape[2] = {list[i].transposed ? list[i].cols : list[i].rows, list[i].transposed ? list[i].rows
+                                                                                                 : list[i].cols};
+        need(safetensors_declare(&w, list[i].name, type, shape, list[i].cols ? 2 : 1, &error), "%s", error.text);
+    }
+    need(safetensors_begin(&w, &error), "%s", error.text);
+    for (size_t i = 0; i < count; i++) {
+        size_t n = list[i].rows * max_size(list[i].cols, 1);
+        float *values = (float*)memory_allocate(n * sizeof(float)), *data = (float*)memory_allocate(n * sizeof(float));
+        need(values && data, "memory");
+        for (size_t at = 0; at < n; at++) values[at] = wide_foreign(&list[i], at);
+        convert_from_float(data, values, type, n);
+        need(safetensors_write(&w, data, n * dtype_bytes(type), &error), "%s", error.text);
+        free(values);
+        free(data);
+    }
+    need(safetensors_end(&w, &error), "%s", error.text);
+    safetensors_writer_free(&w);
+    free(list);
+}
+
+// A file of llm.c: after its header the tensors, of one block in the order of our table, the first with zeros after it.
+static void expect_wide_llmc(const char* path, const Config* c, const Parameters* p, Dtype type) {
+    size_t bytes, at = 1024, size = dtype_bytes(type), padding = (config_padded_vocab(c) - c->vocab) * c->channels;
+    char* file = text_read(path, &bytes);
+    for (size_t i = 0; i < p->count; i++) {
+        size_t n = tensor_elements(&p->tensors[i]), zeros = i == 0 ? padding : 0;
+        float* values = (float*)memory_allocate((n + zeros) * sizeof(float));
+        need(values && at + (n + zeros) * size <= bytes, "%s has only %zu bytes", path, bytes);
+        convert_to_float(values, file + at, type, n + zeros);
+        expect_wide(path, p, i, values);
+        for (size_t e = n; e < n + zeros; e++) if (values[e] != 0) expect(false, "padding element %zu", e - n);
+        at += (n + zeros) * size;
+        free(values);
+    }
+    expect(at == bytes, "%s has %zu bytes, not %zu", path, bytes, at);
+    free(file);
+}
+
+static bool wide_read(const float** values, void* parameters, size_t tensor, Error* error) {
+    static float* whole;
+    size_t n = tensor_elements(&((const Parameters*)parameters)->tensors[tensor]);
+    (void)error;
+    free(whole);
+    *values = whole = (float*)memory_allocate(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) whole[i] = wide_value(tensor, i);
+    return true;
+}
+
+// The file that gguf_export writes of the known values, without a source.
+static void expect_wide_gguf(const char* path, const Config* c, Parameters* p) {
+    size_t counts[2];
+    Error error;
+    need(gguf_export("known.gguf", c, p, NULL, GGUF_F32, wide_read, p, &error), "%s", error.text);
+    char *ours = text_read(path, &counts[0]), *known = text_read("known.gguf", &counts[1]);
+    expect(counts[0] == counts[1] && memcmp(ours, known, counts[0]) == 0, "%s", path);
+    free(ours);
+    free(known);
+}
+
+static void test_wide(void) {
+    for (int family = FAMILY_GPT2; family <= FAMILY_LLAMA; family++) {
+        bool gpt2 = family == FAMILY_GPT2;
+        Dtype half = gpt2 ? DTYPE_BF16 : DTYPE_F16;
+        ExportType half_type = gpt2 ? EXPORT_BF16 : EXPORT_F16;
+        const char* name = gpt2 ? "gpt2" : "llama";
+        char run[64];
+        Config c;
+        Parameters p = {0};
+        Model model;
+        ModelSource s;
+        Error error;
+        RunRecord record = {.state = run_state_begin(false, 1.0)};
+        ModelOptions options = options_of(1, 8);
+        options.training = true;
+        wide_config(&c, &p, (Family)family);
+        size_t largest = 0;
+        for (size_t i = 0; i < p.count; i++) largest = max_size(largest, tensor_elements(&p.tensors[i]));
+        need(largest > CHECKPOINT_CHUNK && largest % CHECKPOINT_CHUNK != 0 && largest > 2 * INIT_PIECE &&
+             largest > GGUF_PIECE, "the wide model is too small");
+
+        // In: files of both widths, a model, a checkpoint.
+        put_wide("wide.half", &c, &p, half);
+        put_wide("wide", &c, &p, DTYPE_F32);
+        expect_wide_source("wide.half", &p);
+        need(source_open(&s, "wide", &error) && model_create(&model, &c, options, &error), "%s", error.text);
+        expect(source_load(&model, &s, "init-from", &error), "%s", error.text);
+        source_close(&s);
+        for (uint32_t i = 0; i < p.count; i++) expect_wide("the model", &p, i, model_param(&model, (TensorId){i}));
+        record.config = model.config;
+        record.optimizer = model.options.optimizer;
+        record.state.step = 3;
+        snprintf(run, sizeof run, "wide.%s", name);
+        need(directory_make(run, &error) && model_save(&model, &record, run, &error), "%s", error.text);
+        model_free(&model);
+        expect_wide_source(run, &p);
+        verdict("%s: a wide model is imported, loaded and saved to the bit", name);
+
+        // Out: each format, in 32 and 16 bits, one file and several.
+        expect(export_to(run, "wide.f32", EXPORT_F32, (size_t)5e6, export_hf, &error), "%s", error.text);
+        expect(export_to(run, "wide.16", half_type, (size_t)5e9, export_hf, &error), "%s", error.text);
+        expect(directory_count("wide.f32", "-of-") > 2 && directory_count("wide.16", "-of-") == 0, "shards");
+        expect_wide_files("wide.f32", &c, &p);
+        expect_wide_files("wide.16", &c, &p);
+        expect_wide_source("wide.f32", &p);
+        expect(export_to(run, "wide.gguf", EXPORT_F32, 0, export_gguf, &error), "%s", error.text);
+        expect_wide_gguf("wide.gguf/model.gguf", &c, &p);
+        for (int bf16 = 0; gpt2 && bf16 < 2; bf16++) {
+            // First a longer tensor than the embedding is read, so that the buffer is not zero after its elements.
+            const float* longer;
+            Export e = {&s, NULL, bf16 ? EXPORT_BF16 : EXPORT_F32, "wide.llmc", 0};
+            size_t tensor = 0;
+            while (tensor_elements(&p.tensors[tensor]) < largest) tensor++;
+            need(source_open(&s, run, &error) && source_read(&longer, &s, tensor, &error), "%s", error.text);
+            expect(directory_make("wide.llmc", &error) && export_llmc(&e, &error), "%s", error.text);
+            source_close(&s);
+            expect_wide_llmc("wide.llmc/model.bin", &c, &p, bf16 ? DTYPE_BF16 : DTYPE_F32);
+            expect_wide_source("wide.llmc/model.bin", &p);
+        }
+        verdict("%s: a wide model is exported to the bit", name);
+        static const char* const made[] = {"wide", "wide.half", "wide.f32", "wide.16", "wide.gguf", "wide.llmc",
+                                           "known.gguf"};
+        for (size_t i = 0; i < COUNT_OF(made); i++) remove_tree(made[i]);
+        remove_tree(run);
+        parameters_free(&p);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Runs
 
 // Saves a fixture's model as a checkpoint, in the directory of a run.
 static void save_checkpoint(const char* from, const char* out) {
@@ -356,7 +634,253 @@ static void test_continued(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Bad files
+// 5. Keys
+//
+// The facts are those of transformers 5.24.0 (AutoConfig of the fixtures with one key changed), in tables of their own:
+// what it takes for a key that is not there, and which values mean what our model computes. The loops go over the keys
+// of the program's tables.
+
+static const char* const TYPES[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+
+// A key that a file may lack, and the value that transformers takes then. All other members must be there: their
+// defaults are the sizes of a published model.
+static const struct { const char *types, *key; double value; } IMPLIED[] = {
+    {"gpt2", "n_inner", 64},
+    {"gpt2", "layer_norm_epsilon", 1e-5},
+    {"gpt2", "tie_word_embeddings", 1},
+    {"llama", "num_key_value_heads", 4},
+    {"llama|mistral|qwen2", "head_dim", 4},
+    {"llama|mistral|qwen2|qwen3", "rms_norm_eps", 1e-6},
+    {"llama|mistral|qwen2|qwen3", "rope_theta", 10000},
+    {"llama|mistral|qwen2|qwen3", "tie_word_embeddings", 0},
+};
+
+// Values, as JSON writes them, with which transformers computes what our model does: the first is its own for a file
+// without the key. With any other, or in another architecture, it computes something else, or fails.
+static const struct { const char *types, *key; const char* values[3]; } COMPUTED[] = {
+    {"gpt2", "activation_function", {"\"gelu_new\"", "\"gelu_pytorch_tanh\""}},
+    {"gpt2", "scale_attn_weights", {"true"}},
+    {"gpt2", "scale_attn_by_inverse_layer_idx", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "hidden_act", {"\"silu\"", "\"swish\""}},
+    {"llama|mistral|qwen2|qwen3", "attention_bias", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "mlp_bias", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "rope_interleaved", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "use_mrope", {"false"}},
+    {"llama|mistral|qwen2|qwen3", "partial_rotary_factor", {"null", "1", "1.0"}},
+    {"qwen2|qwen3", "use_sliding_window", {"false"}},
+    {"gpt2|llama|mistral|qwen2|qwen3", "is_encoder_decoder", {"false"}},
+    {"gpt2|llama|mistral|qwen2|qwen3", "add_cross_attention", {"false"}},
+};
+
+// Some JSON of every kind.
+static const char* const VALUES[] = {
+    "null", "true", "false", "0", "1", "1.0", "-1", "0.5", "32", "4096", "\"\"", "\"true\"", "\"false\"", "\"null\"",
+    "\"1\"", "\"1.0\"", "\"relu\"", "\"gelu\"", "\"gelu_new\"", "\"gelu_pytorch_tanh\"", "\"silu\"", "\"swish\"",
+    "\"full_attention\"", "\"sliding_attention\"", "[]", "[1]", "[\"full_attention\"]",
+    "[\"full_attention\", \"sliding_attention\"]", "{}", "{\"0\": [1]}", "{\"0\": \"full_attention\"}"};
+
+// The text of a fixture's config.json without a key, or with another value of it. The caller frees it.
+static char* config_edited(const char* text, const char* key, const char* value) {
+    const char* member = strstr(text, text_of("\n  \"%s\":", key));
+    const char* rest = member ? strstr(member + 1, "\n  \"") : NULL;  // the next key of the outer object
+    size_t before = member ? (size_t)(member - text) : (size_t)(strrchr(text, '}') - text);
+    char* edited = (char*)malloc(strlen(text) + strlen(key) + (value ? strlen(value) : 0) + 32);
+    need(edited != NULL, "memory");
+    memcpy(edited, text, before);
+    if (rest) strcpy(edited + before, rest);
+    size_t end = rest ? (size_t)(strrchr(edited, '}') - edited) : before;
+    if (!rest) edited[end] = 0;
+    while (end > 0 && strchr(" \n,", edited[end - 1])) end--;
+    sprintf(edited + end, value ? ",\n  \"%s\": %s\n}\n" : "\n}\n", key, value);
+    return edited;
+}
+
+// Reads a configuration with one key changed.
+static bool read_edited(Config* c, const char* text, const char* key, const char* value, Error* error) {
+    Json json;
+    char* edited = config_edited(text, key, value);
+    bool ok = json_parse(&json, edited, strlen(edited), "edited.json", error);
+    need(ok, "%s: %s", edited, error->text);
+    ok = hf_config_parse(c, &json, "edited.json", error) && convert_complete(c, "edited.json", error);
+    json_free(&json);
+    free(edited);
+    return ok;
+}
+
+static double field_number(const Field* field, const Config* c) {
+    const char* member = (const char*)c + field->offset;
+    if (field->offset == offsetof(Config, head_size)) return (double)config_head_size(c);
+    return field->kind == KIND_COUNT ? (double)*(const size_t*)member
+           : field->kind == KIND_REAL ? *(const double*)member : (double)*(const bool*)member;
+}
+
+// One architecture's keys that are members of Config: deleted, null, and of values that they cannot have.
+static void expect_members(const char* type, const char* text) {
+    static const char* const wrong[] = {"\"16\"", "true", "[]", "[16]", "{}", "-1", "0", "0.0"};
+    size_t count;
+    Config c;
+    Error error;
+    const Field* keys = hf_keys(&count, strcmp(type, "gpt2") == 0 ? FAMILY_GPT2 : FAMILY_LLAMA);
+    for (size_t i = 0; i < count; i++) {
+        const char* key = keys[i].name;
+        for (int null = 0; null < 2; null++) {
+            const char* what = text_of("%s: %s %s", type, key, null ? "is null" : "is not there");
+            bool implied = false, ok = read_edited(&c, text, key, null ? "null" : NULL, &error);
+            for (size_t k = 0; k < COUNT_OF(IMPLIED); k++) {
+                if (strcmp(IMPLIED[k].key, key) != 0 || choice_find(IMPLIED[k].types, type) < 0) continue;
+                implied = true;
+                expect(ok && field_number(&keys[i], &c) == IMPLIED[k].value, "%s: %s", what,
+                       ok ? text_of("it is %g", field_number(&keys[i], &c)) : error.text);
+            }
+            if (!implied) expect_refusal(ok, &error, text_of("lacks \"%s\"", key), what);
+        }
+        for (size_t k = 0; k < COUNT_OF(wrong); k++) {
+            bool truth = keys[i].kind == KIND_SWITCH, fits = truth && strcmp(wrong[k], "true") == 0;
+            bool ok = read_edited(&c, text, key, wrong[k], &error);
+            const char* what = text_of("%s: %s is %s", type, key, wrong[k]);
+            // A number that no configuration has may be refused by the name of our flag.
+            if (fits) expect(ok && field_number(&keys[i], &c) == 1, "%s", what);
+            else if (keys[i].kind == KIND_REAL && wrong[k][0] == '-') expect_refusal(ok, &error, "--", what);
+            else expect_refusal(ok, &error, text_of("\"%s\" is ", key), what);
+        }
+        bool ok = keys[i].kind != KIND_COUNT || read_edited(&c, text, key, "1.5", &error);
+        if (keys[i].kind == KIND_COUNT) expect_refusal(ok, &error, text_of("\"%s\" is 1.5", key), key);
+    }
+}
+
+// One architecture's other keys, whatever rule they have: values that change what is computed are refused by name, and
+// all others leave the configuration as it is.
+static void expect_rules(const char* type, const char* text) {
+    Config before, c;
+    Error error;
+    put_text("whole.json", text);
+    need(hf_config_read(&before, "whole.json", &error), "%s", error.text);
+    for (size_t i = 0; i < COUNT_OF(COMPUTED); i++) {
+        const char* key = COMPUTED[i].key;
+        bool known = choice_find(COMPUTED[i].types, type) >= 0;
+        for (size_t v = 0; v < COUNT_OF(VALUES); v++) {
+            bool good = false, ok = read_edited(&c, text, key, VALUES[v], &error);
+            for (size_t k = 0; k < 3 && COMPUTED[i].values[k]; k++)
+                good = good || (known && strcmp(COMPUTED[i].values[k], VALUES[v]) == 0);
+            const char* what = text_of("%s: %s is %s", type, key, VALUES[v]);
+            if (good) expect(ok && memcmp(&c, &before, sizeof c) == 0, "%s: %s", what, error.text);
+            else expect_refusal(ok, &error, text_of("\"%s\"", key), what);
+        }
+        bool ok = read_edited(&c, text, key, NULL, &error);
+        expect(ok && memcmp(&c, &before, sizeof c) == 0, "%s without %s: %s", type, key, error.text);
+    }
+    const Architecture* a = ARCHITECTURES;
+    while (strcmp(a->type, type) != 0) a++;
+    for (size_t i = 0; i < CONFIG_RULE_COUNT; i++) {
+        char keys[1024];
+        snprintf(keys, sizeof keys, "%s", CONFIG_RULES[i].keys);
+        for (char *rest = keys, *key; (key = strsep(&rest, "|")) != NULL;) {
+            bool fact = false;
+            RuleKind kind = hf_rule(a, key) ? hf_rule(a, key)->kind : RULE_VALUES;
+            for (size_t k = 0; k < COUNT_OF(COMPUTED); k++) fact = fact || strcmp(COMPUTED[k].key, key) == 0;
+            expect(fact || CONFIG_RULES[i].kind != RULE_VALUES, "%s has no row in this test", key);
+            if (fact || hf_rule(a, key) == NULL || kind == RULE_ROPE || strcmp(key, "model_type") == 0) continue;
+            for (size_t v = 0; v < COUNT_OF(VALUES); v++) {
+                const char* value = VALUES[v];
+                bool window = strcmp(value, "32") == 0 || strcmp(value, "4096") == 0;  // the context is 32
+                bool none = strcmp(value, "null") == 0 || (kind == RULE_LAYERS && (strcmp(value, "[]") == 0 ||
+                                                                                   strcmp(value, "{}") == 0));
+                bool full = strcmp(key, "layer_types") == 0 && strcmp(value, "[\"full_attention\"]") == 0;
+                bool good = kind == RULE_UNREAD || none || full || (kind == RULE_WINDOW && window);
+                bool ok = read_edited(&c, text, key, value, &error);
+                const char* what = text_of("%s: %s is %s", type, key, value);
+                if (good) expect(ok && memcmp(&c, &before, sizeof c) == 0, "%s: %s", what, error.text);
+                else expect_refusal(ok, &error, text_of("\"%s\"", key), what);
+            }
+        }
+    }
+    expect_refusal(read_edited(&c, text, "a_new_key", "null", &error), &error, "a_new_key", type);
+}
+
+// The keys of a RoPE object: of each kind of scaling that transformers has, and each key of those that our model has.
+static void expect_ropes(const char* type, const char* text) {
+    static const char* const kinds[] = {"default", "linear", "llama3", "dynamic", "longrope", "proportional", "yarn",
+                                        "su", "mrope", ""};
+    static const char* const objects[] = {"rope_scaling", "rope_parameters"};
+    static const char* const keys[] = {"factor", "low_freq_factor", "high_freq_factor",
+                                       "original_max_position_embeddings", "rope_theta", "rope_type"};
+    static const char* const values[] = {"4.0", "1.5", "3.5", "16", "500.0"};
+    Config c;
+    Error error;
+    bool gpt2 = strcmp(type, "gpt2") == 0;
+    char* plain = config_edited(text, objects[1], NULL);
+    for (size_t o = 0; o < COUNT_OF(objects); o++) {
+        for (size_t i = 0; i < COUNT_OF(kinds); i++) {
+            bool ok = read_edited(&c, plain, objects[o],
+                                  text_of("{\"rope_type\": \"%s\", \"factor\": 4.0, \"low_freq_factor\": 1.5, "
+                                          "\"high_freq_factor\": 3.5, \"original_max_position_embeddings\": 16, "
+                                          "\"rope_theta\": 500.0}", kinds[i]), &error);
+            const char* what = text_of("%s: %s of type %s", type, objects[o], kinds[i]);
+            if (gpt2) expect_refusal(ok, &error, objects[o], what);
+            else if (i > 2) expect_refusal(ok, &error, "rope_type", what);
+            else expect(ok && (size_t)c.rope_scaling == i && c.rope_theta == 500 && (i < 1 || c.rope_factor == 4) &&
+                        (i < 2 || (c.rope_low_freq == 1.5 && c.rope_high_freq == 3.5 && c.rope_original == 16)),
+                        "%s: %s", what, error.text);
+        }
+        // Of llama3's keys each one deleted, null, or wrong; and keys of other kinds.
+        for (size_t i = 0; !gpt2 && i < COUNT_OF(keys); i++) {
+            static const char* const changes[] = {NULL, "null", "\"4\"", "true", "[]", "-1", "0"};
+            for (size_t v = 0; v < COUNT_OF(changes); v++) {
+                const char* change = changes[v];
+                char object[512] = "{";
+                size_t used = 1;
+                for (size_t k = 0; k < COUNT_OF(keys); k++) {
+                    const char* value = k != i ? k < 5 ? values[k] : "\"llama3\"" : change;
+                    if (value) used += (size_t)sprintf(object + used, "%s\"%s\": %s", used > 1 ? ", " : "", keys[k],
+                                                       value);
+                }
+                sprintf(object + used, "}");
+                bool ok = read_edited(&c, plain, objects[o], object, &error);
+                const char* what = text_of("%s: %s", type, object);
+                if (!change && i == 4) expect(ok && c.rope_theta == 10000, "%s: %s", what, error.text);
+                else if (!change && i == 5) expect(ok && c.rope_scaling == ROPE_SCALING_NONE, "%s", what);
+                else if (i < 5 && v < 2) expect_refusal(ok, &error, text_of("lacks \"%s\"", keys[i]), what);
+                else if (i != 3 && i < 5 && change[0] == '-') expect_refusal(ok, &error, "--rope-", what);
+                else expect_refusal(ok, &error, text_of("\"%s\" is ", keys[i]), what);
+            }
+        }
+        static const char* const unknown[] = {"beta_fast", "attention_factor", "mscale", "truncate", "short_factor"};
+        for (size_t i = 0; !gpt2 && i < COUNT_OF(unknown); i++)
+            expect_refusal(read_edited(&c, plain, objects[o],
+                                       text_of("{\"rope_type\": \"linear\", \"factor\": 4.0, \"%s\": 1}", unknown[i]),
+                                       &error), &error, unknown[i], type);
+    }
+    free(plain);
+}
+
+static void test_keys(void) {
+    Config c;
+    Error error;
+    for (size_t i = 0; i < COUNT_OF(TYPES); i++) {
+        char* text = text_read(text_of("%s/config.json", fixture(TYPES[i])), NULL);
+        char* plain = config_edited(text, "rope_parameters", NULL);  // it may have a rope_theta of its own
+        expect_members(TYPES[i], plain);
+        free(plain);
+        verdict("%s: keys of sizes that are missing, null or wrong: refused, or what transformers takes", TYPES[i]);
+        expect_rules(TYPES[i], text);
+        verdict("%s: every other key, with every kind of value", TYPES[i]);
+        expect_ropes(TYPES[i], text);
+        verdict("%s: every RoPE scaling and each of its keys", TYPES[i]);
+        free(text);
+    }
+    static const char* const others[] = {"\"gpt_neo\"", "\"gptj\"", "\"gpt_bigcode\"", "\"gemma\"", "\"mixtral\"",
+                                         "\"ministral\"", "\"qwen2_moe\"", "\"qwen3_moe\"", "\"phi3\"", "\"llama4\"",
+                                         "\"LLAMA\"", "\"llama|mistral\"", "\"\"", "null", "7", "[\"llama\"]"};
+    char* text = text_read(text_of("%s/config.json", fixture("llama")), NULL);
+    for (size_t i = 0; i < COUNT_OF(others); i++)
+        expect_refusal(read_edited(&c, text, "model_type", others[i], &error), &error, "model_type", others[i]);
+    expect_refusal(read_edited(&c, text, "model_type", NULL, &error), &error, "model_type", "none");
+    free(text);
+    verdict("other architectures are refused");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Bad files
 
 // Replaces the first `old` in a file, which must be there.
 static void replace(const char* path, const char* old, const char* new_text) {
@@ -391,7 +915,7 @@ static void test_bad_configs(void) {
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": \"16\"", "\"n_embd\" is 16, which is not a valid value"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": -16", "\"n_embd\" is -16"},
         {"gpt2", "\"n_head\": 4", "\"n_head\": 5", "do not divide"},
-        {"gpt2", "\"n_head\": 4", "\"n_head\": 0", "--heads"},
+        {"gpt2", "\"n_head\": 4", "\"n_head\": 0", "\"n_head\" is 0"},
         {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 99999999999", "--vocab"},
         {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 41", "41 x 16"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": 32", "wte.weight is not 40 x 32"},
@@ -476,8 +1000,8 @@ static void test_bad_configs(void) {
     verdict("of rope_scaling and rope_parameters the first is read");
 }
 
-// Rewrites a file of weights, with a head equal to its embedding except for the first bytes, changed by `change`.
-static void add_head(const char* from, const char* to, float change) {
+// Rewrites a file of weights, with a head equal to its embedding except for one element, changed by `change`.
+static void add_head(const char* from, const char* to, size_t element, float change) {
     Error error;
     SafetensorsFile file;
     SafetensorsWriter w;
@@ -494,7 +1018,7 @@ static void add_head(const char* from, const char* to, float change) {
         const SafetensorsTensor* t = i < file.header.count ? &file.header.tensors[i] : embedding;
         float* values = (float*)malloc(t->bytes);
         need(values && safetensors_read(&file, t, values, t->bytes, NULL, &error), "%s", error.text);
-        if (i == file.header.count) values[0] += change;
+        if (i == file.header.count) values[element] += change;
         need(safetensors_write(&w, values, t->bytes, &error), "%s", error.text);
         free(values);
     }
@@ -508,17 +1032,39 @@ static void test_heads(void) {
     Error error;
     ModelSource s;
     copy_tree(fixture("qwen2"), "tied");
-    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 0);
+    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 0, 0);
     bool opened = source_open(&s, "tied", &error);
     expect(opened, "%s", error.text);
     if (opened) source_close(&s);
     expect(same_weights("tied", fixture("qwen2")), "a copy of the embedding");
-    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 1);
+    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 0, 1);
     expect_bad("tied", "lm_head.weight that is not model.embed_tokens.weight", "another head");
+    // An embedding of two pieces, one of them a single row: every row of the head is compared.
+    Config c;
+    Parameters p = {0};
+    wide_config(&c, &p, FAMILY_LLAMA);
+    parameters_free(&p);
+    c.ffn = 8;
+    c.vocab = 1821;
+    c.tied = true;
+    Weights weights = {0};
+    need(weights_create(&weights, &p, &c, NULL, &error), "%s", error.text);
+    put_wide("tied.wide", &c, &p, DTYPE_F32);
+    need(rename("tied.wide/model.safetensors", "tied.safetensors") == 0, "tied.safetensors");
+    const size_t last = c.vocab * c.channels - 1;
+    static const size_t parts[] = {0, CHECKPOINT_CHUNK - 1, CHECKPOINT_CHUNK};
+    for (size_t i = 0; i <= COUNT_OF(parts); i++) {
+        add_head("tied.safetensors", "tied.wide/model.safetensors", i < COUNT_OF(parts) ? parts[i] : last, 1);
+        expect_bad("tied.wide", "lm_head.weight that is not model.embed_tokens.weight", "another element of the head");
+    }
+    add_head("tied.safetensors", "tied.wide/model.safetensors", 0, 0);
+    expect_wide_source("tied.wide", &p);
+    remove_tree("tied.wide");
+    free(weights.blocks);
+    parameters_free(&p);
     verdict("the head of a tied model may be saved, but only as a copy");
 
     // A llama's heads divide its channels; a mistral's need not.
-    Config c;
     JsonWriter w;
     need(hf_config_read(&c, text_of("%s/config.json", fixture("mistral")), &error), "%s", error.text);
     for (int even = 0; even < 2; even++) {
@@ -677,9 +1223,11 @@ int main(int argc, char** argv) {
     root_enter();
     test_in();
     test_out();
+    test_wide();
     test_runs();
     test_tokenizer();
     test_continued();
+    test_keys();
     test_bad_configs();
     test_bad_weights();
     test_heads();

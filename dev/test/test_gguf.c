@@ -52,6 +52,7 @@ typedef struct {
     Weights weights;
     Parameters parameters;
     float bad;  // replaces one element, unless it is 0
+    size_t bad_at;
     Tokenizer tokenizer;
 } FormulaModel;
 
@@ -88,7 +89,7 @@ static bool formula_read(const float** read, void* context, size_t number, Error
     free(values);
     *read = values = (float*)memory_allocate(tensor_elements(t) * sizeof(float));
     for (size_t i = 0; i < tensor_elements(t); i++) values[i] = formula(number, i);
-    if (m->bad != 0 && strcmp(t->name, "block.0.qkv_weight") == 0) values[5] = m->bad;
+    if (m->bad != 0 && strcmp(t->name, "block.0.qkv_weight") == 0) values[m->bad_at] = m->bad;
     return true;
 }
 
@@ -208,6 +209,13 @@ static void test_hashes(void) {
     verdict("files of all architectures, types and tokenizers are those of the gguf package");
 }
 
+// What a number of magnitude below 0.25 may lose: half of the distance between two numbers of the type; Q8_0's scale is
+// rounded too, by 2^-11 of itself.
+static double bound_of_type(uint64_t type) {
+    return type == GGUF_F32 ? 0 : type == GGUF_F16 ? 0x1p-13 : type == GGUF_BF16 ? 0x1p-10
+                                                           : 0.25 / 127 / 2 + 0.25 * 0x1p-11;
+}
+
 // Some rows, matched by hand: the row of the GGUF tensor, and our row that it holds.
 static void test_rows(void) {
     static const struct {
@@ -253,10 +261,7 @@ static void test_rows(void) {
             for (size_t j = 0; j < cols; j++) {
                 double exact = (double)formula(ours, rows[i].our_row * cols + j);
                 double error_of = fabs(read_element(&g, t, rows[i].row * cols + j) - exact);
-                // Half of the distance between two numbers of the type near 0.25, the largest magnitude here; Q8_0's
-                // scale is rounded too, by 2^-11 of itself.
-                double bound = t->type == GGUF_F32 ? 0 : t->type == GGUF_F16 ? 0x1p-13 : t->type == GGUF_BF16 ? 0x1p-10
-                               : 0.25 / 127 / 2 + 0.25 * 0x1p-11;
+                double bound = bound_of_type(t->type);
                 if (!(error_of <= bound)) expect(false, "%s element %zu: off by %g", t->name, j, error_of);
                 worst = fmax(worst, bound > 0 ? error_of / bound : error_of);
             }
@@ -276,6 +281,69 @@ static void test_rows(void) {
         choice_name(GGUF_TYPE_NAMES, (int)type, name, sizeof name);
         verdict("%s: rows are where llama.cpp looks for them, at most %.2f of the type's rounding off", name, worst);
     }
+}
+
+// Every element of models whose tensors have more than GGUF_PIECE elements.
+static void test_wide(void) {
+    static const struct { GgufType types[2]; Case model; } wide[] = {
+        {{GGUF_F32, GGUF_Q8_0}, {"gpt2", "family=gpt2 layers=1 heads=9 channels=576 ffn=1152 context=16 tied=on", NULL,
+                                 {0}}},
+        {{GGUF_BF16, GGUF_BF16}, {"llama", "family=llama layers=1 heads=9 kv_heads=3 channels=576 ffn=1152 context=16 "
+                                  "tied=on", NULL, {0}}},
+        {{GGUF_F16, GGUF_F16}, {"qwen2", "family=llama layers=1 heads=9 kv_heads=3 channels=576 ffn=1152 context=16 "
+                                "tied=on qkv_bias=on", NULL, {0}}},
+    };
+    Error error;
+    for (size_t i = 0; i < 2 * COUNT_OF(wide); i++) {
+        GgufType type = wide[i / 2].types[i % 2];
+        FormulaModel m;
+        ForeignTensor* list;
+        Gguf g;
+        size_t count, largest = 0;
+        if (i % 2 && type == wide[i / 2].types[0]) continue;
+        formula_create(&m, &wide[i / 2].model);
+        need(formula_export(&m, "wide.gguf", type, &error) &&
+             convert_list(&list, &count, &m.config, &m.parameters, &error), "%s", error.text);
+        gguf_read(&g, "wide.gguf");
+        bool llama = strcmp(g.architecture, "llama") == 0;
+        size_t D = config_head_size(&m.config);
+        expect(g.count == count, "%s: %zu tensors of %zu", wide[i / 2].model.name, (size_t)g.count, count);
+        for (size_t k = 0; k < count; k++) {
+            const ForeignTensor* f = &list[k];
+            char name[96];
+            size_t width = max_size(f->cols, 1), n = f->rows * width, at = 0;
+            convert_name(name, sizeof name, TENSOR_NAMES[f->row].gguf, 0);
+            const Info* t = gguf_find(&g, name);
+            TensorPart part = TENSOR_NAMES[f->row].part;
+            double bound = bound_of_type(t->type);
+            largest = max_size(largest, n);
+            for (; at < n; at++) {
+                size_t row = at / width, in_head = row % D;
+                if (llama && (part == PART_Q || part == PART_K))  // its pairs are neighbors, ours are half a head apart
+                    row += in_head / 2 + in_head % 2 * D / 2 - in_head;
+                double exact = (double)formula(f->tensor, (f->first + row) * width + at % width);
+                if (!(fabs(read_element(&g, t, at) - exact) <= bound)) break;
+            }
+            expect(at == n, "%s: %s, element %zu of %zu", wide[i / 2].model.name, t->name, at, n);
+        }
+        need(largest > 2 * GGUF_PIECE && largest % GGUF_PIECE != 0, "the wide model is too small");
+        free(list);
+        free(g.text);
+        formula_free(&m);
+    }
+    verdict("every element of tensors of more than %d elements", GGUF_PIECE);
+
+    FormulaModel m;
+    static const size_t places[] = {7, GGUF_PIECE - 1, GGUF_PIECE, GGUF_PIECE + 70};
+    formula_create(&m, &wide[0].model);
+    m.bad = NAN;
+    for (size_t i = 0; i < COUNT_OF(places); i++) {
+        m.bad_at = places[i];
+        expect_refusal(formula_export(&m, "wide.gguf", GGUF_F16, &error), &error,
+                       text_of("attn_qkv.weight has numbers from element %zu on", places[i]), "NaN");
+    }
+    formula_free(&m);
+    verdict("the first element that a type cannot hold is named, in any piece");
 }
 
 static void test_q8(void) {
@@ -304,6 +372,7 @@ static void test_refusals(void) {
     FormulaModel m;
     const char* path = "refused.gguf";
     formula_create(&m, &CASES[1]);
+    m.bad_at = 5;
     static const float bad[] = {NAN, INFINITY, 1e5f};
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         m.bad = bad[i];
@@ -356,6 +425,7 @@ int main(void) {
     root_enter();
     test_hashes();
     test_rows();
+    test_wide();
     test_q8();
     test_refusals();
     return tests_end();

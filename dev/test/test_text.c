@@ -300,6 +300,76 @@ static void test_documents(void) {
     verdict("documents: lines of JSON; bad ones are refused with file and line");
 }
 
+// No word of any pattern crosses a place where a piece may end, or where an encoder cuts a text for its threads.
+static void test_cuts(const Unicode* unicode, const char* tokenizer_path) {
+    enum { BYTES = 200000 };
+    static const char* const parts[] = {"a", "the", "Th", "é", "ж", "Жук", "文", "한", " ", " ", " ", "  ", "     ", "\n",
+                                        "\n\n", "\r\n", "\t", "\xC2\xA0", "7", "42", "1234", ".", "...", "(", "'s", "'",
+                                        "/", "_", "\xF0\x9F\x99\x82", "e\xCC\x81", METASPACE, METASPACE METASPACE};
+    static char text[BYTES + 64], starts[BYTES + 64];
+    size_t bytes = 0, ends[3] = {0};
+    for (uint64_t i = 0; bytes < BYTES; i++)
+        bytes += (size_t)sprintf(text + bytes, "%s", parts[random_bits(11, RANDOM_TEST, 0, i) % COUNT_OF(parts)]);
+    for (int kind = 0; kind < 2 * (SPLIT_O200K + 1); kind++) {
+        Split split = (Split)(kind / 2);
+        size_t length, wrong_ends = 0, wrong_cuts = 0, cuts = 0;
+        WordSplitter words = splitter_begin(unicode, split, kind % 2, text, bytes);
+        memset(starts, 0, sizeof starts);
+        for (const char* word; (word = splitter_next(&words, &length)) != NULL;) starts[word - text] = 1;
+        for (size_t i = 1; i < bytes; i++) {
+            if (split >= SPLIT_GPT2 && piece_may_end(text, i)) {
+                unsigned char before = (unsigned char)text[i - 1];
+                ends[before < 0x80 ? 0 : (text[i - 2] & 0xE0) == 0xC0 ? 1 : 2]++;
+                wrong_ends += !starts[i];
+            }
+            if (!split_may_cut(unicode, split, text, text + i, text + bytes)) continue;
+            cuts++;
+            wrong_cuts += !starts[i];
+        }
+        expect(wrong_ends == 0 && wrong_cuts == 0 && (cuts > 0) == (split != SPLIT_WHOLE),
+               "pattern %d: %zu pieces end in a word, and %zu of %zu cuts", split, wrong_ends, wrong_cuts, cuts);
+    }
+    expect(ends[0] > 100 && ends[1] > 100 && ends[2] > 100, "pieces end after %zu, %zu and %zu letters", ends[0],
+           ends[1], ends[2]);
+
+    // A long text of such parts, mostly spaces: the tokens of its pieces are those of the whole.
+    enum { LONG = 2400000 };
+    char* whole = (char*)malloc(LONG + BYTES);
+    Tokens tokens[2] = {{0}};
+    Tokenizer tokenizer;
+    Documents documents;
+    Batch batch = {0};
+    size_t used = 0, count = 0;
+    need(whole != NULL && tokenizer_open(&tokenizer, tokenizer_path, NULL, &error), "%s", error.text);
+    for (uint64_t i = 0; used < LONG; i++) {
+        size_t run = random_bits(12, RANDOM_TEST, 0, i) % 60;
+        memset(whole + used, ' ', run);
+        used += run;
+        used += (size_t)sprintf(whole + used, "%s", parts[random_bits(12, RANDOM_TEST, 1, i) % COUNT_OF(parts)]);
+    }
+    put_bytes("spaces.txt", whole, used);
+    WordEncoder encoder = tokenizer_encoder(&tokenizer);
+    need(tokenizer_encode_by(&tokens[0], &tokenizer, &encoder, whole, used, &error) &&
+         documents_open(&documents, "spaces.txt", NULL, &error), "%s", error.text);
+    bool ok;
+    while ((ok = documents_next(&documents, &batch, &error)) && batch.count > 0)
+        for (size_t i = 0; i < batch.count; i++, count++)
+            need(tokenizer_encode_by(&tokens[1], &tokenizer, &encoder, batch.text + batch.pieces[i].start,
+                                     batch.pieces[i].bytes, &error), "%s", error.text);
+    expect(ok && count > 1, "%zu pieces: %s", count, error.text);
+    expect(tokens[0].count == tokens[1].count &&
+           memcmp(tokens[0].ids, tokens[1].ids, tokens[0].count * sizeof(int32_t)) == 0, "%zu tokens, and %zu",
+           tokens[0].count, tokens[1].count);
+    word_encoder_close(&encoder);
+    tokenizer_close(&tokenizer);
+    batch_free(&batch);
+    documents_close(&documents);
+    tokens_free(&tokens[0]);
+    tokens_free(&tokens[1]);
+    free(whole);
+    verdict("documents: pieces end where no pattern has a word");
+}
+
 // ------------------------------------------------------------------------------------------------
 // Training
 
@@ -429,7 +499,22 @@ static void test_duplicates(void) {
     expect(add_document(&d, &found, text, 7) == 5 && found.exact && found.similarity == 1, "the same bytes");
     expect(add_document(&d, &found, other, 8) == 6, "the others");
     duplicates_close(&d);
-    verdict("duplicates: exact ones");
+    // Documents of several pieces: those that differ in one piece, in their order or number are different.
+    static const char* const orders[] = {"abc", "bbc", "acc", "abb", "acb", "bac", "ab", "abcc", "a", "bc"};
+    Sketch pieces[3];
+    expect(duplicates_open(&d, false, 0.8, &error), "%s", error.text);
+    for (int i = 0; i < 3; i++) sketch_make(&pieces[i], false, "one two three" + i, 8);
+    for (size_t i = 0; i < 2 * COUNT_OF(orders); i++) {
+        const char* order = orders[i % COUNT_OF(orders)];
+        Sketch whole = pieces[order[0] - 'a'];
+        for (size_t k = 1; order[k]; k++) sketch_join(&whole, &pieces[order[k] - 'a']);
+        bool again = i >= COUNT_OF(orders);
+        expect(duplicates_add(&d, &found, &whole, i, &error), "%s", error.text);
+        expect(found.exact == again && (!again || found.of == i - COUNT_OF(orders)), "%s repeats %llu", order,
+               (unsigned long long)found.of);
+    }
+    duplicates_close(&d);
+    verdict("duplicates: exact ones, of one piece and of several");
 
     // Pairs with a common beginning: of N words each, the first k equal, they share k - 4 of 2 N - 4 - k shingles.
     expect(duplicates_open(&d, true, 0.8, &error), "%s", error.text);
@@ -701,6 +786,18 @@ static void test_dedup(void) {
         expect(documents == 60 - removed, "%zu documents remain", documents);
         free(kept);
     }
+    // Documents of several pieces that differ at their end are different.
+    char* one = random_text(1500000, 21);
+    put_bytes("same1.txt", one, 1500000);
+    put_bytes("same3.txt", one, 1500000);
+    one[1500000 - 1] ^= 1;
+    put_bytes("same2.txt", one, 1500000);
+    free(one);
+    expect_run(0, "1 exact and 0 near", tokenize, "--tokenizer tok --text 'same?.txt' --out ds --val 0 --dedup exact");
+    char* which = text_read("ds_duplicates.jsonl", NULL);
+    expect(count_in(which, "same3.txt") == 1 && count_in(which, "same1.txt") == 1 && count_in(which, "same2.txt") == 0,
+           "%s", which);
+    free(which);
     expect_run(0, "", tokenize, "--tokenizer tok --jsonl dup.jsonl --out dd --val 0");
     expect(!file_exists("dd_duplicates.jsonl"), "the report of earlier shards stays");
     verdict("tokenize --dedup: planted duplicates are found and reported, others stay");
@@ -778,12 +875,15 @@ int main(int argc, char** argv) {
     tokenize = realpath(programs[0], NULL);
     train = realpath(programs[1], NULL);
     char* merges = realpath(fixture, NULL);
+    char* tokenizer = realpath("dev/test/fixtures/tokenizers/gpt2.json", NULL);
+    need(tokenizer != NULL, "run it in the root of the checkout");
     Unicode* unicode = unicode_open(&error);
     need(unicode != NULL, "%s", error.text);
     root_enter();
     test_files();
     test_input();
     test_documents();
+    test_cuts(unicode, tokenizer);
     test_training(unicode);
     if (merges) test_training_of_peer(unicode, merges);
     else skip("merges of Hugging Face", text_of("there is no %s", fixture));
@@ -798,6 +898,7 @@ int main(int argc, char** argv) {
     else skip("runs", text_of("there is no program at %s", programs[1]));
     free(unicode);
     free(merges);
+    free(tokenizer);
     free(tokenize);
     free(train);
     return tests_end();

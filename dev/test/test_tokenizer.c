@@ -538,6 +538,116 @@ static void test_directories(void) {
     verdict("directories: configuration, templates; what is saved opens as the same");
 }
 
+// Which token begins a text, and which one chat templates call bos_token, by the three files that may say so. llama2's
+// template puts <s>, 1, before a text; gpt2's none.
+static void test_begin(void) {
+    static const struct { const char *json, *config, *older; int32_t begin, token; } cases[] = {
+        {"llama2.json", NULL, NULL, 1, 1},
+        {"llama2.json", "{}", NULL, 1, 1},
+        {"llama2.json", "{\"bos_token\":\"<s>\"}", NULL, 1, 1},
+        {"llama2.json", "{\"bos_token\":\"</s>\"}", NULL, 1, 2},
+        {"llama2.json", "{\"add_bos_token\":null,\"bos_token\":null}", NULL, 1, 1},
+        {"llama2.json", "{\"add_bos_token\":true}", NULL, 1, 1},
+        {"llama2.json", "{\"add_bos_token\":true,\"bos_token\":\"</s>\"}", NULL, 2, 2},
+        {"llama2.json", "{\"add_bos_token\":true,\"bos_token\":{\"content\":\"</s>\"}}", NULL, 2, 2},
+        {"llama2.json", "{\"add_bos_token\":false}", NULL, -1, -1},
+        {"llama2.json", "{\"add_bos_token\":false,\"bos_token\":\"<s>\"}", NULL, -1, 1},
+        {"llama2.json", "{\"add_bos_token\":false,\"bos_token\":{\"content\":\"</s>\"}}", NULL, -1, 2},
+        {"llama2.json", NULL, "{\"bos_token\":\"</s>\"}", 1, 2},
+        {"llama2.json", "{\"add_bos_token\":true}", "{\"bos_token\":\"</s>\"}", 2, 2},
+        {"llama2.json", "{\"add_bos_token\":false}", "{\"bos_token\":\"</s>\"}", -1, 2},
+        {"llama2.json", "{\"add_bos_token\":true,\"bos_token\":\"<s>\",\"added_tokens_decoder\":{}}",
+         "{\"bos_token\":\"</s>\"}", 1, 1},
+        {"gpt2.json", NULL, NULL, -1, -1},
+        {"gpt2.json", "{\"bos_token\":\"<|endoftext|>\"}", NULL, -1, 420},
+        {"gpt2.json", "{\"add_bos_token\":true}", NULL, -1, -1},
+        {"gpt2.json", "{\"add_bos_token\":true,\"bos_token\":\"<|endoftext|>\"}", NULL, 420, 420},
+        {"gpt2.json", "{\"add_bos_token\":true}", "{\"bos_token\":\"<|endoftext|>\"}", 420, 420},
+        {"gpt2.json", "{\"add_bos_token\":false,\"bos_token\":\"<|endoftext|>\"}", NULL, -1, 420},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Tokenizer t;
+        remove_tree("begin");
+        put_directory("begin", cases[i].json, cases[i].config, NULL);
+        if (cases[i].older) put_text("begin/special_tokens_map.json", cases[i].older);
+        open_tokenizer(&t, "begin", NULL);
+        expect(t.begin_of_text == cases[i].begin && t.begin_token == cases[i].token, "%s, %s, %s: %d and %d",
+               cases[i].json, cases[i].config ? cases[i].config : "none", cases[i].older ? cases[i].older : "none",
+               t.begin_of_text, t.begin_token);
+        tokenizer_close(&t);
+    }
+    verdict("what a configuration says of the token before a text");
+}
+
+// Writes a rank file: the 256 bytes, and two bytes as the token of the last rank. What is between has no token.
+static void put_ranks(const char* path, size_t ranks) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    Text text = {NULL, 0, 0};
+    for (unsigned i = 0; i < 256; i++) {
+        const char* line = text_of("%c%c== %u\n", digits[i >> 2], digits[(i & 3) << 4], i);
+        need(text_append(&text, line, strlen(line), &error), "memory");
+    }
+    const char* last = text_of("YWI= %zu\n", ranks - 1);
+    need(text_append(&text, last, strlen(last), &error), "memory");
+    put_bytes(path, text.bytes, text.count);
+    text_free(&text);
+}
+
+// The special tokens of tiktoken's encodings, from its openai_public.py (version 0.14.0). A file of other ranks has an
+// end of text after them.
+static void test_rank_specials(void) {
+    static const struct {
+        const char* pattern;
+        size_t ranks, vocabulary;
+        struct { const char* text; int32_t id; } tokens[6];  // the first ends a text
+    } files[] = {
+        {"gpt2", 50256, 50257, {{"<|endoftext|>", 50256}}},           // r50k_base
+        {"gpt2", 50281, 50281, {{"<|endoftext|>", 50256}}},           // p50k_base
+        {"cl100k", 100256, 100277, {{"<|endoftext|>", 100257}, {"<|fim_prefix|>", 100258}, {"<|fim_middle|>", 100259},
+                                    {"<|fim_suffix|>", 100260}, {"<|endofprompt|>", 100276}}},
+        {"o200k", 199998, 200019, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
+        {"gpt2", 50280, 50281, {{"<|endoftext|>", 50280}}},
+        {"gpt2", 100256, 100257, {{"<|endoftext|>", 100256}}},
+        {"cl100k", 100255, 100256, {{"<|endoftext|>", 100255}}},
+        {"cl100k", 199998, 199999, {{"<|endoftext|>", 199998}}},
+        {"o200k", 199997, 199998, {{"<|endoftext|>", 199997}}},
+        {"o200k", 100256, 100257, {{"<|endoftext|>", 100256}}},
+    };
+    static const char* const all[] = {"<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>",
+                                      "<|endofprompt|>"};
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        Tokenizer t;
+        size_t specials = 0, found = 0;
+        put_ranks("published.tiktoken", files[i].ranks);
+        open_tokenizer(&t, "published.tiktoken", files[i].pattern);
+        const char* what = text_of("%s with %zu ranks", files[i].pattern, files[i].ranks);
+        expect((size_t)t.vocabulary == files[i].vocabulary, "%s: a vocabulary of %d", what, t.vocabulary);
+        expect(t.end_of_text == files[i].tokens[0].id && t.begin_of_text == -1, "%s: end of text %d", what,
+               t.end_of_text);
+        for (size_t k = 0; k < COUNT_OF(all); k++) {
+            int32_t id = -1;
+            for (size_t s = 0; s < 6 && files[i].tokens[s].text; s++)
+                if (strcmp(files[i].tokens[s].text, all[k]) == 0) id = files[i].tokens[s].id;
+            const char* text = text_of("b%sb", all[k]);
+            Tokens tokens = encode(&t, text, strlen(text));
+            Text back = decode(&t, &tokens);
+            expect(back.count == strlen(text) && memcmp(back.bytes, text, back.count) == 0, "%s: %s", what, all[k]);
+            if (id >= 0)
+                expect(tokens.count == 3 && tokens.ids[1] == id && tokenizer_kind(&t, id) == TOKEN_SPECIAL,
+                       "%s: %s is %d", what, all[k], tokens.count == 3 ? tokens.ids[1] : -1);
+            else
+                expect(tokens.count == strlen(text), "%s: %s has %zu tokens", what, all[k], tokens.count);
+            specials += id >= 0;
+            tokens_free(&tokens);
+            text_free(&back);
+        }
+        for (int32_t id = 0; id < t.vocabulary; id++) found += tokenizer_kind(&t, id) != TOKEN_ABSENT;
+        expect(found == 257 + specials, "%s: %zu tokens", what, found);
+        tokenizer_close(&t);
+    }
+    verdict("rank files: the special tokens of tiktoken's encodings");
+}
+
 // A good file with one part replaced.
 #define BASE "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":4," \
     "\"content\":\"<x>\",\"special\":true}],\"normalizer\":null," \
@@ -933,6 +1043,8 @@ int main(int argc, char** argv) {
     test_repair();
     test_decoder();
     test_directories();
+    test_begin();
+    test_rank_specials();
     test_good_files();
     test_configured();
     test_bad_files();

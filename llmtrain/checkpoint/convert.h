@@ -284,10 +284,12 @@ static inline bool hf_refuse(const char* path, const char* key, const char* valu
 static inline bool hf_read_key(Config* c, const Field* field, const Json* json, uint32_t object, const char* path,
                                Error* error) {
     uint32_t node = json_get(json, object, field->name);
-    if (json_is(json, node, JSON_NULL)) node = JSON_NONE;
-    if (fields_read(c, field, 1, json, node == JSON_NONE ? JSON_NONE : object)) return true;
-    if (node == JSON_NONE) return fail_with(error, "%.600s lacks \"%s\"; use a complete copy of it", path, field->name);
+    double number = 1;
     char value[64];
+    if (json_is(json, node, JSON_NULL)) node = JSON_NONE;
+    bool zero = json_number(json, node, &number) && number == 0;  // which config_complete would take for no value
+    if (!zero && fields_read(c, field, 1, json, node == JSON_NONE ? JSON_NONE : object)) return true;
+    if (node == JSON_NONE) return fail_with(error, "%.600s lacks \"%s\"; use a complete copy of it", path, field->name);
     json_scalar_text(value, json, node);
     return fail_with(error, "%.600s: \"%s\" is %s, which is not a valid value; use another copy", path, field->name,
                      value);
@@ -332,6 +334,8 @@ static inline bool hf_check_key(Config* c, const ConfigRule* rule, const Json* j
     switch (rule->kind) {
         case RULE_UNREAD: return true;
         case RULE_VALUES:
+            if (json_is(json, node, JSON_STRING) && choice_find("true|false|null|1|1.0", value) >= 0)
+                snprintf(value, sizeof value, "a string");
             return choice_find(rule->values, value) >= 0 || hf_refuse(path, key, value, rule->values, error);
         case RULE_ROPE:
             // Where a file has both, transformers reads "rope_scaling" alone.
@@ -347,8 +351,7 @@ static inline bool hf_check_key(Config* c, const ConfigRule* rule, const Json* j
                 json_scalar_text(value, json, i);
                 if (choice_find(rule->values, value) < 0) return hf_refuse(path, key, value, rule->values, error);
             }
-            return json_is(json, node, JSON_ARRAY) || json_count(json, node) == 0 ||
-                   hf_refuse(path, key, value, rule->values, error);
+            return json_is(json, node, JSON_ARRAY) || empty || hf_refuse(path, key, value, rule->values, error);
     }
     return true;
 }

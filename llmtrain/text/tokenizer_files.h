@@ -132,13 +132,14 @@ static inline bool merges_of_ranks(Vocabulary* v, Error* error) {
     return true;
 }
 
-// The special tokens of the published files, which do not list them; another file has only end-of-text.
+// The special tokens of the published files, which do not list them; another file has only end-of-text, after its ranks.
 typedef struct {
     const char* pattern;
     size_t ranks;
     struct { const char* text; int32_t id; } tokens[5];  // the first is end-of-text
 } RankSpecials;
 static const RankSpecials RANK_SPECIALS[] = {
+    {"gpt2", 50281, {{"<|endoftext|>", 50256}}},  // p50k_base, which leaves that rank free
     {"cl100k", 100256, {{"<|endoftext|>", 100257}, {"<|fim_prefix|>", 100258}, {"<|fim_middle|>", 100259},
                         {"<|fim_suffix|>", 100260}, {"<|endofprompt|>", 100276}}},
     {"o200k", 199998, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}},
@@ -154,7 +155,8 @@ static inline bool read_ranks(TokenizerReader* r, const char* text, size_t bytes
     for (size_t i = 0; i < sizeof RANK_SPECIALS / sizeof RANK_SPECIALS[0]; i++)
         if (strcmp(RANK_SPECIALS[i].pattern, t->pattern->name) == 0 && RANK_SPECIALS[i].ranks == ranks)
             special = &RANK_SPECIALS[i];
-    for (int i = 0; i < 5 && special->tokens[i].text; i++) size = (size_t)special->tokens[i].id + 1;
+    size = ranks;
+    for (int i = 0; i < 5 && special->tokens[i].text; i++) size = max_size(size, (size_t)special->tokens[i].id + 1);
     r->byte_level = true;
     r->rules->split = t->pattern->split;
     if (!vocabulary_begin(v, size, r->error) || !read_rank_lines(r, text, bytes, true, &ranks) ||
@@ -326,8 +328,8 @@ static inline bool tokenizer_files_read(Tokenizer* t, Error* error) {
         ok = read_named(&r);
     }
     if (ok) guess_end_of_text(t);
+    if (ok) read_begin(t, config);
     if (ok) t->vocabulary = (int32_t)t->rules->vocabulary.size;
-    if (t->begin_token < 0) t->begin_token = t->begin_of_text;
     for (int i = 0; i < FILES_COUNT; i++) {
         free(texts[i]);
         json_free(&json[i]);

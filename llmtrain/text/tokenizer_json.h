@@ -686,7 +686,6 @@ static inline bool read_config(const TokenizerReader* r) {
     Tokenizer* t = r->tokenizer;
     const Json* json = r->json;
     uint32_t decoder = json_get(json, 0, "added_tokens_decoder");
-    bool add;
     for (uint32_t i = json_first(json, decoder); t->paths[FILE_JSON] && i != JSON_NONE; i = json_next(json, i)) {
         if (!check_named(r, i, "added token")) return false;
         if ((uint64_t)named_token(t->rules, json, i) != strtoull(json_key(json, i), NULL, 10))
@@ -694,7 +693,6 @@ static inline bool read_config(const TokenizerReader* r) {
                              json_key(json, i), TOKENIZER_FILES[FILE_JSON]);
     }
     if (!read_named(r)) return false;
-    if (json_bool(json, json_get(json, 0, "add_bos_token"), &add)) t->begin_of_text = add ? t->begin_token : -1;
     uint32_t chat = json_get(json, 0, "chat_template");
     if (json_is(json, chat, JSON_ARRAY)) {  // several, each with a name
         uint32_t list = chat;
@@ -708,6 +706,15 @@ static inline bool read_config(const TokenizerReader* r) {
     if (!text || t->chat_template) return true;
     t->chat_template = strdup(text);
     return t->chat_template || fail_with(r->error, "out of memory for a chat template");
+}
+
+// Whether a begin-of-text token goes before a text: what tokenizer_config.json says, otherwise the template's. The token
+// is bos_token, in whichever file names it, otherwise the template's.
+static inline void read_begin(Tokenizer* t, const Json* config) {
+    bool add = t->begin_of_text >= 0;
+    bool said = config && json_bool(config, json_get(config, 0, "add_bos_token"), &add);
+    if (said && (!add || t->begin_token >= 0)) t->begin_of_text = add ? t->begin_token : -1;
+    if (t->begin_token < 0) t->begin_token = t->begin_of_text;
 }
 
 // Without a configuration, end-of-text is the added token with one of the usual names.
