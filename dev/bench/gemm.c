@@ -373,8 +373,7 @@ static void check_conversions(void) {
     report(wrong == 0, "conversions", "float to f16 and bf16: nearest, ties to even", (double)wrong, 0.0);
 }
 
-// A thread that cannot allocate its workspace computes without one: many rows and a few, one block and several, with all
-// options.
+// A thread that cannot allocate its workspace computes without one: many rows and a few, with all options.
 static void* check_without_memory(void* unused) {
     static const size_t sizes[][3] = {{20, 30, 40}, {5, 33, 50}, {1, 130, 17}, {70, 97, 9}};
     Worst worst = {0.0, 0.0, 0};

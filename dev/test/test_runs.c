@@ -489,8 +489,8 @@ static void test_padded_states(void) {
 
 // Each kind of save, in --out and in a tier, of a wide model: its tensors have several checkpoint chunks, and their
 // sizes are no multiples of the pieces in which memory is copied. A run that resumes ends as the one that went on, and
-// how a run saves changes none of its bytes. Llama's feed-forward is cut between two ranks so that a part of more than a
-// chunk does not begin at element 0.
+// how a run saves changes none of its bytes. Llama's feed-forward is cut between two ranks so that a part of more than
+// a chunk does not begin at element 0.
 static void test_wide_saves(void) {
     static const struct { const char* flags; bool like_first; } WAYS[] = {
         {"--ckpt-async on", true},
