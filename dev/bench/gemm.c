@@ -31,12 +31,18 @@
 #ifdef GEMM_EMULATE_AMX
 #include "dev/test/amx_emulation.h"
 #endif
+
+static bool without_memory;  // what gemm.h allocates
+
+static inline void* memory_or_none(size_t bytes) { return without_memory ? NULL : memory_allocate(bytes); }
+
+#define memory_allocate memory_or_none
 #include "llmtrain/ops/gemm.h"
+#undef memory_allocate
 #include "peak.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 static const char* const kernel_names[] = {"portable", "avx2", "avx512", "avx512bf16", "amx", "bfmmla"};
 enum { KERNELS = 6 };
@@ -367,34 +373,19 @@ static void check_conversions(void) {
     report(wrong == 0, "conversions", "float to f16 and bf16: nearest, ties to even", (double)wrong, 0.0);
 }
 
-// A thread that cannot allocate its workspace computes without one.
-static void* product_without_memory(void* unused) {
+// A thread that cannot allocate its workspace computes without one: many rows and a few, with all options.
+static void* check_without_memory(void* unused) {
+    static const size_t sizes[][3] = {{20, 30, 40}, {5, 33, 50}, {1, 130, 17}, {70, 97, 9}};
+    Worst worst = {0.0, 0.0, 0};
     (void)unused;
-    static double share;
-    enum { M = 20, N = 30, K = 40 };
-    static float a[M * K], b[K * N], out[M * N];
-    for (size_t i = 0; i < M * K; i++) a[i] = pool[i];
-    for (size_t i = 0; i < K * N; i++) b[i] = pool[i + 5000];
-    struct rlimit before, none;
-    getrlimit(RLIMIT_AS, &before);
-    none = before;
-    none.rlim_cur = 1 << 20;
-    share = setrlimit(RLIMIT_AS, &none) == 0 ? 0.0 : NAN;
-    GemmMatrix left = gemm_matrix(a, DTYPE_F32, K, false), right = gemm_matrix(b, DTYPE_F32, N, false);
-    gemm_compute(out, DTYPE_F32, N, false, left, right, NULL, DTYPE_F32, M, N, K);
-    if (pthread_getspecific(gemm_state.workspace) != NULL) share = NAN;  // the allocation succeeded: nothing was tested
-    setrlimit(RLIMIT_AS, &before);
-    for (size_t i = 0; i < M; i++)
-        for (size_t j = 0; j < N; j++) {
-            double sum = 0.0, magnitude = 0.0;
-            for (size_t k = 0; k < K; k++) {
-                sum += (double)a[i * K + k] * (double)b[k * N + j];
-                magnitude += fabs((double)a[i * K + k] * (double)b[k * N + j]);
-            }
-            double here = fabs((double)out[i * N + j] - sum) / ((K + 4) * 0x1p-24 * magnitude);
-            if (!(here <= share)) share = here;
-        }
-    return &share;
+    without_memory = true;
+    for (size_t n = 0; n < OPTIONS; n += GEMM_CHECK_EVERY)
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+            add_case(&worst, make_case(n, sizes[s][0], sizes[s][1], sizes[s][2]));
+    without_memory = false;
+    if (pthread_getspecific(gemm_state.workspace) != NULL) worst.floats = worst.halves = NAN;  // nothing was tested
+    report_worst("no memory", "options", "without a workspace", worst);
+    return NULL;
 }
 
 // only: the name of one kernel, or NULL.
@@ -416,16 +407,11 @@ static int check_all(const char* only) {
         check_few_rows(kernel_names[n]);
         check_nan(kernel_names[n], pairs ? DTYPE_BF16 : DTYPE_F32);
     }
-#ifndef __SANITIZE_ADDRESS__  // the sanitizer ends a program that runs out of memory
     pthread_t thread;
-    void* share = NULL;
     threads_set(1);
-    if (pthread_create(&thread, NULL, product_without_memory, NULL) == 0) pthread_join(thread, &share);
-    double worst = share ? *(double*)share : NAN;
-    report(worst <= 1.0, "no memory", "a product without a workspace", worst, 1.0);
-#else
-    (void)product_without_memory;
-#endif
+    bool began = pthread_create(&thread, NULL, check_without_memory, NULL) == 0;
+    if (began) pthread_join(thread, NULL);
+    else report(false, "no memory", "a thread", NAN, 1.0);
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0;
 }

@@ -25,6 +25,7 @@ typedef struct {
     const char* inside;    // the call's path contains this
     const char* after;     // fail only once a path containing this was seen; NULL: from the start
     uint64_t first, length;
+    void (*seen)(unsigned kind, const char* path);  // is told of each of these calls before it happens; NULL: nobody is
     bool spoiled;          // `after` has been seen
     uint64_t met, failed;  // calls that met the conditions, and how many of them failed
     unsigned kind;         // of the last failed call
@@ -154,6 +155,7 @@ static void bad_disk_answer(BadDisk* disk, int listener, pid_t pid) {
     disk->spoiled = disk->spoiled || disk->after == NULL || strstr(path, disk->after);
     bool fails = disk->spoiled && strstr(path, disk->inside);
     if (fails) disk->met++;
+    if (fails && disk->seen) disk->seen(DISK_CALLS[call].kind, path);
     fails = fails && disk->met > disk->first && disk->met - disk->first <= disk->length;
     ssize_t half = fails && disk->error == 0 ? disk_do_half(pid, data, DISK_CALLS[call].kind == DISK_WRITE) : -1;
     if (fails && disk->error == 0) fails = half >= 0;

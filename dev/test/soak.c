@@ -17,6 +17,8 @@
 //               after a good checkpoint: each failed save is reported, and training continues; for reads of a resume:
 //               the file is reported and skipped, or the run ends, but never starts over; for any single call. And all
 //               reads and writes transfer half of the bytes requested
+//   order       the flushes and renames of a save, as the kernel sees them: the log, the parts of all ranks, the
+//               manifest, the directory, and only then the removal of an older checkpoint
 //   clock       the time of day jumps back and forth, for the program (by LD_PRELOAD) and for its files
 //   prune       killed while an old checkpoint is removed
 //   reshard     3 ranks, 2, 1, 4, with other stages, each killed: one run
@@ -1263,6 +1265,102 @@ static void test_failing(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// The order of a save
+
+// What a run asked of the disk, in order, a line for each call: its kind, and the path within the test's directory,
+// without the random end of temporary names; for a flush of the log, how many lines are in it.
+static char disk_order[1 << 14];
+
+static void note_call(unsigned kind, const char* path) {
+    size_t used = strlen(disk_order), lines = 0;
+    const char* end = strstr(path, ".tmp-");
+    if (strstr(path, "metrics.jsonl")) {
+        char* text = text_read(path, NULL);
+        lines = count_in(text, "\n");
+        free(text);
+    }
+    path = strstr(path, place) + strlen(place);
+    path = *path ? path + 1 : ".";
+    snprintf(disk_order + used, sizeof disk_order - used, "%s %.*s%s\n", disk_kind_name(kind),
+             end ? (int)(end - path) + 5 : (int)strlen(path), path, lines ? text_of(" %zu", lines) : "");
+}
+
+static void run_noted(const Way* way, const char* more) {
+    BadDisk disk = {.calls = DISK_FLUSH | DISK_RENAME | DISK_MAKE, .error = EIO, .inside = place, .first = UINT64_MAX,
+                    .seen = note_call};
+    run_remove();
+    disk_order[0] = 0;
+    run(way, more, (Harm){.disk = &disk, .all_disks = true});
+    expect(job_good(), "it fails");
+}
+
+// A file within a directory is flushed under a temporary name, gets its own, and then the directory is flushed.
+#define FILE_ORDER(directory, file) \
+    "flush " directory "/" file ".tmp-\nrename " directory "/" file "\nflush " directory "\n"
+
+// First the log, up to this step; then the files, the manifest last; then the directory gets its name.
+#define SAVE_ORDER(step, frozen)                                                                                      \
+    "flush run/metrics.jsonl " step "\nmkdir run/step_0000000" step ".tmp\nflush run\n" frozen                        \
+    FILE_ORDER("run/step_0000000" step ".tmp", "rank_00000.safetensors")                                              \
+    FILE_ORDER("run/step_0000000" step ".tmp", "manifest.json")                                                       \
+    "flush run/step_0000000" step ".tmp\nrename run/step_0000000" step "\nflush run\n"
+
+// An older checkpoint is renamed, and removed, after the new one has its name for certain.
+static const struct { const char *what, *flags; bool async; size_t keep; const char* order; } ORDERS[] = {
+    {"sync", "", false, 0, "mkdir run\nflush .\n" SAVE_ORDER("2", "") SAVE_ORDER("4", "")},
+    {"async", "", true, 0, "mkdir run\nflush .\n" SAVE_ORDER("2", "") SAVE_ORDER("4", "")},
+    {"the weights but one norm are frozen, and written once", "--train final_norm*", true, 0,
+     "mkdir run\nflush .\n" SAVE_ORDER("2", FILE_ORDER("run/step_00000002.tmp", "frozen.safetensors"))
+         SAVE_ORDER("4", "")},
+    {"one is kept", "", false, 1,
+     "mkdir run\nflush .\n" SAVE_ORDER("2", "") SAVE_ORDER("4", "") "rename run/step_00000002.old\nflush run\n"},
+};
+
+// Where the words are in the order, from `from` on; its end if they are not.
+static const char* order_find(const char* from, const char* words) {
+    const char* at = strstr(from, words);
+    return expect(at != NULL, "there is no '%s'", words) ? at : from + strlen(from);
+}
+
+// Two ranks write at the same time: the manifest follows what both have flushed.
+static void order_of_ranks(bool async) {
+    run_noted(&(Way){.world = 2, .zero = 1, .every = 2, .async = async, .small = true}, "");
+    for (int step = 2; step <= 4; step += 2) {
+        const char *directory = text_of("run/step_%08d.tmp", step), *flushed = text_of("flush %s\n", directory);
+        const char* manifest = order_find(disk_order, text_of("flush %s/manifest.json.tmp-\n", directory));
+        const char* log = order_find(disk_order, text_of("flush run/metrics.jsonl %d\n", step));
+        expect(log < manifest, "step %d: the log is not flushed before the manifest", step);
+        for (int rank = 0; rank < 2; rank++) {
+            const char* part = text_of("%s/rank_%05d.safetensors", directory, rank);
+            const char* named = order_find(disk_order, text_of("rename %s\n", part));
+            expect(order_find(disk_order, text_of("flush %s.tmp-\n", part)) < named &&
+                       order_find(named, flushed) < manifest,
+                   "step %d: the manifest comes before the file of rank %d", step, rank);
+        }
+        const char* named = order_find(manifest, text_of("rename run/step_%08d\n", step));
+        expect(order_find(order_find(manifest, text_of("rename %s/manifest.json\n", directory)), flushed) < named &&
+                   order_find(named, "flush run\n") > named,
+               "step %d: the directory has its name before it is complete", step);
+    }
+    conclude("the order of a save, 2 ranks, %s: log, parts, manifest, directory", async ? "async" : "sync");
+}
+
+static void test_order(void) {
+    if (!bad_disk_possible()) {
+        skip("the order of a save", "this machine does not let the test see system calls (seccomp)");
+        return;
+    }
+    for (size_t i = 0; i < COUNT_OF(ORDERS); i++) {
+        run_noted(&(Way){.world = 1, .every = 2, .async = ORDERS[i].async, .keep = ORDERS[i].keep, .small = true},
+                  ORDERS[i].flags);
+        expect(strcmp(disk_order, ORDERS[i].order) == 0, "the order is\n%s", disk_order);
+        conclude("the order of a save, %s: log, parts, manifest, directory", ORDERS[i].what);
+    }
+    for (int async = 0; async < 2; async++) order_of_ranks(async);
+    run_remove();
+}
+
+// ------------------------------------------------------------------------------------------------
 // A clock that is set back
 
 // Sets the clock back an hour at every rename, and once far forward; renamed files get these times, too.
@@ -1779,7 +1877,7 @@ static void root_make(const char* train) {
 int main(int argc, char** argv) {
     static const struct { const char* name; void (*run)(void); } tests[] = {
         {"references", test_references}, {"kills", test_kills}, {"damage", test_damage}, {"disk", test_disk},
-        {"failing", test_failing}, {"clock", test_clock},
+        {"failing", test_failing}, {"order", test_order}, {"clock", test_clock},
         {"prune", test_prune}, {"reshard", test_reshard}, {"rewind", test_rewind},
         {"tiers", test_tiers},
     };

@@ -880,14 +880,15 @@ static void test_refusals(void) {
 // A bit flips in a parameter, where it stays; or in a forward, only while the ranks' forwards are compared, as in a
 // faulty arithmetic unit.
 static void test_corruption(void) {
-    static Failure failures[3 * 3 * 2];
+    static Failure failures[3 * 3 * 2 + 2];
     for (size_t i = 0; i < COUNT_OF(failures); i++) {
-        size_t zero = i / 6, victim = i / 2 % 3, computes = i % 2;
+        size_t zero = i / 6 % 3, victim = i / 2 % 3, computes = i % 2;
+        bool frozen = i >= 3 * 3 * 2;  // the parameter with the wrong bit does not train
         Failure f = {.name = kept("stage %zu, in step 4 a bit of %s of rank %zu is wrong: named", zero,
-                                  computes ? "a forward" : "the parameters", victim),
+                                  computes ? "a forward" : frozen ? "the frozen parameters" : "the parameters", victim),
                      .task = {.launch = BY_HAND, .world = 3,
                               .arguments = {SHAPES[ODD].arguments, "--steps 6 --check-every 2 --timeout 3",
-                                            kept("--zero %zu", zero)},
+                                            kept("--zero %zu%s", zero, frozen ? " --train final_norm*" : "")},
                               .variables = computes ? kept("LLMTRAIN_TEST_FAULT=rank %zu step 4 at compare do corrupt; "
                                                   "rank %zu step 4 at compared do corrupt", victim, victim)
                                            : fault_variable(victim, 4, "load do corrupt")},
@@ -957,6 +958,26 @@ static void test_repeated_rewinds(const char* run) {
     free(text);
 }
 
+// Back at the beginning, the optimizer must have forgotten the steps that diverged, wherever its states are: then one
+// rewind is enough, and the bits are the same.
+static void test_rewound_states(void) {
+    static const char* const optimizers[] = {"momentum", "adamw"};
+    for (size_t i = 0; i < 4; i++) {
+        const char *optimizer = optimizers[i / 2], *runs[2];
+        size_t world = 1 + i % 2;
+        bool once = true;
+        for (size_t k = 0; k < 2; k++) {
+            const char* more = kept("--reduce float --ckpt-every 19 --rewind 50 --rewind-lr 0.001 --zero %zu "
+                                    "--optimizer %s %s", world - 1, optimizer,
+                                    k ? "--offload optimizer --offload-dir ." : "");
+            runs[k] = run_make(kept("rewind-%s-%zu-%zu", optimizer, world, k), forked(world), DIVERGING, more);
+            once = once && count_rewinds(runs[k]) == 1 && log_is_whole(runs[k]) && log_last(runs[k], "loss") < 6;
+        }
+        check(once && same_runs(runs[0], runs[1]), "%s, %zu rank%s: one rewind to the beginning, also with --offload, "
+              "to the same bits", optimizer, world, world > 1 ? "s" : "");
+    }
+}
+
 static void test_rewind(void) {
     bool good = true;
     const char* rewinds = "--rewind 50 --rewind-lr 0.001 --reduce float";
@@ -969,6 +990,7 @@ static void test_rewind(void) {
     run_make("rewind-begin", forked(3), DIVERGING, kept("--ckpt-every 19 --zero 1 %s", rewinds));
     check(count_rewinds("rewind-begin") > 0 && log_is_whole("rewind-begin"),
           "without a checkpoint it goes back to the beginning");
+    test_rewound_states();
     const char* skipping = COMMON "--family gpt2 --data train.bin --heads 2 --channels 32 --seq 24 --total-batch 576 "
                                   "--spike-skip 1.4 --diverged-after 1 --ckpt-every 4 --rewind 50 --rewind-lr 0.9";
     const char* alone = run_make("rewind-skipping", forked(1), skipping, "--reduce exact");

@@ -473,29 +473,122 @@ static void test_resized_preset(void) {
           "--model llama:15M --channels 144: 6 heads of 24, ffn 384");
 }
 
-// A resumed run must end as the run did: for a model with tensors of several checkpoint chunks, not multiples of the
-// pieces in which memory is copied; and for one whose vocabulary is padded within a block of 8-bit states, since a
+// A resumed run must end as the run did also where the vocabulary is padded within a block of 8-bit states, since a
 // checkpoint does not hold the padding.
-static void test_odd_sizes(void) {
-    static const struct { const char *what, *flags; int every, last; } MODELS[] = {
-        {"a wide model", "--heads 9 --channels 576 --optimizer momentum", 2, 4},
-        {"padding within a block of 8-bit states",
-         "--heads 2 --channels 36 --optimizer adamw-8bit --lr 3e-3 --warmup 0 --schedule constant", 4, 40},
+static void test_padded_states(void) {
+    const char* line = "--data train.bin --layers 1 --seq 16 --batch 1 --steps 40 --ckpt-every 4 --heads 2 "
+                       "--channels 36 --optimizer adamw-8bit --lr 3e-3 --warmup 0 --schedule constant";
+    runs_remove();
+    bool ok = train(text_of("%s --out a", line)) == 0;
+    copy_tree("a", "b");
+    for (int step = 8; step <= 40; step += 4) remove_tree(text_of("b/step_%08d", step));
+    ok = ok && train(text_of("%s --out b --resume", line)) == 0 && output_contains("b/step_00000004 in");
+    check(ok && runs_equal(40), "padding within a block of 8-bit states, resumed: the same");
+    runs_remove();
+}
+
+// Each kind of save, in --out and in a tier, of a wide model: its tensors have several checkpoint chunks, and their
+// sizes are no multiples of the pieces in which memory is copied. A run that resumes ends as the one that went on, and
+// how a run saves changes none of its bytes. Llama's feed-forward is cut between two ranks so that a part of more than
+// a chunk does not begin at element 0.
+static void test_wide_saves(void) {
+    static const struct { const char* flags; bool like_first; } WAYS[] = {
+        {"--ckpt-async on", true},
+        {"--ckpt-async off", true},
+        {"--offload optimizer --offload-dir .", true},
+        {"--train final_norm* --ckpt-async off", false},
+        {"--family llama --ffn 2304 --ranks 2 --zero 1 --reduce exact --ckpt-async off", false},
     };
-    for (size_t i = 0; i < COUNT_OF(MODELS); i++) {
-        int every = MODELS[i].every, last = MODELS[i].last;
-        char line[512];
-        snprintf(line, sizeof line, "--data train.bin --layers 1 --seq 16 --batch 1 --steps %d --ckpt-every %d %s",
-                 last, every, MODELS[i].flags);
+    const char *weights = "step_00000003/rank_00000.safetensors", *manifest = "step_00000003/manifest.json";
+    uint64_t first[2] = {0, 0};
+    for (size_t i = 0; i < COUNT_OF(WAYS); i++) {
+        char line[400], out[512], tier[512];
+        snprintf(line, sizeof line, "--data train.bin --layers 1 --heads 10 --channels 520 --seq 8 --batch 1 --steps 3 "
+                 "--optimizer momentum --warmup 0 --lr 0.01 --threads 1 %s", WAYS[i].flags);
+        snprintf(out, sizeof out, "%s --out a --ckpt-every 2", line);
+        snprintf(tier, sizeof tier, "%s --out b --ckpt-every 5 --ckpt-tier ./wide_tier:2", line);
         runs_remove();
-        bool ok = train(text_of("%s --out a", line)) == 0;
-        copy_tree("a", "b");
-        for (int step = 2 * every; step <= last; step += every) remove_tree(text_of("b/step_%08d", step));
-        ok = ok && train(text_of("%s --out b --resume", line)) == 0;
-        ok = ok && output_contains(text_of("b/step_%08d in", every));
-        check(ok && runs_equal(last), "%s, resumed: the same", MODELS[i].what);
+        remove_tree("wide_tier");
+        bool ok = train_apart("", out) == 0 && train_apart("", tier) == 0 && runs_equal(3);
+        remove_tree("b/step_00000003");
+        ok = ok && train_apart("", text_of("%s --resume", tier)) == 0 && output_contains("step_00000002 in");
+        check(ok && runs_equal(3), "a wide model, %s, resumed from a tier: the same", WAYS[i].flags);
+        remove_tree("a/step_00000003");
+        ok = ok && train_apart("", text_of("%s --resume", out)) == 0 && output_contains("a/step_00000002 in");
+        check(ok && runs_equal(3), "a wide model, %s, resumed: the same", WAYS[i].flags);
+        const uint64_t here[] = {run_hash("a", weights), run_hash("a", manifest)};
+        if (i == 0) memcpy(first, here, sizeof first);
+        if (WAYS[i].like_first)
+            check(first[0] != 0 && memcmp(here, first, sizeof first) == 0, "a wide model, %s: the same files",
+                  WAYS[i].flags);
     }
     runs_remove();
+    remove_tree("wide_tier");
+}
+
+// The sum of the losses of a row of T + 1 tokens in which attention does not cross an end of text, and in *count how
+// many targets there are: each document is computed by itself, and the token behind an end of text is no target, nor
+// are the first `known`.
+static double loss_by_document(size_t* count, Model* model, const int32_t* row, size_t T, int32_t end, size_t known) {
+    int32_t targets[64];
+    double sum = 0;
+    need(T <= COUNT_OF(targets), "a row of %zu tokens", T);
+    for (size_t t = 0; t < T; t++) targets[t] = row[t] == end || t < known ? -1 : row[t + 1];
+    for (size_t first = 0, last; first < T; first = last + 1) {
+        for (last = first; last + 1 < T && row[last] != end;) last++;
+        size_t scored = targets_count(targets + first, last + 1 - first);
+        if (scored > 0)
+            sum += (double)scored *
+                   batch_gradients(model, NULL, row + first, targets + first, 1, last + 1 - first);
+        *count += scored;
+    }
+    return sum;
+}
+
+// With --documents mask the loss of a step and val_loss are means over documents that do not see each other, here each
+// computed by itself; Llama's positions are relative. The last validation is of the weights in the last checkpoint.
+static void test_masked_losses(void) {
+    enum { T = 16, END = 7, WINDOWS = 40, BATCH = 3 };
+    Config c = small_config(FAMILY_LLAMA);
+    Model model;
+    RunRecord saved;
+    Dataset data[2];
+    Error error;
+    c.context = T;
+    need(model_create(&model, &c, small_options(1, T), &error), "%s", error.text);
+    need(dataset_open(&data[0], "train.bin", &error) && dataset_open(&data[1], "val.bin", &error), "%s", error.text);
+    for (size_t overlap = 0; overlap <= 5; overlap += 5) {
+        double loss[2][2], sums[2] = {0, 0};
+        size_t counts[2] = {0, 0}, ends = 0;
+        remove_tree("a");
+        bool ok = train(text_of(
+            "--data train.bin --val val.bin --out a --family llama --layers 2 --heads 4 --kv-heads 2 --channels 40 "
+            "--ffn 72 --tied off --seq %d --batch %d --steps 2 --warmup 0 --lr 0.01 --seed 5 --val-every 2 "
+            "--val-windows %d --val-overlap %zu --documents mask --end-of-text %d", T, BATCH, WINDOWS, overlap, END)) ==
+            0 && log_numbers(loss[0], 2, "a", "loss") == 2 && log_numbers(loss[1], 2, "a", "val_loss") == 2;
+        for (int validates = 0; ok && validates < 2; validates++) {
+            const Shard* shard = data[validates].shards;
+            if (validates) need(model_load(&model, &saved, "a/step_00000002", true, &error), "%s", error.text);
+            else need(model_randomize(&model, 5, &error), "%s", error.text);
+            for (size_t i = 0; i < (validates ? WINDOWS : BATCH); i++) {
+                int32_t row[T + 1];
+                size_t start = validates ? i * (T - overlap) : dataset_sample(&data[0], 5, i, T).start;
+                for (size_t t = 0; t <= T; t++) row[t] = (int32_t)shard_token(shard, start + t);
+                for (size_t t = 0; t + 1 < T; t++) ends += row[t] == END;
+                sums[validates] += loss_by_document(&counts[validates], &model, row, T, END,
+                                                    validates && i > 0 ? overlap : 0);
+            }
+        }
+        const double found[2] = {loss[0][0], loss[1][1]};
+        for (int validates = 0; validates < 2; validates++) {
+            double apart = fabs(found[validates] / (sums[validates] / (double)counts[validates]) - 1);
+            check_bound(ok && ends > 4 ? apart : NAN, bound_of(1e-5, c.layers),
+                        "--documents mask, windows that overlap by %zu: %s is that of each document alone", overlap,
+                        validates ? "val_loss" : "the loss of the first step");
+        }
+    }
+    for (int i = 0; i < 2; i++) dataset_close(&data[i]);
+    model_free(&model);
 }
 
 static void test_files(void) {
@@ -510,7 +603,9 @@ static void test_files(void) {
     test_offload_fails();
     test_bandwidth();
     test_resized_preset();
-    test_odd_sizes();
+    test_padded_states();
+    test_wide_saves();
+    test_masked_losses();
     check(train(small_run("a", "--resume")) == 0 && output_contains("starting from the beginning") &&
               train(small_run("b", "")) == 0 && runs_equal(20),
           "--resume without a checkpoint starts from the beginning");
@@ -678,6 +773,98 @@ static void test_pruning(void) {
           "pruning removes nothing while the newest checkpoint is damaged, and then what is older");
 }
 
+// Which checkpoints stay, by rules known by hand. `saved` has a letter for each step from 1 on: how its checkpoint was
+// saved, r: --ckpt-every asked for it, s: so it did, amid skipped steps, e: the run ended or was told to stop; d: its
+// manifest is damaged; -: there is none. `left` has the same letters for those that stay.
+static void test_keep_rules(void) {
+    static const struct { KeepRule rule; const char *saved, *left; } cases[] = {
+        {{.newest = 0}, "rdrer", "rdrer"},
+        {{.newest = 1}, "rrr", "--r"},
+        {{.newest = 2}, "rrrrr", "---rr"},
+        {{.newest = 2}, "rresr", "---sr"},         // of whatever kind, if the run may not rewind
+        {{.newest = 2}, "rrddr", "-rddr"},         // damaged ones do not count, so that a good one stays
+        {{.newest = 2}, "rdrdr", "--rdr"},
+        {{.newest = 3}, "rrdedr-dr", "---edr-dr"},
+        {{.newest = 1}, "rdr", "--r"},             // and are removed below those that count
+        {{.newest = 1}, "rrd", "rrd"},             // nothing is removed below a newest one that is damaged
+        {{.newest = 2, .rewinds = true}, "rrrere", "--rere"},
+        {{.newest = 2, .rewinds = true}, "rrerr", "---rr"},
+        {{.newest = 2, .rewinds = true}, "rrdedr", "-rdedr"},
+        {{.newest = 1, .rewinds = true}, "rrs", "rrs"},
+        {{.newest = 1, .rewinds = true}, "rsr", "--r"},
+        {{.newest = 1}, "rrs", "--s"},
+        {{.newest = 1, .forever = 3}, "rrrrrrr", "--r--rr"},
+        {{.newest = 1, .forever = 3}, "rrdrrer", "--d--er"},
+        {{.newest = 1, .forever = 3}, "rr-rr-r", "---r--r"},
+        {{.newest = 2, .forever = 3}, "rrrrrrr", "--r--rr"},
+    };
+    const char *letters = "rsed", *out = "rules";
+    char* manifests[4];
+    Config c = small_config(FAMILY_GPT2);
+    RunRecord record = {.config = c, .state = run_state_begin(false, 1)};
+    Model model;
+    Error error;
+    small_create(&model, &c, small_options(1, 1), 1);
+    for (int kind = 0; kind < 4; kind++) {
+        record.kind = letters[kind] == 'e' ? SAVE_END : SAVE_REQUESTED;
+        record.state.step = 1;
+        record.state.skipped_consecutive = letters[kind] == 's' ? 3 : 0;
+        need(model_save(&model, &record, out, &error), "%s", error.text);
+        manifests[kind] = text_read(text_of("%s/step_%08d/manifest.json", out, 1), NULL);
+        if (letters[kind] == 'd') manifests[kind][strlen(manifests[kind]) / 2] ^= 1;
+        checkpoint_discard(out);
+    }
+    model_free(&model);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        size_t count = strlen(cases[i].saved);
+        char left[16] = "";
+        need(directory_make(out, &error), "%s", error.text);
+        for (size_t k = 0; k < count; k++) {
+            const char* letter = strchr(letters, cases[i].saved[k]);
+            if (letter == NULL) continue;
+            need(directory_make(text_of("%s/step_%08zu", out, k + 1), &error), "%s", error.text);
+            put_text(text_of("%s/step_%08zu/manifest.json", out, k + 1), manifests[letter - letters]);
+        }
+        checkpoint_prune(out, count, &cases[i].rule);
+        for (size_t k = 0; k < count; k++)
+            left[k] = directory_exists(text_of("%s/step_%08zu", out, k + 1)) ? cases[i].saved[k] : '-';
+        expect(strcmp(left, cases[i].left) == 0, "newest %d, forever %d, rewinds %d: of %s there stay %s, not %s",
+               (int)cases[i].rule.newest, (int)cases[i].rule.forever, cases[i].rule.rewinds, cases[i].saved, left,
+               cases[i].left);
+        expect(directory_count(out, ".old") == 0, "a part of a removed one is left");
+        checkpoint_discard(out);
+    }
+    for (int kind = 0; kind < 4; kind++) free(manifests[kind]);
+    verdict("pruning: which checkpoints stay: damaged ones, and those a run cannot rewind to, do not count");
+}
+
+// Checkpoints of adjacent steps, as --ckpt-every 1 and signals leave them, from each step on: those before it stay, and
+// no other is found.
+static void test_setting_aside(void) {
+    static const int steps[] = {3, 4, 5, 7, 8};
+    const char* out = "aside";
+    Error error;
+    for (int sets_aside = 0; sets_aside < 2; sets_aside++)
+        for (uint64_t first = 0; first <= 9; first++) {
+            uint64_t newest = 0, expected = 0;
+            for (size_t i = 0; i < COUNT_OF(steps); i++)
+                need(directory_make(text_of("%s/step_%08d", out, steps[i]), &error), "%s", error.text);
+            expect(checkpoint_set_aside(out, first, sets_aside, &error), "%s", error.text);
+            for (size_t i = 0; i < COUNT_OF(steps); i++) {
+                const char* path = text_of("%s/step_%08d", out, steps[i]);
+                bool stays = (uint64_t)steps[i] < first;
+                if (stays) expected = (uint64_t)steps[i];
+                expect(directory_exists(path) == stays, "from %d on: that of %d", (int)first, steps[i]);
+                expect(directory_exists(text_of("%s" CHECKPOINT_ASIDE, path)) == (sets_aside && !stays),
+                       "from %d on: that of %d, aside", (int)first, steps[i]);
+            }
+            checkpoint_before(&newest, out, UINT64_MAX);
+            expect(newest == expected, "from %d on: %d is the newest", (int)first, (int)newest);
+            checkpoint_discard(out);
+        }
+    verdict("checkpoints from a step on are set aside, or removed, and no others");
+}
+
 static size_t checkpoints_there(const char* directory) {
     uint64_t step = UINT64_MAX;
     size_t count = 0;
@@ -685,7 +872,7 @@ static size_t checkpoints_there(const char* directory) {
     return count;
 }
 
-// Which checkpoints a run that may rewind keeps, and which it drops once it has rewound from step 20 to step 10.
+// Which checkpoints a run that may rewind keeps, and which it drops once it has rewound from step 12 to step 10.
 static void test_going_back(void) {
     const KeepRule one = {.newest = 1, .rewinds = true};
     const char *out = "back", *tier = "back_tier";
@@ -697,11 +884,11 @@ static void test_going_back(void) {
     Error error;
     small_create(&model, &c, small_options(1, 1), 1);
     need(directory_make(out, &error) && directory_make(tier, &error), "%s", error.text);
-    for (record.state.step = 5; record.state.step <= 20; record.state.step += 5) {
-        record.state.skipped_consecutive = record.state.step == 20 ? 3 : 0;
+    for (record.state.step = 9; record.state.step <= 12; record.state.step++) {
+        record.state.skipped_consecutive = record.state.step == 12 ? 3 : 0;
         need(model_save(&model, &record, out, &error) && model_save(&model, &record, tier, &error), "%s", error.text);
     }
-    checkpoint_prune(out, 20, &one);
+    checkpoint_prune(out, 12, &one);
     check(checkpoints_there(out) == 4, "a run that may rewind keeps all checkpoints while steps are skipped");
 
     memset(&run, 0, sizeof run);
@@ -746,7 +933,8 @@ static void test_tier_waits(void) {
 int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--signals", test_signal}, {"--damage", test_damage},
-        {"--damage", test_pruning}, {"--damage", test_going_back},
+        {"--damage", test_pruning}, {"--damage", test_keep_rules}, {"--damage", test_setting_aside},
+        {"--damage", test_going_back},
         {"--files", test_tier_waits}};
     tests_begin("test_runs");
     printf("test_runs (%s)\n", FLOATX_NAME);

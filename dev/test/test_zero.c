@@ -7,8 +7,8 @@
 //   sums       1 to 4 ranks, each ZeRO stage, each way to add, 1 and 3 micro-batches: gradients that are small integers
 //              have the computed sums, squares and sent bytes
 //   limit      --reduce exact: a sum just below the limit is right, on any number of ranks; one just above it is found
-//   corruption one bit, in the first and the last parameter of each bucket, on each rank: ranks_compare reports that
-//              rank and that bucket
+//   corruption one bit, in the first and the last parameter of each tensor, trained or frozen, on each rank:
+//              ranks_compare reports that rank and that bucket
 //
 // Each case is a process that forks its ranks; rank 0 prints what all of them agree on.
 
@@ -34,7 +34,8 @@ typedef struct {
     Stream stream;
 } Rank;
 
-static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
+// train: which tensors train; NULL: all.
+static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce, const char* train) {
     FlatOptions holds = {.training = true, .optimizer = &r->optimizer};
     Error error;
     memset(r, 0, sizeof *r);
@@ -42,9 +43,11 @@ static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
     need(launch_fork(&r->launch, world, &error), "%s", error.text);
     need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error), "%s", error.text);
     RankOptions options = {&r->comm.transport, r->comm.rank, world, r->comm.rank, stage, reduce};
-    for (size_t b = 0; b < BUCKETS; b++)
+    for (size_t b = 0; b < BUCKETS; b++) {
         parameters_add(&r->parameters, text_of("tensor %zu", b), ROWS[b], ROWS[b], COLS, b, INIT_ZERO, 0);
-    need(parameters_finish(&r->parameters, NULL, &error), "%s", error.text);
+        if (train) parameters_add(&r->parameters, text_of("vector %zu", b), ROWS[b], ROWS[b], 0, b, INIT_ZERO, 0);
+    }
+    need(parameters_finish(&r->parameters, train, &error), "%s", error.text);
     need(stats_open(&r->stats, &options, BUCKETS, &error), "%s", error.text);
     need(flat_create(&r->flat, &r->parameters, &options, &holds, &error), "%s", error.text);
     need(device_open(&r->stream, false, &error), "%s", error.text);
@@ -81,6 +84,7 @@ static void rank_close(Rank* r) {
 typedef struct {
     size_t world, stage, micro_batches;
     ReduceKind reduce;
+    const char* train;
 } Case;
 
 static void case_run(void (*body)(const void*), const Case* c) {
@@ -166,7 +170,7 @@ static void sums_body(const void* context) {
     static const char* const ways[] = {"float", "storage", "exact"};
     const Case* c = (const Case*)context;
     Rank rank, *r = &rank;
-    rank_open(r, c->world, c->stage, c->reduce);
+    rank_open(r, c->world, c->stage, c->reduce, c->train);
     uint64_t sent = collective_bytes_sent(&r->flat.collectives);
     rank_step(r, c->micro_batches, gradient, 1.0);
     sent = collective_bytes_sent(&r->flat.collectives) - sent + flat_bytes_gathered(&r->flat);
@@ -184,7 +188,7 @@ static void test_sums(void) {
         for (size_t stage = 0; stage < 3; stage++)
             for (int reduce = REDUCE_FLOAT; reduce <= REDUCE_EXACT; reduce++)
                 for (size_t micro = 1; micro <= 3; micro += 2) {
-                    Case c = {world, stage, micro, (ReduceKind)reduce};
+                    Case c = {world, stage, micro, (ReduceKind)reduce, NULL};
                     case_run(sums_body, &c);
                 }
 }
@@ -204,7 +208,7 @@ static void limit_body(const void* context) {
     double shares = (double)(c->world * c->micro_batches), below = 0.999 * EXACT_LIMIT / shares;
     double above[] = {1.001 * EXACT_LIMIT / shares, 0.999 * EXACT_LIMIT};
     bool found = true;
-    rank_open(r, c->world, c->stage, REDUCE_EXACT);
+    rank_open(r, c->world, c->stage, REDUCE_EXACT, NULL);
     rank_step(r, c->micro_batches, share, below);
     rank_check(r, rank_is_right(r, c, share, below, 1e-6),
                "%zu ranks, stage %zu, %zu micro-batches: an exact sum just below the limit", c->world, c->stage,
@@ -219,8 +223,9 @@ static void limit_body(const void* context) {
 }
 
 static void test_limit(void) {
-    static const Case cases[] = {{1, 0, 1, REDUCE_EXACT}, {1, 0, 3, REDUCE_EXACT}, {4, 0, 1, REDUCE_EXACT},
-                                 {4, 1, 3, REDUCE_EXACT}, {4, 2, 1, REDUCE_EXACT}, {3, 2, 3, REDUCE_EXACT}};
+    static const Case cases[] = {
+        {1, 0, 1, REDUCE_EXACT, NULL}, {1, 0, 3, REDUCE_EXACT, NULL}, {4, 0, 1, REDUCE_EXACT, NULL},
+        {4, 1, 3, REDUCE_EXACT, NULL}, {4, 2, 1, REDUCE_EXACT, NULL}, {3, 2, 3, REDUCE_EXACT, NULL}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) case_run(limit_body, &cases[i]);
 }
 
@@ -243,18 +248,17 @@ static void corruption_body(const void* context) {
     const Case* c = (const Case*)context;
     Rank rank, *r = &rank;
     Error error;
-    rank_open(r, c->world, c->stage, c->reduce);
+    rank_open(r, c->world, c->stage, c->reduce, c->train);
     for (size_t i = 0; i < r->parameters.flat_size; i++)
         r->flat.params[i] = floatX_of(random_normal(1, RANDOM_TEST, 0, i));
     rank_check(r, ranks_compare(&r->stats, &r->flat, &error), "%zu ranks: the same parameters are found to be the same",
                c->world);
-    for (size_t b = 0; b < r->flat.count; b++)
+    for (const Tensor* t = r->parameters.tensors; t < r->parameters.tensors + r->parameters.count; t++)
         for (size_t victim = 0; victim < c->world; victim++) {
-            size_t last = r->parameters.tensors[b].offset + tensor_elements(&r->parameters.tensors[b]) - 1;
-            bool first_found = finds(r, victim, b, r->flat.buckets[b].first), last_found = finds(r, victim, b, last);
-            rank_check(r, first_found && last_found,
-                       "%zu ranks: a wrong bit of rank %zu in bucket %zu of %zu, first and last parameter", c->world,
-                       victim, b, r->flat.count);
+            bool first_found = finds(r, victim, t->bucket, t->offset);
+            bool last_found = finds(r, victim, t->bucket, t->offset + tensor_elements(t) - 1);
+            rank_check(r, first_found && last_found, "%zu ranks: a wrong bit of rank %zu in %s, %s, first and last "
+                       "parameter", c->world, victim, t->name, t->trains ? "which trains" : "frozen");
         }
     rank_check(r, ranks_compare(&r->stats, &r->flat, &error), "%zu ranks: without it they are the same again",
                c->world);
@@ -262,8 +266,12 @@ static void corruption_body(const void* context) {
 }
 
 static void test_corruption(void) {
-    Case c = {3, 1, 1, REDUCE_EXACT};
-    case_run(corruption_body, &c);
+    // Buckets of which all is frozen, a part, and nothing.
+    static const char* const train[] = {NULL, "vector [12],*3"};
+    for (size_t i = 0; i < COUNT_OF(train); i++) {
+        Case c = {3, 1, 1, REDUCE_EXACT, train[i]};
+        case_run(corruption_body, &c);
+    }
 }
 
 int main(void) {
