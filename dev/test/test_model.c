@@ -220,7 +220,8 @@ static bool rows_are_exact(void) {
 }
 
 // With the cache, for one token or several at a time, one sequence or several, the results must equal those of the
-// whole sequence without it: to the bit where rows are exact. A model reads on to the end of its context, also one that takes a third of it at a time.
+// whole sequence without it: to the bit where rows are exact. A model reads on to the end of its context, also one that
+// takes a third of it at a time.
 static void test_cache(Family family) {
     enum { B = 3, T_MOST = 150, WAYS = 5 };
     const size_t T = device_is_host() ? T_MOST : T_MOST / 2;  // time is quadratic in it

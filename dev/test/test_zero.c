@@ -163,8 +163,9 @@ static void owners_compare(const Parameters* p, const char* model, OptimizerKind
         most = fmax(most, loads[r]);
     }
     double limit = by_tensor ? 2 : by_matrix && world == 2 ? 1.6 : 1.3;
-    expect(most <= fmax(limit * sum / (double)world, 1.01 * largest), "%s, %s, %zu ranks: the most is %.2f times the mean",
-           model, OPTIMIZERS[kind].name, world, most / (sum / (double)world));
+    expect(most <= fmax(limit * sum / (double)world, 1.01 * largest),
+           "%s, %s, %zu ranks: the most is %.2f times the mean", model, OPTIMIZERS[kind].name, world,
+           most / (sum / (double)world));
     flat_free(&flat);
 }
 
