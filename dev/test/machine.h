@@ -43,6 +43,17 @@ static inline bool machine_own_mounts(void) {
 #endif
 }
 
+// Gives this process, which has one thread, another name of its host, which no other process sees.
+static inline bool machine_own_name(const char* name) {
+#ifdef __linux__
+    return (unshare(CLONE_NEWUTS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWUTS) == 0) &&
+           sethostname(name, strlen(name)) == 0;
+#else
+    (void)name;
+    return false;
+#endif
+}
+
 // Mounts a disk in memory ("size=64k,mode=0755").
 static inline bool machine_mount(const char* path, const char* options) {
 #ifdef __linux__

@@ -1270,6 +1270,46 @@ static const Case CASES[] = {
 // ------------------------------------------------------------------------------------------------
 // 8. Lanes
 
+// Five ranks on two machines, by the names of their hosts, in any order: each finds its place among those of its own
+// machine, and how many these are; what the launcher has said is kept.
+static bool launcher_says;
+
+static void body_machines(size_t rank) {
+    static const struct { size_t machine, local_rank, local_world; } found[] = {
+        {0, 0, 2}, {1, 0, 3}, {1, 1, 3}, {0, 1, 2}, {1, 2, 3}};
+    Comm comm;
+    Error error;
+    bool named = found[rank].machine == 0 || machine_own_name("another-machine");
+    size_t local_rank = launcher_says ? rank % 2 : found[rank].local_rank;
+    size_t local_world = launcher_says ? 4 : found[rank].local_world;
+    if (launcher_says) environment_set(text_of("LOCAL_RANK=%zu|LOCAL_WORLD_SIZE=4", local_rank));
+    need(named, "rank %zu: another name of its host", rank);
+    if (!expect(open_rank(&comm, LONG_MS, &error), "%s", error.text)) return;
+    expect(comm.local_rank == local_rank && comm.local_world == local_world &&
+               comm.transport.local_world == local_world,
+           "%zu of %zu on its machine, not %zu of %zu", comm.local_rank, comm.local_world, local_rank, local_world);
+    comm_close(&comm);
+}
+
+static void test_two_machines(void) {
+    pid_t child = fork();
+    int status = 1;
+    need(child >= 0, "a process");
+    if (child == 0) _exit(machine_own_name("another-machine") ? 0 : 1);
+    waitpid(child, &status, 0);
+    for (int says = 0; says < 2; says++) {
+        const char* name = says ? "ranks of two machines, as the launcher says" : "ranks of two machines";
+        launcher_says = says;
+        if (status != 0) {
+            skip(name, "a process may not have a host name of its own");
+            continue;
+        }
+        start_ranks(name, 5, body_machines);
+        end_ranks(5);
+        end_case();
+    }
+}
+
 static void test_rendezvous(void) {
     test_busy_port();
     test_addresses();
@@ -1277,7 +1317,7 @@ static void test_rendezvous(void) {
 
 // Initial state of the lanes.
 enum { LANES = 10 };
-static void (*const lane_begins[LANES])(void) = {test_launch, NULL, test_spawn, test_rendezvous};
+static void (*const lane_begins[LANES])(void) = {test_launch, test_two_machines, test_spawn, test_rendezvous};
 
 static void run_lanes(void) {
     pid_t processes[LANES];

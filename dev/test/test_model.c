@@ -214,36 +214,42 @@ static void cache_forward(float* hidden, Model* model, const int32_t* tokens, si
     free(rows);
 }
 
+// Whether few rows have the bits that they have among many: not on a GPU, nor in BF16 with AMX or BFMMLA.
+static bool rows_are_exact(void) {
+    return device_is_host() && !(FLOATX_DTYPE == DTYPE_BF16 && gemm_state.for_bf16->a_by_lane);
+}
+
 // With the cache, for one token or several at a time, one sequence or several, the results must equal those of the
-// whole sequence without it: on a CPU to the bit, except in BF16 with AMX or BFMMLA, which add few rows in a different
-// order from many.
+// whole sequence without it: to the bit where rows are exact. A model reads on to the end of its context, also one that
+// takes a third of it at a time.
 static void test_cache(Family family) {
-    enum { B = 3, T_MOST = 150, WAYS = 4 };
+    enum { B = 3, T_MOST = 150, WAYS = 5 };
     const size_t T = device_is_host() ? T_MOST : T_MOST / 2;  // time is quadratic in it
-    static const struct {
+    const struct {
         const char* name;
         size_t B, step;
-    } ways[WAYS] = {{"token by token", B, 1}, {"70 tokens at a time", B, 70}, {"at once", B, T_MOST},
-                    {"one sequence alone", 1, 17}};
+    } ways[WAYS] = {{"token by token", B, 1}, {"70 tokens at a time", B, 70}, {"at once", B, T},
+                    {"one sequence alone", 1, 17}, {"three times all that a model takes", B, T / 3}};
     Config c = small_config(family);
-    Model model;
+    Model model, third;
     int32_t tokens[B * T_MOST];
     c.context = T;
     const char* name = family_name(family);
     size_t C = c.channels, n = B * T * C;
-    bool host = device_is_host() && !(FLOATX_DTYPE == DTYPE_BF16 && gemm_state.for_bf16->a_by_lane);
     random_tokens(tokens, B * T, c.vocab, 3);
     float *whole = (float*)memory_allocate(n * sizeof(float)), *cached = (float*)memory_allocate(n * sizeof(float));
     for (int q8 = 0; q8 < 2; q8++) {
         ModelOptions options = small_options(B, T);
         options.kv_q8 = q8;
         small_create(&model, &c, options, 11);
+        options.T = T / 3;
+        small_create(&third, &c, options, 11);
         model_upload(&model, tokens, NULL, B, T, false);
         model_forward(&model);
         floats_download(whole, model.activations->hidden, n, &model);
         for (int w = 0; w < WAYS; w++) {
             size_t count = ways[w].B * T * C;
-            cache_forward(cached, &model, tokens, ways[w].B, T, ways[w].step);
+            cache_forward(cached, ways[w].step <= T / 3 ? &third : &model, tokens, ways[w].B, T, ways[w].step);
             double worst = relative_error(cached, whole, count);
             // 8 bits: an element of a key or value is rounded to multiples of 1/127 of its vector's largest element,
             // about sqrt(2 ln 2D) standard deviations: this is the error of one attention, and layers add independent
@@ -251,14 +257,54 @@ static void test_cache(Family family) {
             double rounding = sqrt(2 * log(2.0 * (double)config_head_size(&c)) / 12) / 127;
             double bound = bound_of(1e-5, c.layers) + (q8 ? rounding * sqrt((double)c.layers) : 0);
             check_bound(worst, bound, "%s, cache%s, %s", name, q8 ? " of 8 bits" : "", ways[w].name);
-            if (q8 || !host) continue;
+            if (q8 || !rows_are_exact()) continue;
             check(memcmp(cached, whole, count * sizeof(float)) == 0, "%s, cache, %s: the same bits", name,
                   ways[w].name);
         }
         model_free(&model);
+        model_free(&third);
     }
     free(whole);
     free(cached);
+}
+
+// What the cache's sequences share: after kv_cache_share the filled positions of each are those of sequence 0, in every
+// layer, and the others are as they were.
+static void test_cache_shared(bool q8) {
+    enum { LAYERS = 3, SEQUENCES = 4, CONTEXT = 9, K = 2, D = 8, FILLED = 5 };
+    Arena arena = {.base = NULL};
+    KvCache cache = {.length = FILLED};
+    Stream stream;
+    Error error;
+    need(device_open(&stream, false, &error), "%s", error.text);
+    kv_cache_layout(&cache, &arena, LAYERS, SEQUENCES, CONTEXT, K, D, q8);
+    need(arena_allocate(&arena, 1, stream, &error), "%s", error.text);
+    kv_cache_layout(&cache, &arena, LAYERS, SEQUENCES, CONTEXT, K, D, q8);
+    const size_t vectors = LAYERS * SEQUENCES * CONTEXT * K, element = q8 ? 1 : sizeof(floatX);
+    void* const arrays[] = {cache.keys, cache.values, cache.scales};
+    const size_t position[] = {K * D * element, K * D * element, 2 * K * sizeof(float)};  // bytes of one
+    for (int a = 0; a < (q8 ? 3 : 2); a++) {
+        size_t bytes = position[a] * vectors / K;
+        unsigned char* before = (unsigned char*)memory_allocate(bytes);
+        for (size_t i = 0; i < bytes; i++) before[i] = (unsigned char)random_bits(5, RANDOM_TEST, (uint64_t)a, i);
+        device_upload(arrays[a], before, bytes, stream);
+        kv_cache_share(&cache, stream);
+        unsigned char* after = (unsigned char*)memory_allocate(bytes);
+        device_download(after, arrays[a], bytes, stream);
+        for (size_t l = 0; l < LAYERS; l++)
+            for (size_t b = 0; b < SEQUENCES; b++)
+                for (size_t t = 0; t < CONTEXT; t++) {
+                    size_t at = ((l * SEQUENCES + b) * CONTEXT + t) * position[a];
+                    size_t from = ((l * SEQUENCES + (t < FILLED ? 0 : b)) * CONTEXT + t) * position[a];
+                    expect(memcmp(after + at, before + from, position[a]) == 0,
+                           "array %d, layer %zu, sequence %zu, position %zu", a, l, b, t);
+                }
+        free(before);
+        free(after);
+    }
+    verdict("cache%s: all sequences share the positions of the first, and nothing else", q8 ? " of 8 bits" : "");
+    device_free(arena.base, arena_bytes(&arena));
+    device_close(stream);
 }
 
 // A gradient that is not finite gives the norm NaN, whether gradients are summed as floats or in fixed point.
@@ -977,6 +1023,191 @@ static void generate_all(int32_t* tokens, Model* model, const SamplingOptions* o
     generator_close(&g);
 }
 
+// Each token of each sample is the one that sample_token draws with the random number of its sample and position, from
+// the logits of a whole forward of the sample's own text, without a cache, and with that text's penalty.
+static void test_generated_tokens(Family family) {
+    enum { SAMPLES = 5, PROMPT = 8, TOTAL = 24 };
+    static const struct { double temperature, penalty; uint64_t top_k; } ways[] = {
+        {1, 1, 0}, {0.7, 1.8, 0}, {0, 1.5, 0}, {1, 0.6, 7}};
+    Config c = small_config(family);
+    Model model, whole;
+    ModelOptions options = small_options(SAMPLES, 3), of_whole = small_options(1, TOTAL);
+    options.training = of_whole.training = false;
+    options.cached_sequences = SAMPLES;
+    small_create(&model, &c, options, 2);
+    small_create(&whole, &c, of_whole, 2);
+    floatX logits[61];
+    Candidate candidates[61];
+    need(c.vocab == COUNT_OF(logits), "a vocabulary of 61");
+    for (size_t w = 0; w < COUNT_OF(ways); w++) {
+        SamplingOptions o = {.temperature = ways[w].temperature, .top_k = ways[w].top_k, .top_p = 1, .seed = 4,
+                             .repetition_penalty = ways[w].penalty};
+        int32_t tokens[SAMPLES * TOTAL];
+        size_t repeated = 0;
+        random_tokens(tokens, PROMPT, c.vocab, 9);
+        generate_all(tokens, &model, &o, SAMPLES, PROMPT, TOTAL);
+        for (size_t s = 0; s < SAMPLES; s++) {
+            const int32_t* text = tokens + s * TOTAL;
+            for (size_t t = PROMPT; t < TOTAL; t++) {
+                model_upload(&whole, text, NULL, 1, t, false);
+                model_forward(&whole);
+                model_logits(&whole, t - 1, 1);
+                device_download(logits, whole.activations->logits, sizeof logits, whole.stream);
+                float uniform = random_uniform(o.seed, RANDOM_SAMPLING, s, t);
+                int32_t token = sample_token(candidates, logits, text, t, &o, uniform, c.vocab);
+                expect(text[t] == token, "sample %zu, token %zu is %d, not %d", s, t, text[t], token);
+                for (size_t i = 0; i < t; i++) repeated += text[i] == text[t];
+            }
+        }
+        verdict("%s, generation: temperature %g, penalty %g, top-k %d: the tokens of all samples (%zu repeat)",
+                family_name(family), o.temperature, o.repetition_penalty, (int)o.top_k, repeated);
+    }
+    model_free(&model);
+    model_free(&whole);
+}
+
+// All samples have the same hidden states after a prompt that is read once for all: to the bit those of one alone, with
+// either kind of cache.
+static void test_generation_shares(bool q8) {
+    enum { SAMPLES = 3, PROMPT = 13 };
+    Config c = small_config(FAMILY_LLAMA);
+    Model model;
+    Error error;
+    ModelOptions options = small_options(SAMPLES, 4);
+    SamplingOptions o = {.temperature = 0, .top_p = 1, .seed = 3, .repetition_penalty = 1};
+    int32_t prompt[PROMPT];
+    float alone[40], hidden[SAMPLES * 40];
+    options.training = false;
+    options.kv_q8 = q8;
+    need(c.channels == COUNT_OF(alone), "40 channels");
+    small_create(&model, &c, options, 2);
+    random_tokens(prompt, PROMPT, c.vocab, 8);
+    for (int step = 1; step <= 3; step++) {
+        for (size_t samples = 1; samples <= SAMPLES; samples += SAMPLES - 1) {
+            Generator g;
+            need(generator_open(&g, &model, &o, samples, PROMPT + 3, &error), "%s", error.text);
+            generator_append(&g, prompt, PROMPT);
+            for (int i = 0; i < step; i++) generator_step(&g);
+            floats_download(samples == 1 ? alone : hidden, model.activations->hidden, samples * c.channels, &model);
+            generator_close(&g);
+        }
+        for (size_t s = 0; s < SAMPLES; s++) {
+            double found = relative_error(hidden + s * c.channels, alone, c.channels);
+            expect(found <= (rows_are_exact() ? 0 : bound_of(1e-5, c.layers)), "sample %zu, step %d: an error of %g", s,
+                   step, found);
+        }
+    }
+    verdict("generation%s: every sample of several attends to what one alone does", q8 ? ", cache of 8 bits" : "");
+    model_free(&model);
+}
+
+// A text that comes in pieces of any length ends before the first stop string in it, wherever the pieces are cut; what
+// has been shown before is all that cannot be the beginning of one.
+static void test_stop_strings(void) {
+    static const char whole[] = "ab aab abab; abcab aabac. caabcb\naabbab\xc3\xa9\xc3\xa8 aabaab";
+    static const char* const lists[][4] = {{"\n"}, {"ca"}, {"aabac"}, {"abab", "b a"}, {"abcabd", "bca", "cab a"},
+                                           {"\xc3\xa8"}, {"\xa9\xc3"}, {"aabaab"}, {"abba", "none"}, {"ab aab"}};
+    const size_t length = strlen(whole);
+    for (size_t k = 0; k < COUNT_OF(lists); k++)
+        for (size_t piece = 1; piece <= 7; piece++) {
+            TextList stops = {.count = 0};
+            SampleText t;
+            Error error;
+            char *shown = NULL;
+            size_t bytes = 0, at = 0, end = SIZE_MAX;
+            memset(&t, 0, sizeof t);
+            sample_text_begin(&t, NULL, NULL);
+            while (stops.count < COUNT_OF(lists[0]) && lists[k][stops.count]) {
+                stops.texts[stops.count] = lists[k][stops.count];
+                stops.count++;
+            }
+            FILE* out = open_memstream(&shown, &bytes);
+            need(out != NULL, "a file in memory");
+            while (at < length && !t.ended) {
+                size_t n = min_size(piece, length - at), certain;
+                need(sample_text_grow(&t, whole + at, n, &stops, &error), "%s", error.text);
+                at += n;
+                sample_text_show(&t, &stops, out);
+                for (size_t i = 0; i < stops.count; i++) {  // the whole text up to here, searched by the C library
+                    char* found = (char*)memmem(whole, at, stops.texts[i], strlen(stops.texts[i]));
+                    if (found) end = min_size(end, (size_t)(found - whole));
+                }
+                certain = end == SIZE_MAX ? at : end;
+                for (size_t i = 0; i < stops.count && end == SIZE_MAX; i++)
+                    for (size_t begun = strlen(stops.texts[i]) - 1; begun > 0; begun--)
+                        if (begun <= at && memcmp(whole + at - begun, stops.texts[i], begun) == 0)
+                            certain = min_size(certain, at - begun);
+                expect(t.ended == (end != SIZE_MAX) && t.bytes == (t.ended ? end : at),
+                       "'%s' in pieces of %zu: %zu bytes of %zu, ends at %zu", lists[k][0], piece, t.bytes, at, end);
+                expect(bytes == certain && memcmp(shown, whole, certain) == 0,
+                       "'%s' in pieces of %zu: %zu of %zu bytes are shown, not %zu", lists[k][0], piece, bytes, at,
+                       certain);
+            }
+            fclose(out);
+            free(shown);
+            free(t.text);
+        }
+    verdict("stop strings: in pieces of 1 to 7 bytes a text ends before the first, and shows nothing of one");
+}
+
+// Writes the samples of a sampler, with these stop strings; returns the text, which the caller frees.
+static char* samples_written(Model* model, size_t samples, const TextList* stops) {
+    Sampler sampler = {.prompt = "a prompt", .tokens = 150, .samples = samples, .past_end = true, .stops = *stops,
+                       .options = {.temperature = 1, .top_k = 4, .top_p = 1, .seed = 3, .repetition_penalty = 1}};
+    char* text = NULL;
+    size_t bytes = 0;
+    Error error;
+    FILE* out = open_memstream(&text, &bytes);
+    need(out && sampler_open(&sampler, model, NULL, &error) && sampler_write(&sampler, out, &error), "%s", error.text);
+    fclose(out);
+    for (size_t i = 0; i < bytes; i++) text[i] = (char)(text[i] ? text[i] : 1);
+    sampler_close(&sampler);
+    return text;
+}
+
+// With stop strings the output is that of the same samples without them, each cut before the first stop string of its
+// own continuation: of one sample, which is written as it comes, and of several.
+static void test_stopped_samples(void) {
+    Config c = small_config(FAMILY_LLAMA);
+    Model model;
+    ModelOptions options = small_options(3, 8);
+    const TextList none = {.count = 0};
+    options.training = false;
+    c.context = 200;
+    c.vocab = (size_t)tokenizer_of_bytes().vocabulary;
+    small_create(&model, &c, options, 2);
+    for (size_t samples = 1; samples <= 3; samples += 2) {
+        char* whole = samples_written(&model, samples, &none);
+        for (size_t length = 1; length <= 4; length++) {
+            char expected[4096] = "", stop[8] = "";
+            size_t cut = 0;
+            const char* at = samples == 1 ? whole : strstr(whole, "\n== sample 2\n");
+            need(at != NULL, "a second sample");
+            for (at += 70; memchr(at, 1, 4);) at++;  // it stands for a zero byte
+            memcpy(stop, at, length);
+            TextList stops = {.texts = {"no such text", stop}, .count = 2};
+            const char* text = whole;
+            for (size_t s = 1; s <= samples; s++) {
+                const char* head = samples == 1 ? "" : text_of("%s== sample %zu\n", s > 1 ? "\n" : "", s);
+                const char* next = s < samples ? strstr(text, text_of("\n\n== sample %zu\n", s + 1)) : NULL;
+                size_t prompt = strlen(head) + strlen("a prompt");
+                size_t kept = (next ? (size_t)(next - text) : strlen(text) - 1);
+                const char* found = (const char*)memmem(text + prompt, kept - prompt, stop, length);
+                if (found) kept = (size_t)(found - text), cut++;
+                size_t used = strlen(expected);
+                snprintf(expected + used, sizeof expected - used, "%.*s\n", (int)kept, text);
+                text = next ? next + 1 : NULL;
+            }
+            char* stopped = samples_written(&model, samples, &stops);
+            expect(cut > 0 && strcmp(stopped, expected) == 0, "%zu samples, a stop of %zu bytes", samples, length);
+            free(stopped);
+        }
+        free(whole);
+    }
+    verdict("stop strings: samples end before theirs, one alone and several");
+    model_free(&model);
+}
+
 // Generation past the context restarts from the later half; the cache never overflows and the text is a function of the
 // seed.
 static void test_generation(void) {
@@ -1231,6 +1462,13 @@ static void test_model(void) {
     test_sampling();
     test_sampling_order();
     test_generation();
+    for (int q8 = 0; q8 < 2; q8++) {
+        test_cache_shared(q8);
+        test_generation_shares(q8);
+    }
+    for (int family = 0; family < 2 && rows_are_exact(); family++) test_generated_tokens((Family)family);
+    test_stop_strings();
+    if (device_is_host()) test_stopped_samples();
     test_two_models();
     test_validation();
 }

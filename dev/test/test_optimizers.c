@@ -7,6 +7,8 @@
 //   100 steps  the weights of a matrix with heads, an embedding with a row without gradient, and a vector equal those
 //              of torch, bitsandbytes' arithmetic or a float64 program, within bounds: dev/peers/optimizers.py
 //   parts      a tensor updated in slices, cut as ZeRO may, has the same bits as the whole
+//   rates      a step's size and decay are proportional to the learning rate, in late steps and at high rates, too;
+//              only Adafactor's steps are at most 1 / sqrt(t)
 //
 // One step of each, on both backends and for each storage dtype, is in operations.h.
 
@@ -136,11 +138,11 @@ static OptimizerSlice part(const Trained* t, OptimizerKind kind, size_t first, s
 }
 
 // Updates in parts of this length; 0: whole.
-static void step(Trained* t, OptimizerKind kind, size_t number, uint64_t update, size_t length) {
+static void step(Trained* t, OptimizerKind kind, size_t number, uint64_t update, size_t length, float lr) {
     OptimizerStep o;
     memset(&o, 0, sizeof o);
     o.kind = kind;
-    o.lr = 0.01f, o.beta1 = 0.9f, o.beta2 = 0.95f, o.epsilon = 1e-8f, o.weight_decay = TENSOR[number].decay;
+    o.lr = lr, o.beta1 = 0.9f, o.beta2 = 0.95f, o.epsilon = 1e-8f, o.weight_decay = TENSOR[number].decay;
     o.grad_scale = 0.5f, o.seed = 1, o.step = update;
     size_t cols = t->slice.shape.cols;
     for (size_t i = 0; i < t->slice.n; i++) {
@@ -168,8 +170,8 @@ static void test_steps(void) {
                                                                    : 0;
             for (uint64_t update = 1; update <= STEPS; update++) {
                 threads_set(1 + update % 3);
-                step(&t, kind, number, update, 0);
-                step(&cut, kind, number, update, length);
+                step(&t, kind, number, update, 0, 0.01f);
+                step(&cut, kind, number, update, length, 0.01f);
             }
             bool same = memcmp(t.params, cut.params, sizeof t.params) == 0;
             expect(same && memcmp(t.states, cut.states, sizeof t.states) == 0, "tensor %zu in parts", number);
@@ -190,6 +192,40 @@ static void test_steps(void) {
     }
 }
 
+// From the same weights, gradients and states a step moves each weight by lr (decay w + u), where u is the same at all
+// rates; with Adafactor by lr decay w + min(lr, 1 / sqrt(t)) u. u follows from a step at a low rate.
+static void test_rates(void) {
+    static const uint64_t updates[] = {1, 3, 4, 5, 30, 400};
+    static const double rates[] = {0.04, 0.5, 3};
+    const double low = 0.01;  // 1 / sqrt(10000)
+    for (size_t method = 0; method < COUNT_OF(METHODS); method++) {
+        OptimizerKind kind = METHODS[method].kind;
+        for (size_t number = 0; number < TENSORS; number++)
+            for (size_t k = 0; k < COUNT_OF(updates) * COUNT_OF(rates); k++) {
+                static Trained slow, fast, start;
+                uint64_t update = updates[k / COUNT_OF(rates)];
+                double lr = rates[k % COUNT_OF(rates)], decay = (double)TENSOR[number].decay, wrong = 0, most = 0;
+                double least = 1 / sqrt((double)update), size = kind == OPTIMIZER_ADAFACTOR ? fmin(lr, least) : lr;
+                begin(&slow, kind, number);
+                begin(&fast, kind, number);
+                memcpy(start.params, slow.params, sizeof start.params);
+                step(&slow, kind, number, update, 0, (float)low);
+                step(&fast, kind, number, update, 0, (float)lr);
+                for (size_t i = 0; i < slow.slice.n; i++) {
+                    double w = (double)float_of(start.params[i]), moved = (double)float_of(slow.params[i]) - w;
+                    double u = (moved + low * decay * w) / low, expected = -lr * decay * w + size * u;
+                    wrong = fmax(wrong, fabs((double)float_of(fast.params[i]) - w - expected));
+                    most = fmax(most, fabs(expected));
+                }
+                expect(wrong < 1e-3 * most, "%s, tensor %zu, step %d at rate %g: off by %g of %g",
+                       OPTIMIZERS[kind].name, number, (int)update, lr, wrong, most);
+                free(slow.slice.scratch);
+                free(fast.slice.scratch);
+            }
+    }
+    verdict("a step is proportional to the learning rate, Adafactor's up to 1 / sqrt(t)");
+}
+
 int main(void) {
     tests_begin("test_optimizers");
     FILE* file = fopen("dev/test/fixtures/optimizers.f32", "rb");
@@ -198,5 +234,6 @@ int main(void) {
     fclose(file);
     test_maps();
     test_steps();
+    test_rates();
     return tests_end();
 }

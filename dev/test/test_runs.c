@@ -11,6 +11,7 @@
 //
 // Runs are named a and b, in a directory of the test's own. Run it in the root of the checkout.
 
+#define CADENCE_FIRST_MS 60.0  // of --ckpt-every auto, where it is a minute
 #define main train_main
 #include "train.cu"
 #undef main
@@ -116,11 +117,14 @@ static void write_shards(void) {
     }
 }
 
-// The flags of a small run.
-static const char* small_run(const char* name, const char* more) {
+// The flags of a small run, but for when it validates and saves.
+static const char* small_run_at(const char* name, const char* more) {
     return text_of("--data train.bin --val val.bin --out %s --layers 2 --heads 4 --channels 40 --ffn 72 --seq 16 "
-                   "--batch 3 --steps 20 --val-every 7 --val-windows 20 --ckpt-every 10 --warmup 5 --lr 0.01 %s", name,
-                   more);
+                   "--batch 3 --steps 20 --val-windows 20 --warmup 5 --lr 0.01 %s", name, more);
+}
+
+static const char* small_run(const char* name, const char* more) {
+    return small_run_at(name, text_of("--val-every 7 --ckpt-every 10 %s", more));
 }
 
 // The numbers of a member of the log, a line each; NAN for null. Returns how many lines there are.
@@ -310,22 +314,80 @@ static void test_torn_log(void) {
           "a torn line of the log is removed, and one of a wrong step, and reported");
 }
 
-// The log of two ranks: the losses of both, and the tokens of both.
+// The log of one or two ranks, with one or several micro-batches: the losses of all ranks, the tokens of all, and the
+// share of a rank's own peak that it reaches, which is as much with two ranks as with one.
 static void test_log_of_ranks(void) {
     static const char* const names[] = {
-        "loss", "loss_ranks_min", "loss_ranks_median", "loss_ranks_max", "ms", "tok_per_s", "tokens"};
-    double n[7][STEPS], error = 0;
-    bool sorted = true;
-    remove_tree("a");
-    bool ok = train_apart("", small_run("a", "--threads 1 --ranks 2")) == 0;
-    for (int i = 0; i < 7; i++) ok = ok && log_numbers(n[i], STEPS, "a", names[i]) == STEPS;
-    for (size_t i = 0; ok && i < STEPS; i++) {
-        sorted = sorted && n[1][i] < n[3][i] && n[2][i] == n[1][i] && n[6][i] == (double)(i + 1) * 2 * 3 * 16;
-        error = fmax(error, fabs(n[0][i] / (0.5 * (n[1][i] + n[3][i])) - 1));
-        error = fmax(error, fabs(n[5][i] / (2 * 48 / (n[4][i] * 1e-3)) - 1));
+        "loss", "loss_ranks_min", "loss_ranks_median", "loss_ranks_max", "ms", "tok_per_s", "tokens", "mfu"};
+    static const struct { int ranks, micro_batches; } cases[] = {{2, 1}, {2, 3}, {1, 2}};
+    for (size_t k = 0; k < COUNT_OF(cases); k++) {
+        int ranks = cases[k].ranks, micro = cases[k].micro_batches, tokens = ranks * micro * 48;
+        double n[8][STEPS], error = 0;
+        bool sorted = true;
+        remove_tree("a");
+        bool ok = train_apart("", small_run("a", text_of("--threads 1 --ranks %d --total-batch %d --peak-tflops 0.002",
+                                                         ranks, tokens))) == 0;
+        for (int i = 0; i < 8; i++) ok = ok && log_numbers(n[i], STEPS, "a", names[i]) == STEPS;
+        for (size_t i = 0; ok && i < STEPS; i++) {
+            double seconds = n[4][i] * 1e-3, flops = 6 * 27704 + 6 * 2 * 16 * 40;  // of a token, as in test_log
+            sorted = sorted && (n[1][i] < n[3][i]) == (ranks > 1) && n[2][i] == n[1][i];
+            sorted = sorted && n[6][i] == (double)(i + 1) * tokens;
+            error = fmax(error, fabs(n[0][i] / (0.5 * (n[1][i] + n[3][i])) - 1));
+            error = fmax(error, fabs(n[5][i] / (tokens / seconds) - 1));
+            error = fmax(error, fabs(n[7][i] / (flops * micro * 48 / (seconds * 2e9)) - 1));
+        }
+        check(ok && sorted, "log, %d ranks, %d micro-batches: smallest and largest loss, the tokens of all", ranks,
+              micro);
+        check_bound(ok ? error : NAN, 1e-6, "log, %d ranks, %d micro-batches: mean loss, tokens per second, mfu",
+                    ranks, micro);
     }
-    check(ok && sorted, "log of two ranks: smallest and largest loss, and the tokens of both");
-    check_bound(ok ? error : NAN, 1e-9, "log of two ranks: mean loss and tokens per second");
+}
+
+// --ckpt-every auto prints what the first save has cost: the delay of the one step that waits for its snapshot, without
+// the other steps, which are slow too; or, of a save that is not asynchronous, its own.
+static void test_cost_of_saves(void) {
+    static const struct { const char *flags, *point; } cases[] = {
+        {"--ckpt-async on", "copy"}, {"--ckpt-async off", "save"}, {"--ckpt-async off", "checksums"}};
+    for (size_t k = 0; k < COUNT_OF(cases); k++) {
+        double cost = NAN, minutes = NAN;
+        remove_tree("a");
+        bool ok = train_apart(text_of("rank 0 step 1 at load do delay 8; rank 0 step 1 at %s do delay 100",
+                                      cases[k].point),
+                              small_run_at("a", text_of("%s --threads 1 --ckpt-every auto", cases[k].flags))) == 0;
+        char* text = text_read("output", NULL);
+        const char* said = strstr(text, "next checkpoint in ");
+        if (said) sscanf(said, "next checkpoint in %lf min: a save costs %lf ms", &minutes, &cost);
+        check(ok && cost > 50 && cost < 1500, "%s, a delay of 100 ms at %s: a save is said to cost %.0f ms",
+              cases[k].flags, cases[k].point, cost);
+        check_bound(fabs(minutes - sqrt(2 * cost * 24 * 3.6e6) / 6e4), 0.06, "and the next is due after %.1f min",
+                    minutes);
+        free(text);
+    }
+}
+
+// What a rank does in a pause, a validation or a save, belongs to no step: neither to its own time, of which it would
+// be a straggler, nor, as a wait, to those of the ranks that wait for it meanwhile, whose own time would shrink.
+static void test_pauses(void) {
+    static const char* const names[] = {"ms", "ms_ranks_min", "ms_ranks_median", "ms_ranks_max"};
+    static const struct { const char *point, *flags; } cases[] = {
+        {"validate", "--val-every 3 --ckpt-every 100"}, {"save", "--val-every 100 --ckpt-every 3 --ckpt-async off"}};
+    for (size_t k = 0; k < COUNT_OF(cases); k++)
+        for (int victim = 0; victim < 2; victim++) {
+            double n[4][STEPS];
+            remove_tree("a");
+            bool ok = train_apart(text_of("rank %d step 1 at %s do delay 50", victim, cases[k].point),
+                                  small_run_at("a", text_of("--threads 1 --ranks 2 %s", cases[k].flags))) == 0;
+            for (int i = 0; i < 4; i++) ok = ok && log_numbers(n[i], STEPS, "a", names[i]) == STEPS;
+            expect(ok, "the run with a delay at %s of rank %d", cases[k].point, victim);
+            for (int i = 0; i < 4 && ok; i++) {
+                double least[2] = {INFINITY, INFINITY};  // of steps after a pause, and of others
+                for (size_t t = 1; t < STEPS; t++) least[t % 3 != 0] = fmin(least[t % 3 != 0], n[i][t]);
+                expect(fabs(least[0] - least[1]) < 25 && least[0] > -1,
+                       "delays of 50 ms of rank %d at %s: %s is at least %g after pauses, otherwise %g", victim,
+                       cases[k].point, names[i], least[0], least[1]);
+            }
+        }
+    verdict("pauses: neither the delayed rank's nor the waiting one's next step has another time");
 }
 
 // A tier's checkpoints belong to one run: a resume takes the newest of its own, also after one that was refused, and
@@ -597,6 +659,8 @@ static void test_files(void) {
     test_divergence();
     test_torn_log();
     test_log_of_ranks();
+    test_cost_of_saves();
+    test_pauses();
     test_tier();
     test_two_ranks();
     test_offload();

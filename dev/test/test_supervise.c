@@ -682,6 +682,12 @@ static const Case CASES[] = {
      DO("failure 1", "kind absent rank", "0.phase setup", "what ~rank 1 of 2 has sent no heartbeat")},
     {"mute", "--setup-timeout 1 --max-restarts 1 --out . -- SELF act sleep=60000", 1,
      DO("ms begin 0 end 0 1000 2000", "failure 1", "what ~no rank has sent a heartbeat")},
+    {"hangs at its end", "--timeout 1 --setup-timeout 60 --checkpoint-timeout 60 --out . -- SELF act times=1 ranks=1 "
+     "steps=5 done=5 trace=over sleep=60000", 0,
+     DO("ms over 0 start 1 900 2000", "starts 2", "failure 1", "kind hang", "rank 0", "phase done", "step 5")},
+    {"hangs in a save", "--timeout 60 --setup-timeout 60 --checkpoint-timeout 1 --out . -- SELF act times=1 ranks=1 "
+     "steps=5 save=5 trace=over sleep=60000", 0,
+     DO("ms over 0 start 1 900 2000", "starts 2", "failure 1", "kind hang", "rank 0", "phase checkpoint", "step 5")},
     {"other limits", "--timeout 1 --out . -- SELF act ranks=1 sleep=2100 steps=5 save=5 sleep=2100 done=5", 0,
      DO("starts 1")},
 

@@ -4,6 +4,7 @@
 //   cc -std=c11 -O2 -I. dev/test/test_zero.c -o build/test_zero -lm -pthread && build/test_zero
 //
 //   slices     of a bucket: whole, in order, aligned, and of equal length for 2, 4 and 8 ranks
+//   owners     of the tensors of whole models, for each optimizer: each rank updates about as much as the others
 //   sums       1 to 4 ranks, each ZeRO stage, each way to add, 1 and 3 micro-batches: gradients that are small integers
 //              have the computed sums, squares and sent bytes
 //   limit      --reduce exact: a sum just below the limit is right, on any number of ranks; one just above it is found
@@ -14,6 +15,7 @@
 
 #include "llmtrain/ranks/agreement.h"
 #include "llmtrain/ranks/comm.h"
+#include "llmtrain/run/presets.h"
 #include "harness.h"
 
 #define TIMEOUT_MS 30e3
@@ -118,6 +120,76 @@ static void test_slices(void) {
             expect(aligned && end == n && equal, "%zu elements over %zu ranks", n, world);
         }
     verdict("slices of buckets are in order, whole, aligned, and as even as that allows");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Owners
+
+// The ranks' shares of a model's updates with an optimizer: slices in order, without gaps; no matrix that an update
+// needs whole is cut; and the rank with the most work has at most 1.3 times the mean, if whole matrices go to two ranks
+// 1.6 times, if the large embeddings are among them twice, or one tensor that is larger. Work, counted here again: the
+// elements, and for orthogonal and low-rank optimizers those of a matrix inside a block times its shorter side.
+static void owners_compare(const Parameters* p, const char* model, OptimizerKind kind, size_t world) {
+    OptimizerOptions optimizer = optimizer_defaults(kind);
+    FlatOptions holds = {.training = true, .optimizer = &optimizer};
+    RankOptions options = {NULL, 0, world, 0, 1, REDUCE_EXACT};
+    FlatVector flat;
+    Error error;
+    double loads[16] = {0}, sum = 0, most = 0, largest = 0;
+    bool by_matrix = kind == OPTIMIZER_MUON || kind == OPTIMIZER_GALORE || kind == OPTIMIZER_LDADAM;
+    bool by_tensor = kind == OPTIMIZER_ADAFACTOR || kind == OPTIMIZER_CAME || kind == OPTIMIZER_ADAM_MINI ||
+                     kind == OPTIMIZER_SM3;
+    need(flat_create(&flat, p, &options, &holds, &error), "%s", error.text);
+    for (size_t b = 0; b < flat.count; b++) {
+        const Bucket* k = &flat.buckets[b];
+        bool ordered = k->shard_begins[0] == 0 && k->shard_begins[world] == k->end - k->first;
+        for (size_t r = 0; r < world; r++) ordered = ordered && k->shard_begins[r] <= k->shard_begins[r + 1];
+        expect(ordered, "%s, %s, %zu ranks: bucket %zu", model, OPTIMIZERS[kind].name, world, b);
+    }
+    for (size_t i = 0; i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        const Bucket* k = &flat.buckets[t->bucket];
+        bool matrix = t->cols > 0, whole = matrix && (by_tensor || (by_matrix && strncmp(t->name, "block", 5) == 0));
+        double each = by_matrix && whole ? (double)min_size(t->size / t->cols, t->cols) : 1;
+        size_t owners = 0;
+        for (size_t r = 0; r < world; r++) {
+            size_t first = max_size(t->offset, k->first + k->shard_begins[r]);
+            size_t end = min_size(t->offset + t->size, k->first + k->shard_begins[r + 1]);
+            if (first >= end) continue;
+            loads[r] += each * (double)(end - first);
+            owners++;
+        }
+        if (whole) expect(owners == 1, "%s, %s, %zu ranks: %s is cut", model, OPTIMIZERS[kind].name, world, t->name);
+        if (whole) largest = fmax(largest, each * (double)t->size);
+    }
+    for (size_t r = 0; r < world; r++) {
+        sum += loads[r];
+        most = fmax(most, loads[r]);
+    }
+    double limit = by_tensor ? 2 : by_matrix && world == 2 ? 1.6 : 1.3;
+    expect(most <= fmax(limit * sum / (double)world, 1.01 * largest),
+           "%s, %s, %zu ranks: the most is %.2f times the mean", model, OPTIMIZERS[kind].name, world,
+           most / (sum / (double)world));
+    flat_free(&flat);
+}
+
+static void test_owners(void) {
+    static const char* const models[] = {"gpt2:124M", "llama:110M"};
+    for (size_t m = 0; m < COUNT_OF(models); m++) {
+        Config c;
+        Parameters p;
+        Weights w;
+        Error error;
+        memset(&p, 0, sizeof p);
+        memset(&w, 0, sizeof w);
+        need(config_preset(&c, models[m], &error) && config_complete(&c, &error) &&
+                 weights_create(&w, &p, &c, NULL, &error), "%s", error.text);
+        for (int kind = 0; kind < OPTIMIZER_COUNT; kind++)
+            for (size_t world = 1; world <= 8; world++) owners_compare(&p, models[m], (OptimizerKind)kind, world);
+        parameters_free(&p);
+        free(w.blocks);
+    }
+    verdict("owners: with each optimizer every rank updates about as much as the others");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -277,6 +349,7 @@ static void test_corruption(void) {
 int main(void) {
     tests_begin("test_zero");
     test_slices();
+    test_owners();
     test_sums();
     test_limit();
     test_corruption();

@@ -38,7 +38,9 @@ typedef struct {
     uint64_t step_count;       // of such steps
 } Cadence;
 
+#ifndef CADENCE_FIRST_MS       // tests make it shorter
 #define CADENCE_FIRST_MS 60e3  // auto: the first interval, before the cost of a save is known
+#endif
 
 // text: --ckpt-every; mtbf: hours; async: checkpoints are written in the background.
 static inline bool cadence_parse(Cadence* c, const char* text, double mtbf, bool async, Error* error) {
