@@ -297,9 +297,9 @@ static void test_wide(void) {
     for (size_t i = 0; i < 2 * COUNT_OF(wide); i++) {
         GgufType type = wide[i / 2].types[i % 2];
         FormulaModel m;
-        ForeignTensor* list;
+        ForeignTensor* list = NULL;
         Gguf g;
-        size_t count, largest = 0;
+        size_t count = 0, largest = 0;
         if (i % 2 && type == wide[i / 2].types[0]) continue;
         formula_create(&m, &wide[i / 2].model);
         need(formula_export(&m, "wide.gguf", type, &error) &&

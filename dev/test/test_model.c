@@ -1152,8 +1152,9 @@ static void test_stop_strings(void) {
 
 // Writes the samples of a sampler, with these stop strings; returns the text, which the caller frees.
 static char* samples_written(Model* model, size_t samples, const TextList* stops) {
-    Sampler sampler = {.prompt = "a prompt", .tokens = 150, .samples = samples, .past_end = true, .stops = *stops,
-                       .options = {.temperature = 1, .top_k = 4, .top_p = 1, .seed = 3, .repetition_penalty = 1}};
+    Sampler sampler = {.prompt = "a prompt", .tokens = 150,
+                       .options = {.temperature = 1, .top_k = 4, .top_p = 1, .seed = 3, .repetition_penalty = 1},
+                       .samples = samples, .past_end = true, .stops = *stops};
     char* text = NULL;
     size_t bytes = 0;
     Error error;
