@@ -651,6 +651,7 @@ static void test_masked_losses(void) {
     }
     for (int i = 0; i < 2; i++) dataset_close(&data[i]);
     model_free(&model);
+    runs_remove();
 }
 
 static void test_files(void) {
