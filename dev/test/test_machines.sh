@@ -112,19 +112,15 @@ check "three ranks and four differ, so that the comparison means something" [ $?
 # ----------------------------------------------------------------------------------------------------
 # 1. Networks
 
-# starts MASTER FLAGS...: four ranks with torchrun's variables, two on each host; $ranks has their processes, rank_R.txt
-# their output. MASTER: rank 0's address for rank 1, which is on its host.
+# starts FLAGS...: four ranks with torchrun's variables, two on each host; $ranks has their processes, rank_R.txt their
+# output.
 starts() {
     ranks=
-    near=$1
-    shift
     for rank in 0 1 2 3; do
         host=${hosts% *}
         [ $rank -lt 2 ] || host=${hosts#* }
-        master=10.73.0.1
-        [ $rank -ne 1 ] || master=$near
         # shellcheck disable=SC2086  # $flags is several words
-        RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=$master MASTER_PORT=29500 \
+        RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.73.0.1 MASTER_PORT=29500 \
             timeout "$LIMIT" ip netns exec "$host" "$train" $flags "$@" > rank_$rank.txt 2>&1 &
         ranks="$ranks $!"
     done
@@ -147,16 +143,14 @@ networks() {
         address=$((address + 1))
     done
 
-    # Rank 1 has reached rank 0 through the loopback, as where MASTER_ADDR is 127.0.1.1 on its own host: ranks of the
-    # other host must not look for rank 1 on themselves.
-    starts 127.0.0.1 --steps 6 --out lan
+    starts --steps 6 --out lan
     for process in $ranks; do
         ends "$process" 0 "2 x 2 ranks"
     done
     check "their weights are those of train --ranks 4" same forked4 lan
 
     # A run without end, during which the cable is cut.
-    starts 10.73.0.1 --steps 1000000 --timeout $TIMEOUT --out cut
+    starts --steps 1000000 --timeout $TIMEOUT --out cut
     check "the run has begun" comes grep -Eq 'step +[0-9]' rank_0.txt
     ip -n "${hosts#* }" link set "${cable}b" down
     began=$(date +%s)
