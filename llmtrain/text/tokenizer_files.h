@@ -132,7 +132,7 @@ static inline bool merges_of_ranks(Vocabulary* v, Error* error) {
     return true;
 }
 
-// The special tokens of the published files, which do not list them; another file has only end-of-text, after its ranks.
+// The special tokens of the published files, which do not list them; another file has end-of-text, after its ranks.
 typedef struct {
     const char* pattern;
     size_t ranks;

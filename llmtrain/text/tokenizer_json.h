@@ -708,8 +708,8 @@ static inline bool read_config(const TokenizerReader* r) {
     return t->chat_template || fail_with(r->error, "out of memory for a chat template");
 }
 
-// Whether a begin-of-text token goes before a text: what tokenizer_config.json says, otherwise the template's. The token
-// is bos_token, in whichever file names it, otherwise the template's.
+// The token before a text, if tokenizer_config.json asks for one, or without a word from it the template: bos_token, in
+// whichever file names it, otherwise the template's.
 static inline void read_begin(Tokenizer* t, const Json* config) {
     bool add = t->begin_of_text >= 0;
     bool said = config && json_bool(config, json_get(config, 0, "add_bos_token"), &add);
