@@ -114,20 +114,11 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
 #endif
 #define TIMED(name, flops, bytes, call, ...) TIMED_PRODUCT(name, 0, 0, flops, bytes, call, __VA_ARGS__)
 
-// cost_matmul with the GELU of the output, which is written too; and with the GELU's backward after the gradient of the
-// input (M, K).
-static Cost cost_matmul_gelu_forward(size_t M, size_t N, size_t K) {
-    double n = (double)M * (double)N;
+// cost_matmul with a GELU, or its backward, of `elements` numbers, each of which costs `flops` and is written or read.
+static Cost cost_matmul_gelu(size_t M, size_t N, size_t K, size_t elements, double flops) {
     Cost c = cost_matmul(M, N, K);
-    c.flops += (COST_SIGMOID + 7) * n;
-    c.bytes += COST_X * n;
-    return c;
-}
-static Cost cost_matmul_gelu_backward_input(size_t M, size_t N, size_t K) {
-    double n = (double)M * (double)K;
-    Cost c = cost_matmul(M, N, K);
-    c.flops += (COST_SIGMOID + 15) * n;
-    c.bytes += COST_X * n;
+    c.flops += flops * (double)elements;
+    c.bytes += COST_X * (double)elements;
     return c;
 }
 
@@ -228,7 +219,7 @@ static Cost cost_matmul_gelu_backward_input(size_t M, size_t N, size_t K) {
                READ("lse", B, H, T), READ("qkv", B, T, (H) + 2 * (K), D))
 
 #define matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream) \
-    TIMED_COST("matmul_gelu_forward", N, K, cost_matmul_gelu_forward(M, N, K), \
+    TIMED_COST("matmul_gelu_forward", N, K, cost_matmul_gelu(M, N, K, (M) * (N), COST_SIGMOID + 7), \
                matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream), \
                WROTE("out", out, M, N), WROTE("pre", pre, M, N), READ("in", M, K), READ("weight", N, K), \
                READ_IF(bias, "bias", N))
@@ -239,7 +230,7 @@ static Cost cost_matmul_gelu_backward_input(size_t M, size_t N, size_t K) {
                WROTE("out", out, M, N), READ("pre", M, N))
 
 #define matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream) \
-    TIMED_COST("matmul_gelu_backward_input", N, K, cost_matmul_gelu_backward_input(M, N, K), \
+    TIMED_COST("matmul_gelu_backward_input", N, K, cost_matmul_gelu(M, N, K, (M) * (K), COST_SIGMOID + 15), \
                matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream), \
                WROTE("din", din, M, K), READ("dout", M, N), READ("weight", N, K), READ("pre", M, K))
 
