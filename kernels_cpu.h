@@ -67,7 +67,7 @@
 //     sum of losses, norm of the gradients          double     double
 //     random numbers, tokens                        -          integers
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 2. Embedding
@@ -525,6 +525,6 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
     }
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 #endif  // LLMTRAIN_KERNELS_CPU_H

@@ -11,7 +11,7 @@
 #include <emmintrin.h>
 #endif
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Device
@@ -171,6 +171,6 @@ static inline int32_t* device_upload_batch(int32_t* const slots[2], const int32_
     return slots[0];
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 #endif  // LLMTRAIN_DEVICE_CPU_H

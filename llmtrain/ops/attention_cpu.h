@@ -20,7 +20,7 @@
 
 #include "gemm.h"
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Tiles
@@ -372,6 +372,6 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
     }
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 #endif  // LLMTRAIN_ATTENTION_CPU_H

@@ -33,11 +33,11 @@
 
 // A CUDA build has both backends: what lies between these two, functions for a CPU, is cpu::gelu_forward and so on.
 #ifdef LLMTRAIN_CUDA
-#define CPU_NAMESPACE_BEGIN namespace cpu {
-#define CPU_NAMESPACE_END }
+#define LLMTRAIN_CPU_BEGIN namespace cpu {
+#define LLMTRAIN_CPU_END }
 #else
-#define CPU_NAMESPACE_BEGIN
-#define CPU_NAMESPACE_END
+#define LLMTRAIN_CPU_BEGIN
+#define LLMTRAIN_CPU_END
 #endif
 
 // ------------------------------------------------------------------------------------------------

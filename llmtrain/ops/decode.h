@@ -17,7 +17,7 @@
 
 #include "gemm.h"
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 enum {
     DECODE_KEYS = 64,     // keys in a tile: TILE of attention_cpu.h
@@ -145,6 +145,6 @@ static inline void attention_decode(floatX* out, void* keys, void* values, float
     }
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 #endif  // LLMTRAIN_DECODE_H

@@ -11,7 +11,7 @@
 
 #include "base.h"
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 // qkv (N, (H + 2K) D) in place; saved (N, (H + K) D): queries and keys before the norm; rstd (N, H + K), q_weight,
 // k_weight (D).
@@ -75,6 +75,6 @@ static inline void qk_norm_backward(floatX* dqkv, float* dq_weight, float* dk_we
     }
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 #endif  // LLMTRAIN_QK_NORM_H

@@ -7,7 +7,7 @@
 
 #include "base.h"
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
@@ -115,6 +115,6 @@ static inline void residual_forward(floatX* out, const floatX* in, const floatX*
     for (size_t i = 0; i < n; i++) out[i] = floatX_of(float_of(in[i]) + float_of(branch[i]));
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 #endif  // LLMTRAIN_VECTORS_H

@@ -205,7 +205,7 @@ HOST_DEVICE ALWAYS_INLINE float factored_clip(float mean_square) {
     return size > 1.0f ? 1.0f / size : 1.0f;
 }
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 3. Passes
@@ -329,6 +329,6 @@ static inline void factored_update(const OptimizerSlice* slice, const OptimizerS
     for (size_t c = 0; c < f.C; c++) f.v_column[c] = factored_column(&f, TERM_BOUND, c);
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 #endif  // LLMTRAIN_OPTIMIZERS_FACTORED_H

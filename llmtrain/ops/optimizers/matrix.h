@@ -62,7 +62,7 @@ typedef struct {
     void (*elements)(const OptimizerSlice* slice, const OptimizerStep* step, Stream stream);
 } MatrixOperations;
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 static inline void matrix_multiply(float* out, const float* a, const float* b, MatrixForm form, bool rounds, size_t M,
                                    size_t N, size_t K, Stream stream) {
@@ -112,7 +112,7 @@ static inline void matrix_orthonormalize(float* x, size_t r, size_t d, Stream st
     }
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 // ------------------------------------------------------------------------------------------------
 // 2. Matrices

@@ -133,7 +133,7 @@ HOST_DEVICE ALWAYS_INLINE uint32_t magnitude_bits(float x) { return bits_from_fl
 // The factor for the elements of a block; a block whose scale has no inverse is stored as zeros.
 HOST_DEVICE ALWAYS_INLINE float dynamic_inverse(float scale) { return scale < FLT_MIN ? 0.0f : 1.0f / scale; }
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 2. 8 bits
@@ -226,6 +226,6 @@ static inline void adamw_bf16_update(const OptimizerSlice* slice, const Optimize
     }
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 #endif  // LLMTRAIN_OPTIMIZERS_QUANTIZED_H

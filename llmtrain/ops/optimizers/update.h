@@ -11,7 +11,7 @@
 #include "matrix.h"
 #include "quantized.h"
 
-CPU_NAMESPACE_BEGIN
+LLMTRAIN_CPU_BEGIN
 
 // One step over w (n); m and v (n each) are the optimizer's state, NULL where its kind has none. Each kind has its own
 // loop, which the compiler vectorizes.
@@ -62,6 +62,6 @@ static inline void optimizer_update_list(const OptimizerSlice* slices, size_t co
     for (size_t i = 0; i < count; i++) optimizer_update(&slices[i], o, stream);
 }
 
-CPU_NAMESPACE_END
+LLMTRAIN_CPU_END
 
 #endif  // LLMTRAIN_OPTIMIZERS_UPDATE_H
