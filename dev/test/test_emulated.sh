@@ -107,6 +107,14 @@ bench() {
     [ "$(grep -c ' n/a$' "$build/bench.out")" -ge 20 ] && ! "$build/bench-emulated-BF16" --tour > "$build/bench.out" 2>&1 &&
         grep -q 'make tour' "$build/bench.out"
 }
+# Whoever has no CUDA toolkit compiles all of this against the stand-ins for NVIDIA's headers.
+standins() {
+    for source in "$build/emulated/test_train.cu" "$build/emulated/dev/emulator/test_tune.cu" "$build/ladders.cu"; do
+        if ${CXX:-g++} -fsyntax-only -std=c++20 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-missing-field-initializers \
+            -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -DPRECISION_BF16= -I"$build/emulated" -I. -Idev/emulator \
+            -isystem dev/emulator/standins -x c++ "$source"; then echo "1 $source"; else echo "0 $source"; fi
+    done | awk '/^[01] / { good += $1; n++ } { print } END { printf "%d passed, %d failed\n", good, n - good; exit good < n }'
+}
 # All kernels, or all ladders, of each program.
 kernels() {
     for program in "$@"; do
@@ -144,6 +152,9 @@ elif [ "$part" = more ]; then
     begin
     once "$build/test_tune"
     end "matmul algorithms, timed and stored"
+    begin
+    once standins
+    end "compiled without NVIDIA's headers"
     begin
     rm -f "$build/counts.jsonl"
     once env EMULATE_COUNT="$build/counts.jsonl" "$build/emulated-race-BF16-ladders" gelu --rows 4 --ffn 64 --rung sigmoid

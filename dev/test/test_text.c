@@ -503,7 +503,7 @@ static void test_duplicates(void) {
     static const char* const orders[] = {"abc", "bbc", "acc", "abb", "acb", "bac", "ab", "abcc", "a", "bc"};
     Sketch pieces[3];
     expect(duplicates_open(&d, false, 0.8, &error), "%s", error.text);
-    for (int i = 0; i < 3; i++) sketch_make(&pieces[i], false, "one two three" + i, 8);
+    for (int i = 0; i < 3; i++) sketch_make(&pieces[i], false, &"one two three"[i], 8);
     for (size_t i = 0; i < 2 * COUNT_OF(orders); i++) {
         const char* order = orders[i % COUNT_OF(orders)];
         Sketch whole = pieces[order[0] - 'a'];

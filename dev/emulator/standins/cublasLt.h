@@ -38,6 +38,7 @@ typedef enum { CUBLASLT_ORDER_COL = 0, CUBLASLT_ORDER_ROW = 1 } cublasLtOrder_t;
 
 typedef enum {
     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
     CUBLASLT_REDUCTION_SCHEME_MASK = 7
 } cublasLtReductionScheme_t;
 
