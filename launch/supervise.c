@@ -414,12 +414,46 @@ static RankView* supervise_rank(Supervisor* s, pid_t pid) {
     return NULL;
 }
 
+// Reads the heartbeat and the process state of every rank.
+static void supervise_read_ranks(Supervisor* s) {
+    double now = now_ms(), passed = fmin(now - s->read_ms, SUPERVISE_READ_MAX_MS);
+    const Heartbeat* slots = s->heartbeats->ranks;
+    s->read_ms = now;
+    s->age_ms += passed;
+    while (s->view_count < HEARTBEAT_RANKS && __atomic_load_n(&slots[s->view_count].counter, __ATOMIC_ACQUIRE) > 1) {
+        RankView* view = &s->views[s->view_count];  // has started since the last read
+        *view = (RankView){.seen = heartbeat_read(&slots[s->view_count++]), .still_ms = -passed};
+        bool watched = s->view_count <= SUPERVISE_WATCHED;  // the end of others is seen here
+        view->end = watched ? process_watch((pid_t)view->seen.pid) : -1;
+        s->world = (size_t)view->seen.world;
+    }
+    if (s->view_count > 0) s->ranks_ms += passed;
+    for (size_t i = 0; i < s->view_count; i++) {
+        RankView* view = &s->views[i];
+        Process p;
+        if (view->ended_ms > 0) {
+            view->dead_ms += passed;
+        } else {
+            bool exists = process_read(&p, (pid_t)view->seen.pid);
+            if (p.state) view->state = p.state;
+            if (!exists || p.state == 'Z' || p.state == 'X') rank_has_ended(view, now, p.status);
+        }
+        Heartbeat h = heartbeat_read(&slots[i]);  // after the process, so that the last one of a dead rank is read
+        view->still_ms = h.counter == view->seen.counter ? view->still_ms + passed : now - now_ms();
+        view->seen = h;
+        if (h.phase == HEARTBEAT_SETUP || h.step <= s->best_step) continue;
+        s->best_step = h.step;
+        s->progress = true;
+    }
+}
+
 // Asks the ranks to end, since not every launcher passes the signal on (mpirun kills them a second after a SIGTERM), or
 // the command where no rank is known. SIGHUP: the terminal is gone.
 static void supervise_pass_signal(Supervisor* s, int number) {
     int passed = number == SIGHUP ? SIGTERM : number;
     if (!s->stopping) s->stop_by_ms = now_ms() + supervise_limit_ms(s, HEARTBEAT_PAUSE);
     s->stopping = true;
+    if (s->heartbeats) supervise_read_ranks(s);  // one may have started since the last time
     if (!supervise_signal_ranks(s, passed) && !s->ended && kill(-s->child, passed) != 0) kill(s->child, passed);
     if (s->signal == 0) s->signal = number;
 }
@@ -456,39 +490,6 @@ static void supervise_poll(Supervisor* s, double ms) {
         if (pid != s->child || s->ended) continue;
         s->ended = true;
         s->status = status;
-    }
-}
-
-// Reads the heartbeat and the process state of every rank.
-static void supervise_read_ranks(Supervisor* s) {
-    double now = now_ms(), passed = fmin(now - s->read_ms, SUPERVISE_READ_MAX_MS);
-    const Heartbeat* slots = s->heartbeats->ranks;
-    s->read_ms = now;
-    s->age_ms += passed;
-    while (s->view_count < HEARTBEAT_RANKS && __atomic_load_n(&slots[s->view_count].counter, __ATOMIC_ACQUIRE) > 1) {
-        RankView* view = &s->views[s->view_count];  // has started since the last read
-        *view = (RankView){.seen = heartbeat_read(&slots[s->view_count++]), .still_ms = -passed};
-        bool watched = s->view_count <= SUPERVISE_WATCHED;  // the end of others is seen here
-        view->end = watched ? process_watch((pid_t)view->seen.pid) : -1;
-        s->world = (size_t)view->seen.world;
-    }
-    if (s->view_count > 0) s->ranks_ms += passed;
-    for (size_t i = 0; i < s->view_count; i++) {
-        RankView* view = &s->views[i];
-        Process p;
-        if (view->ended_ms > 0) {
-            view->dead_ms += passed;
-        } else {
-            bool exists = process_read(&p, (pid_t)view->seen.pid);
-            if (p.state) view->state = p.state;
-            if (!exists || p.state == 'Z' || p.state == 'X') rank_has_ended(view, now, p.status);
-        }
-        Heartbeat h = heartbeat_read(&slots[i]);  // after the process, so that the last one of a dead rank is read
-        view->still_ms = h.counter == view->seen.counter ? view->still_ms + passed : now - now_ms();
-        view->seen = h;
-        if (h.phase == HEARTBEAT_SETUP || h.step <= s->best_step) continue;
-        s->best_step = h.step;
-        s->progress = true;
     }
 }
 

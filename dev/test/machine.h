@@ -34,6 +34,21 @@ static inline bool machine_allow_tracing(void) {
 #endif
 }
 
+// How long a process of one thread has been ready to run while others had the processors; 0: unknown.
+static inline double machine_waited_ms(pid_t pid) {
+    double waited_ns = 0;
+#ifdef __linux__
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%ld/schedstat", (long)pid);
+    FILE* file = fopen(path, "r");
+    if (file && fscanf(file, "%*u %lf", &waited_ns) != 1) waited_ns = 0;
+    if (file) fclose(file);
+#else
+    (void)pid;
+#endif
+    return 1e-6 * waited_ns;
+}
+
 // Gives this process private mounts that no other process sees.
 static inline bool machine_own_mounts(void) {
 #ifdef __linux__
