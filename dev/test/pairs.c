@@ -1,0 +1,456 @@
+// pairs.c: both sides of each choice that a program offers are tested, and choices that meet are tested together.
+//
+//   cc -std=c11 -O2 -I. dev/test/pairs.c -o build/pairs -lm -pthread
+//   build/pairs [--build build] [--seed S]                             started where the sources are
+//
+//   table  pairs.txt has a row for every flag of every program, as --help lists them, with every choice that it has
+//          there, and for each side a test, which exists: a new flag or choice without a row fails
+//   cover  runs of ./train in which every value of every axis below meets every value of every other one. Most axes
+//          must not change a bit: the runs are grouped by the others, and each group begins with a plain run, of one
+//          rank with nothing else asked for, whose weights, optimizer state and log the rest must have. Each run then
+//          loses its last checkpoint and resumes, with the flags of the next run of its group, to the same bits. The
+//          last loss is that which build/evaluate computes from the checkpoint, and from an export of it
+//
+// Another seed makes another cover, and takes other values where an axis has alternatives.
+
+#include "llmtrain/base/flags.h"
+#include "harness.h"
+#include "pieces.h"
+
+static struct {
+    const char* build;
+    char programs[PATH_MAX];  // the same, absolute
+    uint64_t seed;
+} test;
+
+// ------------------------------------------------------------------------------------------------
+// 1. Axes
+
+enum { VALUES_MAX = 5, STEPS = 6, STEP_TOKENS = 192 };
+
+// A value is flags; of words joined by | in it, the seed takes one. The first value is the plain one.
+typedef struct {
+    const char* name;
+    const char* values[VALUES_MAX];
+} Axis;
+
+// A step has 12 sequences. The first word of a dtype names the build.
+#define COMMON                                                                                                       \
+    "--data train.bin --val val.bin --val-overlap 3 --layers 4 --channels 16 --seq 16 --total-batch 192 "  \
+    "--warmup 1 --optimizer-rank 4 --tokens 8"
+
+#define TRAINS "--steps 6 --lr 1e-2"
+
+static const Axis AXES[] = {
+    // These change what is computed. In both parts the axes with the most values come first, which makes few runs.
+    {"optimizer", {"--optimizer adamw|sgd|momentum|lion|adamw-bf16", "--optimizer adamw-8bit",
+                   "--optimizer adafactor|came|adam-mini|sm3", "--optimizer muon|galore|ldadam"}},
+    {"dtype", {"FP32", "BF16 --masters on", "BF16 --masters off"}},
+    {"guard", {"--clip 0.5 --spike-sigma 0", "--clip 0 --spike-skip 0.97 --spike-warmup 1",
+               "--clip 0 --spike-skip 1.02 --spike-warmup 1 --diverged-after 1 --rewind 99 --rewind-lr 0.1"}},
+    {"batch", {"--batch 2", "--batch 6"}},
+    {"model", {"--family gpt2 --heads 2", "--family llama --heads 4 --kv-heads 2 --head-size 6 --ffn 24 --context 24 "
+               "--qkv-bias on|off --qk-norm off|on --rope-scaling linear|llama3 --rope-factor 4 --rope-original 8"}},
+    {"tied", {"--tied on", "--tied off"}},
+    {"dropout", {"--dropout 0", "--dropout 0.1"}},
+    {"documents", {"--documents join", "--documents mask --end-of-text 0"}},
+    {"train", {"--train *", "--train block.[23].*,*norm*"}},
+    {"schedule", {"--schedule cosine|linear|exponential", "--schedule constant|wsd|step"}},
+    // These do not, except for sums that are not exact.
+    {"recompute", {"--recompute none", "--recompute norms", "--recompute gelu", "--recompute attention",
+                   "--recompute block"}},
+    {"offload", {"--offload none", "--offload optimizer --offload-dir .", "--offload activations --offload-dir .",
+                 "--offload optimizer,activations --offload-dir ."}},
+    {"reduce", {"--reduce exact", "--reduce auto", "--reduce float", "--reduce storage"}},
+    {"ranks", {"--ranks 1", "--ranks 2", "--ranks 3"}},
+    {"saves", {"--ckpt-every 2", "--ckpt-every 1 --ckpt-keep 2 --ckpt-keep-every 4",
+               "--ckpt-every 4 --ckpt-tier TIER:1"}},
+    {"zero", {"--zero 0", "--zero 1", "--zero 2"}},
+    {"async", {"--ckpt-async off", "--ckpt-async on", "--ckpt-async on --ckpt-bandwidth 4"}},
+    {"begin", {"", "--init-from INITIAL"}},
+    {"start", {"", "supervise"}},
+    {"threads", {"--threads 1", "--threads 3"}},
+    {"trace", {"--spike-trace 0 --spike-loss 0", "--spike-trace 1 --spike-loss 0.01"}},
+    {"validation", {"--val-every 0", "--val-every 2"}},
+    {"samples", {"--sample-every 0", "--sample-every 2"}},
+    {"log", {"--log-every 1", "--log-every 2"}},
+    {"checks", {"--check-every 0", "--check-every 1"}},
+};
+enum { OPTIMIZER, DTYPE, GUARD, BATCH, MODEL, TIED, DROPOUT, DOCUMENTS, TRAIN, SCHEDULE, CLASS_AXES,
+       RECOMPUTE = CLASS_AXES, OFFLOAD, REDUCE, RANKS, SAVES, ZERO, ASYNC, BEGIN, START,
+       AXIS_COUNT = COUNT_OF(AXES) };
+
+typedef struct { unsigned char values[AXIS_COUNT]; } Row;
+
+static size_t axis_size(size_t axis) {
+    size_t count = 0;
+    while (count < VALUES_MAX && AXES[axis].values[count]) count++;
+    return count;
+}
+
+// What cannot be: sequences that ranks cannot share; rewinds to checkpoints of another cadence, or that are gone; sums
+// whose last bits decide whether a step is skipped.
+static bool allowed(size_t a, size_t x, size_t b, size_t y) {
+    if (a == BATCH && b == RANKS) return x == 0 || y < 2;
+    if (a == GUARD && b == SAVES) return x < 2 || y == 0;
+    if (a == GUARD && b == REDUCE) return x == 0 || y == 0;
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. A cover of all pairs
+
+enum { DRAWS = 61, ROWS_MAX = 64, NOT_SET = 255, TRIES = 60 };
+
+static struct {
+    Row rows[ROWS_MAX];
+    size_t count, classes;  // the first `classes` rows are plain
+    bool met[AXIS_COUNT][VALUES_MAX][AXIS_COUNT][VALUES_MAX];  // the first axis is the lower one
+    uint64_t drawn;
+} cover;
+
+static size_t draw_below(size_t limit) {
+    return random4(DRAWS + test.seed, RANDOM_TEST, 0, cover.drawn++).bits[0] % limit;
+}
+
+static bool pair_met(size_t a, size_t x, size_t b, size_t y) {
+    return a < b ? cover.met[a][x][b][y] : cover.met[b][y][a][x];
+}
+
+static bool pair_allowed(size_t a, size_t x, size_t b, size_t y) {
+    return a < b ? allowed(a, x, b, y) : allowed(b, y, a, x);
+}
+
+// The pairs that a value of an axis would add to a row; -1: it is not allowed there.
+static int value_gain(const Row* row, size_t axis, size_t value) {
+    int gain = 0;
+    for (size_t b = 0; b < AXIS_COUNT; b++) {
+        if (b == axis || row->values[b] == NOT_SET) continue;
+        if (!pair_allowed(axis, value, b, row->values[b])) return -1;
+        gain += !pair_met(axis, value, b, row->values[b]);
+    }
+    return gain;
+}
+
+static int row_gain(const Row* row) {
+    int gain = 0;
+    for (size_t a = 0; a < AXIS_COUNT; a++)
+        for (size_t b = 0; b < a; b++)
+            if (row->values[a] != NOT_SET && row->values[b] != NOT_SET)
+                gain += !pair_met(a, row->values[a], b, row->values[b]);
+    return gain;
+}
+
+// Sets the values of axes [first, end) that are not set yet, in a random order, each to the one that adds most pairs.
+static void row_fill(Row* row, size_t first, size_t end) {
+    size_t order[AXIS_COUNT], count = end - first;
+    for (size_t i = 0; i < count; i++) {
+        size_t j = draw_below(i + 1);
+        order[i] = order[j];
+        order[j] = first + i;
+    }
+    for (size_t i = 0; i < count; i++) {
+        size_t axis = order[i], n = axis_size(axis), from = draw_below(n);
+        int most = -1;
+        if (row->values[axis] != NOT_SET) continue;
+        for (size_t k = 0; k < n; k++) {
+            int gain = value_gain(row, axis, (from + k) % n);
+            if (gain <= most) continue;
+            most = gain;
+            row->values[axis] = (unsigned char)((from + k) % n);
+        }
+    }
+}
+
+static Row row_empty(void) {
+    Row row;
+    memset(&row, NOT_SET, sizeof row);
+    return row;
+}
+
+static void cover_add(const Row* row) {
+    need(cover.count < ROWS_MAX && row_gain(row) > 0, "a cover of at most %d runs", ROWS_MAX);
+    for (size_t a = 0; a < AXIS_COUNT; a++)
+        for (size_t b = a + 1; b < AXIS_COUNT; b++) cover.met[a][row->values[a]][b][row->values[b]] = true;
+    cover.rows[cover.count++] = *row;
+}
+
+// Sets the first two values of a row, of axes below `end`, that have not met; false if all have.
+static bool row_begin(Row* row, size_t end) {
+    size_t i = 0, a, x, b, y;
+    for (; i < AXIS_COUNT * AXIS_COUNT * VALUES_MAX * VALUES_MAX; i++) {
+        y = i % VALUES_MAX;
+        x = i / VALUES_MAX % VALUES_MAX;
+        b = i / (VALUES_MAX * VALUES_MAX) % AXIS_COUNT;
+        a = i / (VALUES_MAX * VALUES_MAX * AXIS_COUNT);
+        bool is_pair = a < b && b < end && x < axis_size(a) && y < axis_size(b);
+        if (!is_pair || !allowed(a, x, b, y) || cover.met[a][x][b][y]) continue;
+        *row = row_empty();
+        row->values[a] = (unsigned char)x;
+        row->values[b] = (unsigned char)y;
+        return true;
+    }
+    return false;
+}
+
+// Completes a row with the class that has its values and adds most pairs.
+static void row_choose_class(Row* row) {
+    Row best = row_empty();
+    int most = -1;
+    for (size_t k = 0, from = draw_below(cover.classes); k < cover.classes; k++) {
+        Row with = *row;
+        bool fits = true;
+        memcpy(with.values, cover.rows[(from + k) % cover.classes].values, CLASS_AXES);
+        for (size_t axis = 0; axis < AXIS_COUNT; axis++) {
+            bool set = row->values[axis] != NOT_SET;
+            fits = fits && (!set || (with.values[axis] == row->values[axis] &&
+                                     value_gain(&with, axis, with.values[axis]) >= 0));
+        }
+        if (!fits || row_gain(&with) <= most) continue;
+        most = row_gain(&with);
+        best = with;
+    }
+    need(most >= 0, "a class for two values");
+    *row = best;
+}
+
+// Greedy: of several random rows the one that adds most pairs, until all that are allowed have met. First the classes,
+// whose plain runs are those that the others are compared with.
+static void cover_make(void) {
+    for (size_t end = CLASS_AXES; end <= AXIS_COUNT; end += AXIS_COUNT - CLASS_AXES) {
+        for (Row row; row_begin(&row, end);) {
+            Row best = row_empty();
+            for (size_t k = 0; k < TRIES && row_begin(&row, end); k++) {
+                if (end == CLASS_AXES) memset(row.values + CLASS_AXES, 0, AXIS_COUNT - CLASS_AXES);
+                else row_choose_class(&row);
+                row_fill(&row, 0, AXIS_COUNT);
+                if (row_gain(&row) > row_gain(&best)) best = row;
+            }
+            cover_add(&best);
+        }
+        if (end == CLASS_AXES) cover.classes = cover.count;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Runs
+
+// What a run leaves: the log by step, NAN where it has no number, and the last checkpoint.
+enum { LOSS, VAL_LOSS, NORM, RATE, TOKENS, SKIPPED, KEY_COUNT };
+static const char* const KEYS[KEY_COUNT] = {"loss", "val_loss", "grad_norm", "lr", "tokens", "skipped"};
+typedef struct {
+    uint64_t hash;  // 0: there is none
+    double log[KEY_COUNT][STEPS + 1];
+} Result;
+
+static Program program;  // the last one that ran
+
+static void become_alone(const void* context) {
+    (void)context;
+    environment_clear();
+    environment_set("OMP_WAIT_POLICY=passive");
+}
+
+static bool program_runs(Words* words) {
+    program_free(&program);
+    program_start(&program, words->words, become_alone, NULL);
+    programs_wait(&program, 1, PROGRAM_MS);
+    bool good = program_good(&program);
+    if (!expect(good, "it fails")) {
+        for (size_t i = 0; i < words->count; i++) printf("%s ", words->words[i]);
+        printf("\n");
+        program_print(&program, words->words[0]);
+    }
+    return good;
+}
+
+// The flags of a value: the seed chooses among words joined by |; TIER is a directory of the run, INITIAL one of the
+// class, which holds the weights that its runs begin with.
+static const char* value_text(size_t axis, size_t value, const char* run, size_t class_of) {
+    static char text[512];
+    size_t used = 0;
+    text[0] = 0;
+    for (const char* at = AXES[axis].values[value]; *(at += strspn(at, " ")); at += strcspn(at, " ")) {
+        char word[256], chosen[64];
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, " "), at);
+        size_t choices = 1 + count_in(word, "|");
+        choice_name(word, (int)(test.seed % choices), chosen, sizeof chosen);
+        if (strncmp(word, "TIER:", 5) == 0) snprintf(word, sizeof word, "%s_tier%s", run, at + 4);
+        if (strcmp(word, "INITIAL") == 0) snprintf(word, sizeof word, "initial_%zu", class_of);
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", used ? " " : "",
+                                 choices > 1 ? chosen : word);
+    }
+    return text;
+}
+static size_t class_of(const Row* row) {
+    size_t i = 0;
+    while (memcmp(row->values, cover.rows[i].values, CLASS_AXES) != 0) i++;
+    return i;
+}
+
+static const char* run_name(const Row* row) { return text_of("run_%zu", (size_t)(row - cover.rows)); }
+
+// Trains into a directory; true if it succeeds.
+static bool run_train(const Row* row, const char* run, const char* more) {
+    static Words words;
+    memset(&words, 0, sizeof words);
+    const char* dtype = AXES[DTYPE].values[row->values[DTYPE]];
+    if (row->values[START] == 1) words_add(&words, text_of("%s/supervise --", test.programs));
+    words_add(&words, text_of("%s/train-%.4s " COMMON " --out %s", test.programs, dtype, run));
+    for (size_t axis = 0; axis < AXIS_COUNT; axis++)
+        if (axis != START)
+            words_add(&words, value_text(axis, row->values[axis], run, class_of(row)) + (axis == DTYPE ? 4 : 0));
+    words_add(&words, more);
+    return program_runs(&words);
+}
+
+static Result result_read(const char* run) {
+    Result result;
+    Error ignored;
+    double steps[STEPS + 1], values[STEPS + 1];
+    size_t count = log_numbers(steps, STEPS + 1, run, "step");
+    result.hash = weights_hash(text_of("%s/step_%08d", run, STEPS), &ignored);
+    for (size_t key = 0; key < KEY_COUNT; key++) {
+        for (size_t step = 0; step <= STEPS; step++) result.log[key][step] = NAN;
+        log_numbers(values, count, run, KEYS[key]);
+        for (size_t i = 0; i < count; i++)
+            if (steps[i] >= 1 && steps[i] <= STEPS) result.log[key][(size_t)steps[i]] = values[i];
+    }
+    return result;
+}
+
+// The largest relative difference of a key at the steps where both have it; infinite if the last step is not one.
+static double apart(const Result* a, const Result* b, size_t key) {
+    double worst = 0;
+    for (size_t step = 1; step <= STEPS; step++) {
+        double x = a->log[key][step], y = b->log[key][step];
+        if (!isnan(x) && !isnan(y) && x != y) worst = fmax(worst, fabs(x - y) / fabs(y));
+    }
+    return isnan(a->log[key][STEPS]) || isnan(b->log[key][STEPS]) ? INFINITY : worst;
+}
+
+// Whether the gradients of a row are sums of integers.
+static bool is_exact(const Row* row) {
+    return row->values[REDUCE] == 0 || (row->values[REDUCE] == 1 && row->values[RANKS] > 0);
+}
+
+// The row whose flags a row resumes with: the next of its class with exact sums, or itself.
+static const Row* row_after(const Row* row) {
+    size_t at = (size_t)(row - cover.rows);
+    for (size_t k = 1; is_exact(row) && k < cover.count; k++) {
+        const Row* next = &cover.rows[(at + k) % cover.count];
+        if (is_exact(next) && class_of(next) == class_of(row)) return next;
+    }
+    return row;
+}
+
+// exact: the sums are the same, and only the order in which ranks add up their losses and norms differs.
+static void expect_log(const Result* result, const Result* of, bool exact, bool bf16) {
+    for (size_t key = 0; key < KEY_COUNT; key++) {
+        double difference = apart(result, of, key);
+        double bound = exact || key >= RATE ? 1e-12 : !bf16 ? 1e-4 : key == NORM ? 0.1 : 0.03;
+        expect(difference <= bound, "%s is %.1e apart, more than %.0e", KEYS[key], difference, bound);
+    }
+}
+
+// The loss that build/evaluate computes for a model; NAN if it fails.
+static double evaluated(const char* model) {
+    static Words words;
+    double loss = NAN;
+    memset(&words, 0, sizeof words);
+    words_add(&words, text_of("%s/evaluate-FP32 --data val.bin --seq 16 --val-overlap 3 --batch 5 %s", test.programs,
+                              model));
+    if (program_runs(&words)) sscanf(program.text[0], "{\"loss\": %lf", &loss);
+    return loss;
+}
+
+static bool is_last_of_class(const Row* row) {
+    for (const Row* next = row + 1; next < cover.rows + cover.count; next++)
+        if (class_of(next) == class_of(row)) return false;
+    return true;
+}
+
+static void expect_loss(double loss, double expected, bool bf16, const char* what) {
+    double difference = fabs(loss / expected - 1), bound = bf16 ? 1e-3 : 1e-6;
+    expect(difference <= bound, "%s: a loss %.1e apart, more than %.0e", what, difference, bound);
+}
+
+// The run of a row, its resumed run, and what other programs make of it; same: a result with the same bits, if any.
+static void row_test(const Row* row, const Result* plain, const Result* same, Result* whole) {
+    const char *run = run_name(row), *initial = text_of("initial_%zu", class_of(row));
+    bool bf16 = row->values[DTYPE] > 0;
+    if (row->values[BEGIN] == 1 && !file_exists(initial))
+        run_train(&cover.rows[class_of(row)], initial, "--steps 1 --lr 0");
+    run_train(row, run, row->values[START] == 1 ? TRAINS " --resume" : TRAINS);
+    *whole = result_read(run);
+    expect(whole->hash != 0 && (same == NULL || same->hash == whole->hash), "other bits");
+    expect_log(whole, plain, is_exact(row), bf16);
+    remove_tree(text_of("%s/step_%08d", run, STEPS));
+    run_train(row_after(row), run, TRAINS " --resume");
+    const char *resumes = strstr(program.text[0], "resumed from"), *first = strstr(program.text[0], "\nstep ");
+    expect(resumes && first && resumes < first, "it does not resume");
+    Result resumed = result_read(run);
+    expect(resumed.hash == whole->hash, "other bits when it is resumed");
+    expect_log(&resumed, whole, true, bf16);
+    double loss = evaluated(text_of("--out %s", run));
+    if (row->values[DOCUMENTS] == 0) expect_loss(loss, whole->log[VAL_LOSS][STEPS], bf16, "evaluate");
+    if (!is_last_of_class(row)) return;
+    static Words words;
+    memset(&words, 0, sizeof words);
+    words_add(&words, text_of("%s/export --to hf --out %s --dir %s_hf", test.programs, run, run));
+    program_runs(&words);
+    expect_loss(evaluated(text_of("--init-from %s_hf", run)), loss, bf16, "export");
+}
+
+// The first of the rows before this one that adds the same numbers in the same order; NULL: none does. One rank adds
+// floats to those of the micro-batches before, but in stage 2 to zeros.
+static const Result* result_with_same_bits(const Row* row, const Result* results) {
+    for (const Row* other = cover.rows; other < row; other++) {
+        bool alone = row->values[RANKS] == 0 && other->values[RANKS] == 0;
+        bool as_stage = (row->values[ZERO] == 2) == (other->values[ZERO] == 2);
+        bool as_kind = (row->values[REDUCE] == 3) == (other->values[REDUCE] == 3);
+        bool same = is_exact(row) ? is_exact(other) : !is_exact(other) && alone && as_stage && as_kind;
+        if (same && class_of(other) == class_of(row)) return &results[other - cover.rows];
+    }
+    return NULL;
+}
+
+static void test_cover(void) {
+    static Result results[ROWS_MAX];
+    size_t skips = 0, rewinds = 0;
+    cover_make();
+    check(test.seed > 0 || cover.count <= 40, "%zu runs, %zu of them plain: each pair of values of %d axes", cover.count,
+          cover.classes, AXIS_COUNT);
+    put_shard("train.bin", 256, 4000, 1);
+    put_shard("val.bin", 256, 300, 2);
+    for (const Row* row = cover.rows; row < cover.rows + cover.count; row++) {
+        char text[2048];
+        size_t used = 0, class_number = class_of(row), at = (size_t)(row - cover.rows);
+        if (at >= cover.classes) used = (size_t)snprintf(text, sizeof text, "  class %zu:", class_number);
+        for (size_t axis = at < cover.classes ? 0 : CLASS_AXES; axis < AXIS_COUNT; axis++)
+            if (row->values[axis] != 0)
+                used += (size_t)snprintf(text + used, sizeof text - used, " %s",
+                                         value_text(axis, row->values[axis], run_name(row), class_number));
+        row_test(row, &results[class_number], result_with_same_bits(row, results), &results[at]);
+        verdict("%s", text);
+        skips += row->values[GUARD] == 1 && results[at].log[SKIPPED][STEPS] > 0;
+        rewinds += row->values[GUARD] == 2 && results[at].log[TOKENS][STEPS] > STEPS * STEP_TOKENS;
+    }
+    check(skips > 0 && rewinds > 0, "%zu runs skipped steps, and %zu others went back", skips, rewinds);
+}
+
+int main(int argc, char** argv) {
+    const char* build = "build";
+    int code;
+    const Flag rows[] = {
+        FLAG_TEXT("build", &build, build, "DIR", 0, "where the programs are"),
+        FLAG_COUNT("seed", &test.seed, 0, 0, 1e9, 0, "of the cover, and of what it takes where there are alternatives"),
+    };
+    Flags flags = flags_of(rows, COUNT_OF(rows));
+    if (!flags_begin(&code, "pairs", NULL, &flags, argc, argv)) return code;
+    need(realpath(build, test.programs) != NULL, "%s", build);
+    tests_begin("pairs");
+    root_enter();
+    test_cover();
+    return tests_end();
+}
