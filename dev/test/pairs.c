@@ -439,6 +439,243 @@ static void test_cover(void) {
     check(skips > 0 && rewinds > 0, "%zu runs skipped steps, and %zu others went back", skips, rewinds);
 }
 
+// ------------------------------------------------------------------------------------------------
+// 4. Texts
+
+enum { TEXT_TOKENS = 14, TEXT_MAX = 2048 };
+#define SAMPLER "--prompt ab --tokens 12"
+#define ODD_SAMPLER SAMPLER " --temperature 0.7 --top-k 40 --top-p 0.9 --min-p 0.01 --repetition-penalty 1.5"
+#define GREEDY SAMPLER " --temperature 0"
+
+// What build/generate writes for a model, in `text`.
+static void generate(char text[TEXT_MAX], const char* flags) {
+    static Words words;
+    memset(&words, 0, sizeof words);
+    words_add(&words, text_of("%s/generate-FP32 %s", test.programs, flags));
+    text[0] = 0;
+    if (program_runs(&words)) snprintf(text, TEXT_MAX, "%s", program.text[0]);
+}
+
+static size_t ids_read(int ids[64], const char* text) {
+    size_t count = 0;
+    for (int used; count < 64 && sscanf(text, "%d%n", &ids[count], &used) == 1; count++) text += used;
+    return count;
+}
+
+// Two command lines, and whether they write the same tokens.
+static const struct { bool same; const char *a, *b; } TEXTS[] = {
+    {true, SAMPLER, "--prompt-ids 97,98 --tokens 12"},
+    {true, SAMPLER, SAMPLER " --threads 3"},
+    {true, SAMPLER, SAMPLER " --seed 1337"},
+    {false, SAMPLER, SAMPLER " --seed 1338"},
+    {true, SAMPLER, SAMPLER " --kv-tokens 14"},
+    {false, SAMPLER, SAMPLER " --kv-tokens 5"},
+    {false, SAMPLER, SAMPLER " --kv q8"},
+    {false, SAMPLER, GREEDY},
+    {true, GREEDY, SAMPLER " --top-k 1"},
+    {true, GREEDY, SAMPLER " --top-p 0.000001"},
+    {true, GREEDY, SAMPLER " --min-p 1"},
+    {false, GREEDY, GREEDY " --repetition-penalty 2"},
+};
+
+// Flags of build/generate, and those of ./train for its samples.
+static void test_texts(void) {
+    static char a[TEXT_MAX], b[TEXT_MAX];
+    static Words words;
+    char stop[3] = "";
+    int ids[64];
+    words_add(&words, text_of("%s/train-FP32 --data train.bin --out texts --family llama --layers 2 --heads 2 --channels 16 --seq 16 "
+                              "--context 24 --batch 2 --steps 4 --warmup 1 --sample-every 4 " ODD_SAMPLER,
+                              test.programs));
+    program_runs(&words);
+    snprintf(a, sizeof a, "%s", program.text[0]);
+    generate(b, "--out texts " ODD_SAMPLER);
+    expect(strstr(a, text_of("\n%s", b)) != NULL, "./train does not write what build/generate does");
+    for (size_t i = 0; i < COUNT_OF(TEXTS); i++) {
+        generate(a, text_of("--out texts --print-ids %s", TEXTS[i].a));
+        generate(b, text_of("--init-from texts/step_00000004 --print-ids %s", TEXTS[i].b));
+        expect(ids_read(ids, a) == TEXT_TOKENS && ids_read(ids, b) == TEXT_TOKENS, "other numbers of tokens");
+        expect((strcmp(a, b) == 0) == TEXTS[i].same, "%s | %s: %s%s", TEXTS[i].a, TEXTS[i].b, a, b);
+    }
+    generate(b, "--out texts --print-ids --samples 3 " GREEDY);
+    expect(strcmp(b, text_of("%s%s%s", a, a, a)) == 0, "greedy samples that differ: %s", b);
+    generate(a, "--out texts --print-ids --repetition-penalty 100 " GREEDY);
+    size_t count = ids_read(ids, a);
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < i; k++) expect(ids[i] != ids[k], "a token that repeats: %s", a);
+    generate(a, "--out texts --repetition-penalty 100 " GREEDY);
+    bool right = strlen(a) == count + 1 && a[count] == '\n';
+    for (size_t i = 0; i < count; i++) right = right && a[i] == (char)(ids[i] ? ids[i] : '?');
+    expect(right, "another text than its tokens: %s", a);
+    memcpy(stop, a + 6, 2);
+    generate(b, text_of("--out texts --repetition-penalty 100 --stop %s " GREEDY, stop));
+    expect(strcmp(b, text_of("%.6s\n", a)) == 0, "a text that does not stop before %s: %s", stop, b);
+    verdict("texts: the same by flags that mean the same, others by others, and those of ./train");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. The table
+
+enum { PAIRS_MAX = 256 };
+typedef struct {
+    char programs[64], name[40], sides[1024];  // programs: separated by commas; "other": no flag
+    bool is_flag;                              // some program has it
+} Pair;
+
+static struct {
+    Pair rows[PAIRS_MAX];
+    size_t count;
+} table;
+
+// Calls `visit` with each line of a text.
+static void lines_each(const char* text, void (*visit)(const char* line, void* context), void* context) {
+    char line[4096];
+    for (; *text; text += strcspn(text, "\n") + (strchr(text, '\n') != NULL)) {
+        snprintf(line, sizeof line, "%.*s", (int)strcspn(text, "\n"), text);
+        visit(line, context);
+    }
+}
+
+static void table_line(const char* line, void* programs) {
+    size_t indent = strspn(line, " ");
+    Pair* row = &table.rows[table.count];
+    if (line[0] == '#' || line[0] == 0) return;
+    if (indent == 0) {
+        snprintf((char*)programs, sizeof row->programs, "%s", line);
+        return;
+    }
+    need(table.count < PAIRS_MAX && (indent == 2 || table.count > 0), "pairs.txt: %s", line);
+    if (indent > 2) {
+        size_t used = strlen((--row)->sides);
+        snprintf(row->sides + used, sizeof row->sides - used, " %s", line + indent);
+        return;
+    }
+    snprintf(row->programs, sizeof row->programs, "%s", (const char*)programs);
+    need(sscanf(line, " %39s %1023[^\n]", row->name, row->sides) == 2, "pairs.txt: %s", line);
+    table.count++;
+}
+
+// Whether a list, separated by commas, has a word.
+static bool list_has(const char* list, const char* word) {
+    for (; *(list += strspn(list, ", ")); list += strcspn(list, ", "))
+        if (strcspn(list, ", ") == strlen(word) && strncmp(list, word, strlen(word)) == 0) return true;
+    return false;
+}
+
+// Whether a text has a function: a line that begins with its type, and has its name and no semicolon.
+static void function_line(const char* line, void* context) {
+    char const** name = (char const**)context;
+    const char* at = *name && isalpha((unsigned char)line[0]) ? strstr(line, text_of("%s(", *name)) : NULL;
+    if (at && (at == line || at[-1] == ' ' || at[-1] == '*') && strchr(line, ';') == NULL) *name = NULL;
+}
+
+// Whether the sources have a test, FILE:NAME.
+static bool test_exists(const char* file_and_name) {
+    static const char* const places[][2] = {{"dev/test/test_", ".c"}, {"test_", ".cu"}, {"dev/test/", ".c"},
+                                            {"dev/test/", ""}, {"dev/", ""}, {"dev/emulator/", ""}};
+    const char *name = strchr(file_and_name, ':') + 1, *path = "";
+    for (size_t i = 0; i < COUNT_OF(places) && !file_exists(path); i++)
+        path = text_of("%s%.*s%s", places[i][0], (int)(name - 1 - file_and_name), file_and_name, places[i][1]);
+    char* text = text_read(path, NULL);
+    bool in_script = strstr(path, ".sh") && strstr(text, name);
+    lines_each(text, function_line, &name);
+    free(text);
+    return in_script || name == NULL;
+}
+
+// Whether a value of an axis sets a flag to a side: N, X and DIR are anything but 0, none is to leave it out.
+static bool cover_has(const char* flag, const char* side) {
+    bool any = strcmp(side, "N") == 0 || strcmp(side, "X") == 0 || strcmp(side, "DIR") == 0;
+    for (size_t axis = 0; axis < AXIS_COUNT; axis++)
+        for (size_t value = 0; value < axis_size(axis); value++) {
+            const char *name = text_of("--%s ", flag), *at = strstr(AXES[axis].values[value], name);
+            if (at == NULL) {
+                if (strcmp(side, "none") == 0 && axis_size(axis) > 1) return true;
+                continue;
+            }
+            char word[64];
+            snprintf(word, sizeof word, "%.*s", (int)strcspn(at + strlen(name), " "), at + strlen(name));
+            if (any ? strcmp(word, "0") != 0 : choice_find(word, side) >= 0) return true;
+        }
+    return false;
+}
+
+// Every test that a row names is there, and an axis for what is covered.
+static void row_check(const Pair* row, size_t* untested) {
+    size_t sides = 0;
+    char* words = strdup(row->sides);
+    bool has_sides = row->sides[0] != '-';
+    char* rest = words;
+    for (char* word; (word = strsep(&rest, " ")) != NULL;) {
+        char* tests = strchr(word, '=');
+        if (tests) *tests++ = 0;
+        sides += tests != NULL;
+        expect(!has_sides || tests || *word == 0, "%s: '%s' has no test", row->name, word);
+        char* list = tests ? tests : word;
+        for (char* one; (one = strsep(&list, ",")) != NULL;) {
+            bool covered = strcmp(one, "cover") == 0, none = strcmp(one, "none") == 0;
+            *untested += none;
+            if (strchr(one, ':')) expect(test_exists(one), "%s: there is no test %s", row->name, one);
+            else if (covered && strcmp(row->programs, "other") != 0)
+                expect(cover_has(row->name, word), "%s: no axis has %s", row->name, word);
+            else expect(!has_sides || covered || none, "%s: '%s' is no test", row->name, one);
+        }
+    }
+    expect(sides >= 2 || !has_sides, "%s: it has a side only", row->name);
+    free(words);
+}
+
+// A flag of a program: it has a row, with a side for each of its choices.
+static void flag_check(const char* program_name, const char* flag, const char* choices) {
+    Pair* row = NULL;
+    for (Pair* other = table.rows; other < table.rows + table.count; other++)
+        if (list_has(other->programs, program_name) && strcmp(other->name, flag) == 0) row = other;
+    if (!expect(row != NULL, "pairs.txt has no row for --%s of %s", flag, program_name)) return;
+    row->is_flag = true;
+    for (const char* at = choices; strchr(choices, '|') && *at; at += strcspn(at, "|") + (strchr(at, '|') != NULL)) {
+        const char* side = text_of(" %.*s=", (int)strcspn(at, "|"), at);
+        bool found = strstr(text_of(" %s", row->sides), side) != NULL;
+        expect(found, "pairs.txt has no side%s of --%s of %s", side, flag, program_name);
+    }
+}
+
+static void help_line(const char* line, void* program_name) {
+    char name[64], choices[256];
+    if (sscanf(line, "  --%63[a-z0-9-] %255s", name, choices) == 2)
+        flag_check((const char*)program_name, name, choices);
+}
+
+// For a program that only a GPU runs: a line of the table in its source.
+static void source_line(const char* line, void* program_name) {
+    char name[64];
+    if (sscanf(line, " FLAG_%*[A-Z](\"%63[a-z0-9-]\"", name) == 1) flag_check((const char*)program_name, name, "");
+}
+
+static void test_table(void) {
+    static const char* const programs[][2] = {
+        {"train", "train-FP32"}, {"plan", "plan-BF16"}, {"generate", "generate-FP32"}, {"evaluate", "evaluate-FP32"},
+        {"export", "export"}, {"tokenize", "tokenize"}, {"corpus", "corpus"}, {"supervise", "supervise"}};
+    char heading[64] = "", tune[] = "tune";
+    size_t untested = 0;
+    char *text = text_read("dev/test/pairs.txt", NULL), *source = text_read("tools/tune.cu", NULL);
+    lines_each(text, table_line, heading);
+    for (size_t i = 0; i < COUNT_OF(programs); i++) {
+        static Words words;
+        memset(&words, 0, sizeof words);
+        words_add(&words, text_of("%s/%s --help", test.programs, programs[i][1]));
+        if (program_runs(&words)) lines_each(program.text[0], help_line, (void*)programs[i][0]);
+    }
+    lines_each(source, source_line, tune);
+    for (const Pair* row = table.rows; row < table.rows + table.count; row++) {
+        row_check(row, &untested);
+        bool is_other = strcmp(row->programs, "other") == 0;
+        expect(row->is_flag || is_other, "no program has the flag --%s", row->name);
+    }
+    free(text);
+    free(source);
+    verdict("%zu pairs: every flag has a row, and every side a test that is there, but for %zu", table.count, untested);
+}
+
 int main(int argc, char** argv) {
     const char* build = "build";
     int code;
@@ -450,7 +687,9 @@ int main(int argc, char** argv) {
     if (!flags_begin(&code, "pairs", NULL, &flags, argc, argv)) return code;
     need(realpath(build, test.programs) != NULL, "%s", build);
     tests_begin("pairs");
+    test_table();
     root_enter();
     test_cover();
+    test_texts();
     return tests_end();
 }
