@@ -28,13 +28,13 @@ static struct {
 
 enum { VALUES_MAX = 5, STEPS = 6, STEP_TOKENS = 192 };
 
-// A value is flags; of words joined by | in it, the seed takes one. The first value is the plain one.
+// A value is flags, the first one the plain one. The first word of a dtype names the build.
 typedef struct {
     const char* name;
     const char* values[VALUES_MAX];
 } Axis;
 
-// A step has 12 sequences. The first word of a dtype names the build.
+// A step has 12 sequences.
 #define COMMON                                                                                                       \
     "--data train.bin --val val.bin --val-overlap 3 --layers 4 --channels 16 --seq 16 --total-batch 192 "  \
     "--warmup 1 --optimizer-rank 4 --tokens 8"
@@ -45,7 +45,7 @@ static const Axis AXES[] = {
     // These change what is computed. In both parts the axes with the most values come first, which makes few runs.
     {"optimizer", {"--optimizer adamw|sgd|momentum|lion|adamw-bf16", "--optimizer adamw-8bit",
                    "--optimizer adafactor|came|adam-mini|sm3", "--optimizer muon|galore|ldadam"}},
-    {"dtype", {"FP32", "BF16 --masters on", "BF16 --masters off"}},
+    {"dtype", {"FP32 --masters on", "BF16 --masters on", "BF16 --masters off"}},
     {"guard", {"--clip 0.5 --spike-sigma 0", "--clip 0 --spike-skip 0.97 --spike-warmup 1",
                "--clip 0 --spike-skip 1.02 --spike-warmup 1 --diverged-after 1 --rewind 99 --rewind-lr 0.1"}},
     {"batch", {"--batch 2", "--batch 6"}},
@@ -91,6 +91,7 @@ static size_t axis_size(size_t axis) {
 // What cannot be: sequences that ranks cannot share; rewinds to checkpoints of another cadence, or that are gone; sums
 // whose last bits decide whether a step is skipped.
 static bool allowed(size_t a, size_t x, size_t b, size_t y) {
+    if (a > b) return allowed(b, y, a, x);
     if (a == BATCH && b == RANKS) return x == 0 || y < 2;
     if (a == GUARD && b == SAVES) return x < 2 || y == 0;
     if (a == GUARD && b == REDUCE) return x == 0 || y == 0;
@@ -105,7 +106,7 @@ enum { DRAWS = 61, ROWS_MAX = 64, NOT_SET = 255, TRIES = 60 };
 static struct {
     Row rows[ROWS_MAX];
     size_t count, classes;  // the first `classes` rows are plain
-    bool met[AXIS_COUNT][VALUES_MAX][AXIS_COUNT][VALUES_MAX];  // the first axis is the lower one
+    bool met[AXIS_COUNT][VALUES_MAX][AXIS_COUNT][VALUES_MAX];
     uint64_t drawn;
 } cover;
 
@@ -113,21 +114,13 @@ static size_t draw_below(size_t limit) {
     return random4(DRAWS + test.seed, RANDOM_TEST, 0, cover.drawn++).bits[0] % limit;
 }
 
-static bool pair_met(size_t a, size_t x, size_t b, size_t y) {
-    return a < b ? cover.met[a][x][b][y] : cover.met[b][y][a][x];
-}
-
-static bool pair_allowed(size_t a, size_t x, size_t b, size_t y) {
-    return a < b ? allowed(a, x, b, y) : allowed(b, y, a, x);
-}
-
 // The pairs that a value of an axis would add to a row; -1: it is not allowed there.
 static int value_gain(const Row* row, size_t axis, size_t value) {
     int gain = 0;
     for (size_t b = 0; b < AXIS_COUNT; b++) {
         if (b == axis || row->values[b] == NOT_SET) continue;
-        if (!pair_allowed(axis, value, b, row->values[b])) return -1;
-        gain += !pair_met(axis, value, b, row->values[b]);
+        if (!allowed(axis, value, b, row->values[b])) return -1;
+        gain += !cover.met[axis][value][b][row->values[b]];
     }
     return gain;
 }
@@ -137,7 +130,7 @@ static int row_gain(const Row* row) {
     for (size_t a = 0; a < AXIS_COUNT; a++)
         for (size_t b = 0; b < a; b++)
             if (row->values[a] != NOT_SET && row->values[b] != NOT_SET)
-                gain += !pair_met(a, row->values[a], b, row->values[b]);
+                gain += !cover.met[a][row->values[a]][b][row->values[b]];
     return gain;
 }
 
@@ -171,7 +164,7 @@ static Row row_empty(void) {
 static void cover_add(const Row* row) {
     need(cover.count < ROWS_MAX && row_gain(row) > 0, "a cover of at most %d runs", ROWS_MAX);
     for (size_t a = 0; a < AXIS_COUNT; a++)
-        for (size_t b = a + 1; b < AXIS_COUNT; b++) cover.met[a][row->values[a]][b][row->values[b]] = true;
+        for (size_t b = 0; b < AXIS_COUNT; b++) cover.met[a][row->values[a]][b][row->values[b]] = true;
     cover.rows[cover.count++] = *row;
 }
 
@@ -251,37 +244,23 @@ static void become_alone(const void* context) {
     environment_set("OMP_WAIT_POLICY=passive");
 }
 
-static bool program_runs(Words* words) {
+// Runs a program of the build, which must succeed; what it wrote stays until the next call.
+HARNESS_FORMAT(1, 2) static const char* output_of(const char* format, ...) {
+    static Words words;
+    char line[4096];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    memset(&words, 0, sizeof words);
+    words_add(&words, text_of("%s/%s", test.programs, line));
     program_free(&program);
-    program_start(&program, words->words, become_alone, NULL);
+    program_start(&program, words.words, become_alone, NULL);
     programs_wait(&program, 1, PROGRAM_MS);
-    bool good = program_good(&program);
-    if (!expect(good, "it fails")) {
-        for (size_t i = 0; i < words->count; i++) printf("%s ", words->words[i]);
-        printf("\n");
-        program_print(&program, words->words[0]);
-    }
-    return good;
+    if (!expect(program_good(&program), "it fails: %s", line)) program_print(&program, words.words[0]);
+    return program.text[0];
 }
 
-// The flags of a value: the seed chooses among words joined by |; TIER is a directory of the run, INITIAL one of the
-// class, which holds the weights that its runs begin with.
-static const char* value_text(size_t axis, size_t value, const char* run, size_t class_of) {
-    static char text[512];
-    size_t used = 0;
-    text[0] = 0;
-    for (const char* at = AXES[axis].values[value]; *(at += strspn(at, " ")); at += strcspn(at, " ")) {
-        char word[256], chosen[64];
-        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, " "), at);
-        size_t choices = 1 + count_in(word, "|");
-        choice_name(word, (int)(test.seed % choices), chosen, sizeof chosen);
-        if (strncmp(word, "TIER:", 5) == 0) snprintf(word, sizeof word, "%s_tier%s", run, at + 4);
-        if (strcmp(word, "INITIAL") == 0) snprintf(word, sizeof word, "initial_%zu", class_of);
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", used ? " " : "",
-                                 choices > 1 ? chosen : word);
-    }
-    return text;
-}
 static size_t class_of(const Row* row) {
     size_t i = 0;
     while (memcmp(row->values, cover.rows[i].values, CLASS_AXES) != 0) i++;
@@ -289,19 +268,30 @@ static size_t class_of(const Row* row) {
 }
 
 static const char* run_name(const Row* row) { return text_of("run_%zu", (size_t)(row - cover.rows)); }
+static const char* initial_name(const Row* row) { return text_of("initial_%zu", class_of(row)); }
 
-// Trains into a directory; true if it succeeds.
-static bool run_train(const Row* row, const char* run, const char* more) {
-    static Words words;
-    memset(&words, 0, sizeof words);
-    const char* dtype = AXES[DTYPE].values[row->values[DTYPE]];
-    if (row->values[START] == 1) words_add(&words, text_of("%s/supervise --", test.programs));
-    words_add(&words, text_of("%s/train-%.4s " COMMON " --out %s", test.programs, dtype, run));
+// Appends the flags of the value of an axis. The seed chooses among words joined by |; TIER is a directory of the run,
+// INITIAL one of the class, which holds the weights that its runs begin with.
+static void value_add(char text[2048], const Row* row, size_t axis, const char* run) {
+    for (const char* at = AXES[axis].values[row->values[axis]]; *(at += strspn(at, " ")); at += strcspn(at, " ")) {
+        char word[128], chosen[256];
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, " "), at);
+        choice_name(word, (int)(test.seed % (1 + count_in(word, "|"))), chosen, sizeof chosen);
+        if (strncmp(word, "TIER:", 5) == 0) snprintf(chosen, sizeof chosen, "%.99s_tier%s", run, word + 4);
+        if (strcmp(word, "INITIAL") == 0) snprintf(chosen, sizeof chosen, "%s", initial_name(row));
+        size_t used = strlen(text);
+        snprintf(text + used, 2048 - used, " %s", chosen);
+    }
+}
+
+// Trains into a directory.
+static void run_train(const Row* row, const char* run, const char* more) {
+    char flags[2048] = "";
     for (size_t axis = 0; axis < AXIS_COUNT; axis++)
-        if (axis != START)
-            words_add(&words, value_text(axis, row->values[axis], run, class_of(row)) + (axis == DTYPE ? 4 : 0));
-    words_add(&words, more);
-    return program_runs(&words);
+        if (axis != START && axis != DTYPE) value_add(flags, row, axis, run);
+    output_of("%strain-%s " COMMON " --out %s%s %s",
+              row->values[START] ? text_of("supervise -- %s/", test.programs) : "",
+              AXES[DTYPE].values[row->values[DTYPE]], run, flags, more);
 }
 
 static Result result_read(const char* run) {
@@ -355,12 +345,9 @@ static void expect_log(const Result* result, const Result* of, bool exact, bool 
 
 // The loss that build/evaluate computes for a model; NAN if it fails.
 static double evaluated(const char* model) {
-    static Words words;
     double loss = NAN;
-    memset(&words, 0, sizeof words);
-    words_add(&words, text_of("%s/evaluate-FP32 --data val.bin --seq 16 --val-overlap 3 --batch 5 %s", test.programs,
-                              model));
-    if (program_runs(&words)) sscanf(program.text[0], "{\"loss\": %lf", &loss);
+    const char* text = output_of("evaluate-FP32 --data val.bin --seq 16 --val-overlap 3 --batch 5 %s", model);
+    sscanf(text, "{\"loss\": %lf", &loss);
     return loss;
 }
 
@@ -377,10 +364,10 @@ static void expect_loss(double loss, double expected, bool bf16, const char* wha
 
 // The run of a row, its resumed run, and what other programs make of it; same: a result with the same bits, if any.
 static void row_test(const Row* row, const Result* plain, const Result* same, Result* whole) {
-    const char *run = run_name(row), *initial = text_of("initial_%zu", class_of(row));
+    const char* run = run_name(row);
     bool bf16 = row->values[DTYPE] > 0;
-    if (row->values[BEGIN] == 1 && !file_exists(initial))
-        run_train(&cover.rows[class_of(row)], initial, "--steps 1 --lr 0");
+    if (row->values[BEGIN] == 1 && !file_exists(initial_name(row)))
+        run_train(&cover.rows[class_of(row)], initial_name(row), "--steps 1 --lr 0");
     run_train(row, run, row->values[START] == 1 ? TRAINS " --resume" : TRAINS);
     *whole = result_read(run);
     expect(whole->hash != 0 && (same == NULL || same->hash == whole->hash), "other bits");
@@ -395,10 +382,7 @@ static void row_test(const Row* row, const Result* plain, const Result* same, Re
     double loss = evaluated(text_of("--out %s", run));
     if (row->values[DOCUMENTS] == 0) expect_loss(loss, whole->log[VAL_LOSS][STEPS], bf16, "evaluate");
     if (!is_last_of_class(row)) return;
-    static Words words;
-    memset(&words, 0, sizeof words);
-    words_add(&words, text_of("%s/export --to hf --out %s --dir %s_hf", test.programs, run, run));
-    program_runs(&words);
+    output_of("export --to hf --out %s --dir %s_hf", run, run);
     expect_loss(evaluated(text_of("--init-from %s_hf", run)), loss, bf16, "export");
 }
 
@@ -419,20 +403,17 @@ static void test_cover(void) {
     static Result results[ROWS_MAX];
     size_t skips = 0, rewinds = 0;
     cover_make();
-    check(test.seed > 0 || cover.count <= 40, "%zu runs, %zu of them plain: each pair of values of %d axes", cover.count,
-          cover.classes, AXIS_COUNT);
+    check(test.seed > 0 || cover.count <= 40, "%zu runs, %zu of them plain: all pairs of values of %d axes",
+          cover.count, cover.classes, AXIS_COUNT);
     put_shard("train.bin", 256, 4000, 1);
     put_shard("val.bin", 256, 300, 2);
     for (const Row* row = cover.rows; row < cover.rows + cover.count; row++) {
-        char text[2048];
-        size_t used = 0, class_number = class_of(row), at = (size_t)(row - cover.rows);
-        if (at >= cover.classes) used = (size_t)snprintf(text, sizeof text, "  class %zu:", class_number);
+        char text[2048] = "";
+        size_t at = (size_t)(row - cover.rows), class_number = class_of(row);
         for (size_t axis = at < cover.classes ? 0 : CLASS_AXES; axis < AXIS_COUNT; axis++)
-            if (row->values[axis] != 0)
-                used += (size_t)snprintf(text + used, sizeof text - used, " %s",
-                                         value_text(axis, row->values[axis], run_name(row), class_number));
+            if (row->values[axis] != 0) value_add(text, row, axis, run_name(row));
         row_test(row, &results[class_number], result_with_same_bits(row, results), &results[at]);
-        verdict("%s", text);
+        verdict("class %zu%s:%s", class_number, at < cover.classes ? ", plain" : "", text);
         skips += row->values[GUARD] == 1 && results[at].log[SKIPPED][STEPS] > 0;
         rewinds += row->values[GUARD] == 2 && results[at].log[TOKENS][STEPS] > STEPS * STEP_TOKENS;
     }
@@ -449,11 +430,7 @@ enum { TEXT_TOKENS = 14, TEXT_MAX = 2048 };
 
 // What build/generate writes for a model, in `text`.
 static void generate(char text[TEXT_MAX], const char* flags) {
-    static Words words;
-    memset(&words, 0, sizeof words);
-    words_add(&words, text_of("%s/generate-FP32 %s", test.programs, flags));
-    text[0] = 0;
-    if (program_runs(&words)) snprintf(text, TEXT_MAX, "%s", program.text[0]);
+    snprintf(text, TEXT_MAX, "%s", output_of("generate-FP32 %s", flags));
 }
 
 static size_t ids_read(int ids[64], const char* text) {
@@ -462,7 +439,7 @@ static size_t ids_read(int ids[64], const char* text) {
     return count;
 }
 
-// Two command lines, and whether they write the same tokens.
+// Two command lines that write the same tokens, or not.
 static const struct { bool same; const char *a, *b; } TEXTS[] = {
     {true, SAMPLER, "--prompt-ids 97,98 --tokens 12"},
     {true, SAMPLER, SAMPLER " --threads 3"},
@@ -481,14 +458,11 @@ static const struct { bool same; const char *a, *b; } TEXTS[] = {
 // Flags of build/generate, and those of ./train for its samples.
 static void test_texts(void) {
     static char a[TEXT_MAX], b[TEXT_MAX];
-    static Words words;
     char stop[3] = "";
     int ids[64];
-    words_add(&words, text_of("%s/train-FP32 --data train.bin --out texts --family llama --layers 2 --heads 2 --channels 16 --seq 16 "
-                              "--context 24 --batch 2 --steps 4 --warmup 1 --sample-every 4 " ODD_SAMPLER,
-                              test.programs));
-    program_runs(&words);
-    snprintf(a, sizeof a, "%s", program.text[0]);
+    snprintf(a, sizeof a, "%s", output_of("train-FP32 --data train.bin --out texts --family llama --layers 2 --heads 2 "
+                                          "--channels 16 --seq 16 --context 24 --batch 2 --steps 4 --warmup 1 "
+                                          "--sample-every 4 " ODD_SAMPLER));
     generate(b, "--out texts " ODD_SAMPLER);
     expect(strstr(a, text_of("\n%s", b)) != NULL, "./train does not write what build/generate does");
     for (size_t i = 0; i < COUNT_OF(TEXTS); i++) {
@@ -659,12 +633,8 @@ static void test_table(void) {
     size_t untested = 0;
     char *text = text_read("dev/test/pairs.txt", NULL), *source = text_read("tools/tune.cu", NULL);
     lines_each(text, table_line, heading);
-    for (size_t i = 0; i < COUNT_OF(programs); i++) {
-        static Words words;
-        memset(&words, 0, sizeof words);
-        words_add(&words, text_of("%s/%s --help", test.programs, programs[i][1]));
-        if (program_runs(&words)) lines_each(program.text[0], help_line, (void*)programs[i][0]);
-    }
+    for (size_t i = 0; i < COUNT_OF(programs); i++)
+        lines_each(output_of("%s --help", programs[i][1]), help_line, (void*)programs[i][0]);
     lines_each(source, source_line, tune);
     for (const Pair* row = table.rows; row < table.rows + table.count; row++) {
         row_check(row, &untested);
