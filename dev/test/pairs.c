@@ -5,6 +5,7 @@
 //
 //   table  pairs.txt has a row for every flag of every program, as --help lists them, with every choice that it has
 //          there, and for each side a test, which exists: a new flag or choice without a row fails
+//   texts  flags of build/generate that mean the same write the same, and others do not; ./train's samples
 //   cover  runs of ./train in which every value of every axis below meets every value of every other one. Most axes
 //          must not change a bit: the runs are grouped by the others, and each group begins with a plain run, of one
 //          rank with nothing else asked for, whose weights, optimizer state and log the rest must have. Each run then
@@ -18,8 +19,7 @@
 #include "pieces.h"
 
 static struct {
-    const char* build;
-    char programs[PATH_MAX];  // the same, absolute
+    char programs[PATH_MAX];  // their directory, absolute
     uint64_t seed;
 } test;
 
@@ -28,17 +28,17 @@ static struct {
 
 enum { VALUES_MAX = 5, STEPS = 6, STEP_TOKENS = 192 };
 
-// A value is flags, the first one the plain one. The first word of a dtype names the build.
+// Values are flags, the plain ones first. Of words joined by | the seed takes one. The first word of a dtype is the
+// build's.
 typedef struct {
     const char* name;
     const char* values[VALUES_MAX];
 } Axis;
 
 // A step has 12 sequences.
-#define COMMON                                                                                                       \
-    "--data train.bin --val val.bin --val-overlap 3 --layers 4 --channels 16 --seq 16 --total-batch 192 "  \
+#define COMMON                                                                                           \
+    "--data train.bin --val val.bin --val-overlap 3 --layers 4 --channels 16 --seq 16 --total-batch 192 " \
     "--warmup 1 --optimizer-rank 4 --tokens 8"
-
 #define TRAINS "--steps 6 --lr 1e-2"
 
 static const Axis AXES[] = {
@@ -101,7 +101,7 @@ static bool allowed(size_t a, size_t x, size_t b, size_t y) {
 // ------------------------------------------------------------------------------------------------
 // 2. A cover of all pairs
 
-enum { DRAWS = 61, ROWS_MAX = 64, NOT_SET = 255, TRIES = 60 };
+enum { ROWS_MAX = 64, NOT_SET = 255, TRIES = 60, DRAWS = 61 };  // DRAWS: a seed with few runs
 
 static struct {
     Row rows[ROWS_MAX];
@@ -270,8 +270,8 @@ static size_t class_of(const Row* row) {
 static const char* run_name(const Row* row) { return text_of("run_%zu", (size_t)(row - cover.rows)); }
 static const char* initial_name(const Row* row) { return text_of("initial_%zu", class_of(row)); }
 
-// Appends the flags of the value of an axis. The seed chooses among words joined by |; TIER is a directory of the run,
-// INITIAL one of the class, which holds the weights that its runs begin with.
+// Appends the flags of a row's value. TIER is a directory of the run; INITIAL one of the class, which holds the weights
+// that its runs begin with.
 static void value_add(char text[2048], const Row* row, size_t axis, const char* run) {
     for (const char* at = AXES[axis].values[row->values[axis]]; *(at += strspn(at, " ")); at += strcspn(at, " ")) {
         char word[128], chosen[256];
