@@ -372,6 +372,8 @@ static void row_test(const Row* row, const Result* plain, const Result* same, Re
     *whole = result_read(run);
     expect(whole->hash != 0 && (same == NULL || same->hash == whole->hash), "other bits");
     expect_log(whole, plain, is_exact(row), bf16);
+    int kept = row->values[SAVES] == 2 ? 2 : 3;  // of steps 4 and 6; otherwise of 2, 4, 6 or of 4, 5, 6
+    expect(directory_count(run, "step_") == kept, "%d checkpoints, not %d", directory_count(run, "step_"), kept);
     remove_tree(text_of("%s/step_%08d", run, STEPS));
     run_train(row_after(row), run, TRAINS " --resume");
     const char *resumes = strstr(program.text[0], "resumed from"), *first = strstr(program.text[0], "\nstep ");
