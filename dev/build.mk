@@ -27,8 +27,8 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 
 # Tests that compute little take longer to optimize than to run. The code that they share with the trainer is tested at
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
-QUICK := test_convert test_trace test_evaluate test_plan test_optimizers test_optimizers_matrix first golden-BF16 \
-    test_kernels-BF16 test_kernels-FP16 $(foreach t,train model runs,$(PRECISIONS:%=test_$t-%))
+QUICK := test_convert test_trace test_evaluate test_plan test_optimizers test_optimizers_matrix pairs first \
+    golden-BF16 test_kernels-BF16 test_kernels-FP16 $(foreach t,train model runs,$(PRECISIONS:%=test_$t-%))
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -180,13 +180,16 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate \
     test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero \
-    test_seams test_ranks test_supervise soak first \
+    test_seams test_ranks test_supervise soak pairs first \
     $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t test_runs-$t)
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
     export evaluate-FP32 plan-BF16 corpus tokenize $(if $(MPICC),train-mpi-FP32))
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) \
     $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(RANKS_TESTS)
+# The programs whose flags have rows in dev/test/pairs.txt.
+PAIRED := $(addprefix $(B)/,pairs supervise train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export \
+    tokenize corpus)
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
 # The programs for comparing the trainers of these dtypes.
 TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash \
@@ -195,13 +198,13 @@ RUNS_TESTS := $(call TRAINERS_OF,FP32) $(addprefix $(B)/,test_cublaslt test_nccl
 TEST_PARTS := cpu-programs cpu-processes cuda-kernels cuda-runs alone
 
 .PHONY: test-cpu test-cpu-programs test-cpu-processes test-cpu-only test-cuda test-cuda-kernels test-cuda-runs \
-    test-more test-more-cpu test-more-cuda test-ranks test-posix test-posix-suites soak sanitize races test-races \
-    mutants fuzz emulated sectors bounds bench tour bench-checkpoint
+    test-more test-more-cpu test-more-cuda test-ranks test-pairs test-posix test-posix-suites soak sanitize races \
+    test-races mutants fuzz emulated sectors bounds bench tour bench-checkpoint
 
 ##@ Tests
 ## test-cpu: the half of make test without CUDA
 # Processes that wait for each other run while other tests compute.
-PROCESS_TESTS := test_comm test_ranks test_supervise soak
+PROCESS_TESTS := test_comm test_ranks test_supervise soak pairs
 test-cpu: test-cpu-programs test-cpu-processes
 test-cpu-programs: $(CPU_TESTS)
 	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" compilers inlined $(filter-out $(PROCESS_TESTS),$(TESTS)) \
@@ -222,20 +225,24 @@ test-cuda-kernels: $(KERNELS_TESTS)
 test-cuda-runs: $(RUNS_TESTS)
 	@$(call TEST_EMULATED,runs)
 
-## test-more: longer tests: FP16, ladders under sanitizers and race check, the emulator's own, clang, macOS
+## test-more: longer tests: FP16, ladders under sanitizers and race check, the emulator's own, clang, macOS, flags
 MORE_CUDA := $(EMULATED_MORE) $(call TRAINERS_OF,BF16 FP16) $(addprefix $(B)/,emulated-plain-BF16-ladders test_tune)
 test-more-cuda: $(MORE_CUDA) $(COMPILED_MORE)
 	@$(call TEST_EMULATED,more) $(EMULATED_MORE)
 MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 \
     $(if $(shell command -v clang 2>/dev/null),golden-clang)
-test-more-cpu: $(MORE_CPU:%=$(B)/%)
-	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) macos
+test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED)
+	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) macos more_pairs
 test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
 	@sh dev/test/test.sh more-alone $(B) "$(CC)" $(LESSER_ISAS:%=cliffs-%)
 
 ## test-ranks: several ranks: the transport, whole runs, faults, several machines; a part of test-cpu
 test-ranks: $(RANKS_TESTS)
 	@sh dev/test/test.sh ranks $(B) "$(CC)" test_comm test_zero test_ranks machines
+
+## test-pairs: every flag with the test of each of its sides, and flags that meet; SEED=1 for others
+test-pairs: $(PAIRED)
+	$(B)/pairs --build $(B) --seed $(or $(SEED),0)
 
 ## soak: kills a run 500 times, at every point of a step and of a save; it must resume to the same bits
 soak: $(B)/soak $(B)/train-FP32

@@ -211,6 +211,8 @@ for test in "$@"; do
             suite "same weights as before" sh dev/test/same_weights.sh "$build"
             grep '^skipped' "$tally_out" ;;
         soak) suite "kills, damage and full disks" "$build/soak" --train "$build/train-FP32" ;;
+        pairs) suite "flags that meet" "$build/pairs" --build "$build" ;;
+        more_pairs) for seed in 1 2 3 4; do suite "flags that meet, seed $seed" "$build/pairs" --build "$build" --seed $seed; done ;;
         macos)
             suite "macOS, compiled and linked" sh dev/test/macos.sh "$build"
             grep '^skipped' "$tally_out" ;;
