@@ -244,7 +244,7 @@ ALWAYS_INLINE void gemm_dot_prefetch(const GemmOperand* b, Dtype type, size_t co
 // a lane of a vector, and adds its terms in the order of k as all others do. Rows of 16-bit types are converted first.
 ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, const GemmOperand* b, Dtype type, size_t j,
                                   size_t lanes, size_t k, size_t count) {
-    enum { PIECE = 64, VECTORS = GEMM_DOT_COLS / (int)VECTOR_LANES };
+    enum { PIECE = LLMTRAIN_PIECE(64, 7), VECTORS = GEMM_DOT_COLS / (int)VECTOR_LANES };
     float panel[((int)PIECE + GEMM_PACK_EXTRA) * GEMM_DOT_COLS], converted[GEMM_DOT_COLS * (int)PIECE];
     GemmOperand floats = *b;
     if (type != DTYPE_F32) floats.data = (const char*)converted, floats.stride = PIECE;
