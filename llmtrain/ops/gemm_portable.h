@@ -84,7 +84,7 @@ enum {
     GEMM_FEW_ROWS = 8,          // at most this many rows of A are multiplied with an unpacked B
     GEMM_DOT_COLS = 16,         // columns of out that are then computed at a time
     GEMM_DOT_AHEAD = 2048,      // how far ahead their rows are then prefetched, in bytes
-    GEMM_DOT_K = 4096,          // elements of k that are then multiplied at a time
+    GEMM_DOT_K = LLMTRAIN_PIECE(4096, 56),  // elements of k that are then multiplied at a time
     GEMM_DOT_EXTRA = 31,        // units of zeros that follow them
     GEMM_GROUP_ROWS = 48,       // rows of A that are packed together: in a transposed A they share cache lines
     GEMM_GROUP_UNITS = 1025,    // the most units of each of them: 1024, and the gap of gemm_panel_units
