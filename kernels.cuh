@@ -93,7 +93,7 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const i
 // hundreds, and the bits do not depend on where pieces end.
 
 enum {
-    SORT_THREADS = 1024,
+    SORT_THREADS = LLMTRAIN_PIECE(1024, WARP),
     SORT_TILE = 2 * SORT_THREADS,   // keys that a block sorts: two arrays of 16 KiB
     EMBEDDING_PIECES = 2048,        // bounds the memory for parts of runs, and fills a GPU
     EMBEDDING_PIECE_ROWS = 8,       // rows per piece, at least; its parts take the bytes of up to 4 rows of 16 bits
@@ -283,7 +283,7 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 // sums over the row.
 
 enum {
-    NORM_SLAB = 8192,
+    NORM_SLAB = LLMTRAIN_PIECE(8192, 64),
     NORM_BACKWARD_HELD = 8,     // elements of a row per thread, which has 64 registers at 32 warps
     NORM_BACKWARD_THREADS = NORM_SLAB / NORM_BACKWARD_HELD,  // of one block, and of all blocks on a multiprocessor
     NORM_BLOCK_ROWS = 8,        // rows per block, at least: it writes up to 8 bytes per channel

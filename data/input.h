@@ -106,7 +106,7 @@ static inline bool file_list_find(FileList* files, const char* patterns, Error* 
 // ------------------------------------------------------------------------------------------------
 // 2. Input
 
-#define INPUT_PACKED ((size_t)1 << 16)  // bytes of a packed file at a time
+#define INPUT_PACKED LLMTRAIN_PIECE((size_t)1 << 16, (size_t)7)  // bytes of a packed file at a time
 
 typedef enum { INPUT_PLAIN, INPUT_GZIP, INPUT_ZSTD } InputKind;
 
@@ -273,11 +273,11 @@ static inline bool input_read(Input* input, size_t* bytes, char* buffer, size_t 
 // Files are read from their beginning in steps of a fixed length, and where pieces are cut depends on the steps alone.
 // So a text has the same pieces whichever batch they are in, and packed the same as unpacked.
 
-#define DOCUMENT_STEP ((size_t)1 << 18)   // bytes of a file at a time
-#define PIECE_BYTES ((size_t)1 << 20)     // a piece is cut between words from this length on,
-#define PIECE_MAX ((size_t)64 << 20)      // and anywhere at this length
+#define DOCUMENT_STEP LLMTRAIN_PIECE((size_t)1 << 18, (size_t)7)  // bytes of a file at a time
+#define PIECE_BYTES LLMTRAIN_PIECE((size_t)1 << 20, (size_t)61)  // a piece is cut between words from this length on,
+#define PIECE_MAX LLMTRAIN_PIECE((size_t)64 << 20, (size_t)1 << 16)  // and anywhere at this length
 #define LINE_MAX_BYTES ((size_t)256 << 20)  // of JSON; a file with a longer one is refused
-#define BATCH_BYTES ((size_t)16 << 20)    // of text, and one piece or line more
+#define BATCH_BYTES LLMTRAIN_PIECE((size_t)16 << 20, (size_t)101)  // of text, and one piece or line more
 
 typedef struct {
     size_t start, bytes;  // in the text of the batch

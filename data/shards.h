@@ -62,9 +62,10 @@ static inline bool shard_writer_open(ShardWriter* writer, const char* path, int3
 
 // After a failure the caller abandons the writer.
 static inline bool shard_writer_add(ShardWriter* writer, const int32_t* tokens, size_t count, Error* error) {
-    uint16_t narrow[4096];
+    enum { PIECE = LLMTRAIN_PIECE(4096, 7) };
+    uint16_t narrow[PIECE];
     for (size_t done = 0; done < count;) {
-        size_t some = min_size(count - done, 4096);
+        size_t some = min_size(count - done, PIECE);
         for (size_t i = 0; i < some; i++) {
             int32_t token = tokens[done + i];
             if (token < 0 || token >= writer->header.vocabulary)

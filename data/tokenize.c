@@ -170,7 +170,7 @@ static bool divide(uint64_t* train_bytes, const Input* input, const Options* opt
     return true;
 }
 
-#define CHUNK ((size_t)1 << 16)  // bytes of text at a time
+#define CHUNK LLMTRAIN_PIECE((size_t)1 << 16, (size_t)7)  // bytes of text at a time
 
 static bool bytes_convert(ShardSet* set, Input* input, const Options* options, Error* error) {
     static char text[CHUNK];
@@ -219,7 +219,8 @@ static bool bytes_to_shards(const Options* options, Error* error) {
 // the order of the text. So the shards do not depend on the number of threads.
 
 enum { JOBS_MAX = 256 };
-#define JOB_BYTES ((size_t)1 << 17)  // of text, at least; so few jobs are much longer than the others
+// Of text, at least; so few jobs are much longer than the others.
+#define JOB_BYTES LLMTRAIN_PIECE((size_t)1 << 17, (size_t)7)
 
 typedef struct {
     size_t first, count;  // pieces of the batch
@@ -375,7 +376,7 @@ static bool conversion_tokenize(Conversion* c, Error* error) {
 //
 // The documents are read twice: once to find duplicates, by sketches that threads make, and again for the shards.
 
-enum { SKETCHES = 1024 };  // pieces at a time
+enum { SKETCHES = LLMTRAIN_PIECE(1024, 3) };  // pieces at a time
 
 static bool leave_out(Conversion* c, uint64_t document, Error* error) {
     size_t byte = (size_t)(document / 8);

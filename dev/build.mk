@@ -81,9 +81,12 @@ TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
 $(EMULATED) $(EMULATED_MORE): $(EMULATED_NEEDS) $(B)/ladders.cu
 $(B)/emulated-plain-%:
 	$(CXX) -O1 -fopenmp $(EMULATE) $(TYPE_AND_SOURCE) -o $@
-# Optimizing the code that the sanitizers add takes longer than running it.
+# Optimizing the code that the sanitizers add takes longer than running it. What is cut into pieces is cut into small
+# ones where memory is checked (LLMTRAIN_PIECE), here and in make sanitize.
+SMALL_PIECES := -DLLMTRAIN_SMALL_PIECES
 $(B)/emulated-asan-%:
-	$(CXX) -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(TYPE_AND_SOURCE) -o $@
+	$(CXX) -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(SMALL_PIECES) $(TYPE_AND_SOURCE) \
+	    -o $@
 RACE_OPTIONS := -g1
 define RACE_BUILD
 $(CXX) -O1 -fno-pie $(RACE_OPTIONS) -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
@@ -248,11 +251,11 @@ test-pairs: $(PAIRED)
 soak: $(B)/soak $(B)/train-FP32
 	$(B)/soak --train $(B)/train-FP32 --kills 500
 
-## sanitize: make test-cpu under the address and undefined-behavior sanitizers, and make races
+## sanitize: make test-cpu under the address and undefined-behavior sanitizers with small pieces, and make races
 # With sanitizers gcc's warnings are not reliable.
 sanitize:
 	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= \
-	    OPTIMIZE="-O1 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
+	    OPTIMIZE="-O1 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all $(SMALL_PIECES)" test-cpu
 	@$(MAKE) --no-print-directory races
 
 ## races: the loader, offloading, the saver and the transport under ThreadSanitizer

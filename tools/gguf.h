@@ -99,7 +99,8 @@ static inline size_t gguf_convert(void* out, const float* values, size_t n, Gguf
 
 typedef enum { GGUF_U32 = 4, GGUF_I32 = 5, GGUF_FLOAT = 6, GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9 } GgufValue;
 
-enum { GGUF_ALIGNMENT = 32, GGUF_VERSION = 3, GGUF_PIECE = 1 << 18 };  // GGUF_PIECE: elements converted at a time
+enum { GGUF_ALIGNMENT = 32, GGUF_VERSION = 3 };
+enum { GGUF_PIECE = LLMTRAIN_PIECE(1 << 18, 7 * Q8_BLOCK) };  // elements converted at a time
 
 typedef struct {
     char name[96];

@@ -1057,8 +1057,8 @@ static void failing_save(size_t kind, size_t index) {
     char* end;
     run_remove();
     // Another rank, still writing, learns of the failure first: the reason must not get lost.
-    run(&way, "", (Harm){.disk = &disk, .disk_rank = rank,
-                         .fault = way.async ? "rank 1 step 1 at write do delay 50" : NULL});
+    const char* slow = text_of("rank 1 step 1 at write do delay %d", LLMTRAIN_PIECE(50, 1));  // each chunk
+    run(&way, "", (Harm){.disk = &disk, .disk_rank = rank, .fault = way.async ? slow : NULL});
     expect(program_code(&job.ranks[0]) == 1, "it should end with exit code 1");
     check_sentence();
     for (char* line = job.ranks[0].text[1]; (end = strchr(line, '\n')) != NULL; line = end + 1) {

@@ -219,6 +219,7 @@ for test in "$@"; do
         posix) check "no call that only Linux has is left" posix ;;
         floors)
             suite "floors of headers" sh dev/test/floors.sh
+            suite "constants of pieces" sh dev/test/pieces.sh
             suite "the headers in a user's program" env CC="$cc" sh dev/test/include.sh "$build"
             suite documents sh dev/test/documents.sh ;;
         gpu_check) suite "dev/gpu/gpu_check.sh, with fakes" sh dev/test/test_gpu_check.sh "$build" ;;

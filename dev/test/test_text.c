@@ -239,13 +239,13 @@ static void expect_documents(const char* patterns, const char* field, uint64_t s
 }
 
 static void test_documents(void) {
-    enum { BYTES = 40000000 };
+    enum { BYTES = LLMTRAIN_PIECE(40000000, 2440) };
     char* text = random_text(BYTES, 3);
     put_bytes("long.txt", text, BYTES);
     Read r;
     expect(read_documents(&r, "long.txt", NULL, 0, 1), "%s", error.text);
     expect(r.bytes == BYTES + 1 && memcmp(r.text, text, BYTES) == 0, "another text");
-    expect(r.documents == 1 && r.pieces >= 30 && r.pieces < 60 && r.longest < 2000000,
+    expect(r.documents == 1 && r.pieces >= 30 && r.pieces < 60 && r.longest < LLMTRAIN_PIECE(2000000, 122),
            "%llu pieces of at most %llu bytes", (unsigned long long)r.pieces, (unsigned long long)r.longest);
     uint64_t pieces = r.pieces;
     free(r.text);
@@ -333,7 +333,7 @@ static void test_cuts(const Unicode* unicode, const char* tokenizer_path) {
            ends[1], ends[2]);
 
     // A long text of such parts, mostly spaces: the tokens of its pieces are those of the whole.
-    enum { LONG = 2400000 };
+    enum { LONG = LLMTRAIN_PIECE(2400000, 240000) };
     char* whole = (char*)malloc(LONG + BYTES);
     Tokens tokens[2] = {{0}};
     Tokenizer tokenizer;
@@ -787,11 +787,12 @@ static void test_dedup(void) {
         free(kept);
     }
     // Documents of several pieces that differ at their end are different.
-    char* one = random_text(1500000, 21);
-    put_bytes("same1.txt", one, 1500000);
-    put_bytes("same3.txt", one, 1500000);
-    one[1500000 - 1] ^= 1;
-    put_bytes("same2.txt", one, 1500000);
+    enum { BYTES = LLMTRAIN_PIECE(1500000, 15000) };
+    char* one = random_text(BYTES, 21);
+    put_bytes("same1.txt", one, BYTES);
+    put_bytes("same3.txt", one, BYTES);
+    one[BYTES - 1] ^= 1;
+    put_bytes("same2.txt", one, BYTES);
     free(one);
     expect_run(0, "1 exact and 0 near", tokenize, "--tokenizer tok --text 'same?.txt' --out ds --val 0 --dedup exact");
     char* which = text_read("ds_duplicates.jsonl", NULL);

@@ -216,7 +216,7 @@ static inline bool device_is_host(void) { return false; }
 // Logits computed at a time, approximately, out of `all` of a batch: 5,000 rows of GPT-2's vocabulary or a quarter of
 // the batch. Every part after the first reads and writes the gradient of the head's weight once more, and the blocks of
 // a matmul over few rows leave multiprocessors idle.
-static inline size_t head_elements(size_t all) { return max_size((size_t)1 << 28, all / 4); }
+static inline size_t head_elements(size_t all) { return max_size(LLMTRAIN_PIECE((size_t)1 << 28, (size_t)1), all / 4); }
 
 // The longest sequence that attention takes: a grid has at most 65,535 tiles of queries, and the smallest tile has 16.
 static inline size_t device_longest(void) { return (size_t)65535 * 16; }

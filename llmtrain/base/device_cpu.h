@@ -59,7 +59,7 @@ static inline bool device_is_host(void) { return true; }
 
 // Logits computed at a time, approximately, out of `all` of a batch: enough that matmuls over a part of the rows lose
 // no speed.
-static inline size_t head_elements(size_t all) { (void)all; return (size_t)1 << 25; }
+static inline size_t head_elements(size_t all) { (void)all; return LLMTRAIN_PIECE((size_t)1 << 25, (size_t)1); }
 
 // Bytes of scratch memory that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) { (void)N; (void)C; return 0; }
@@ -95,7 +95,7 @@ static inline size_t device_available(size_t world) {
 
 static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
     (void)stream;
-    const size_t piece = 1 << 18;
+    const size_t piece = LLMTRAIN_PIECE(1 << 18, 7);
     #pragma omp parallel for if (bytes > piece)
     for (size_t first = 0; first < bytes; first += piece)
         memset((char*)memory + first, 0, min_size(piece, bytes - first));
@@ -144,7 +144,7 @@ static inline void copy_past_caches(char* to, const char* from, size_t bytes) {
 
 static inline void device_download(void* host, const void* device, size_t bytes, Stream stream) {
     (void)stream;
-    const size_t piece = 1 << 18;
+    const size_t piece = LLMTRAIN_PIECE(1 << 18, 7);
     if (bytes < piece) {
         memcpy(host, device, bytes);
         return;

@@ -25,7 +25,8 @@
 // flushed. When a step fails, the temporary file is removed and the old file stays.
 
 #define FILE_PATH_MAX ((size_t)4096)
-#define FILE_CHUNK ((size_t)4 << 20)  // bytes per read or write: few calls, and the checksum finds them in the cache
+// Bytes per read or write: few calls, and the checksum finds them in the cache.
+#define FILE_CHUNK LLMTRAIN_PIECE((size_t)4 << 20, (size_t)509)
 
 // Opens standard input, output and error on /dev/null if they are closed: otherwise the next file that is opened would
 // get their descriptors.

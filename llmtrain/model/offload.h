@@ -57,7 +57,7 @@ enum {
 };
 
 #define OFFLOAD_NONE SIZE_MAX
-#define OFFLOAD_BLOCK ((size_t)64 << 10)  // bytes per checksum
+#define OFFLOAD_BLOCK LLMTRAIN_PIECE((size_t)64 << 10, (size_t)4 << 10)  // bytes per checksum
 
 typedef struct {
     char* memory;    // (largest) where the caller works, on the device

@@ -19,7 +19,7 @@
 enum { OFFLOAD_MASTERS, OFFLOAD_ARRAYS = 1 + OPTIMIZER_STATES };
 
 // Approximate bytes of a piece: 1/64 of the whole, so that the slots are small, within bounds that keep a disk fast.
-#define OFFLOAD_PIECE_LEAST ((size_t)16 << 10)
+#define OFFLOAD_PIECE_LEAST LLMTRAIN_PIECE((size_t)16 << 10, (size_t)1 << 10)
 #define OFFLOAD_PIECE_MOST ((size_t)32 << 20)
 #define OFFLOAD_PIECE_SHARE 64
 

@@ -603,7 +603,8 @@ static __device__ __forceinline__ void rows_store(floatX* out, unsigned stride, 
 
 enum { FORWARD_KEYS = 64, BACKWARD_COLUMNS = 32 };  // rows of a streamed tile
 #define FORWARD_LATE 8.0f  // log2 of the largest probability before it is divided by the total
-enum { ATTENTION_CACHE = 32 << 20 };                // bytes for what blocks stream, of an L2 cache of 40 MB or more
+// Bytes for what blocks stream, of an L2 cache of 40 MB or more.
+enum { ATTENTION_CACHE = LLMTRAIN_PIECE(32 << 20, 1 << 10) };
 
 // Grid for `heads` heads of `tiles` tiles: heads that run together stream `head_bytes` each, at most `cache` in all.
 static inline dim3 attention_grid(size_t heads, size_t tiles, size_t head_bytes, size_t cache) {

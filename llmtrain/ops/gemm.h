@@ -137,7 +137,7 @@ static inline size_t gemm_b_cache(void) {
 #endif
     size_t bytes = (l2 < (256 << 10) ? 512 << 10 : (size_t)l2) / 8 * 5;  // 512 KiB if the system cannot tell
     if (l3 > 0 && (size_t)l3 / threads_count() >= 2 * bytes) bytes *= 2;
-    return min_size(bytes, 5 << 18);
+    return min_size(bytes, LLMTRAIN_PIECE(5 << 18, 1 << 13));
 }
 
 static inline void gemm_init(void) {

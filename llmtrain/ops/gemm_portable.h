@@ -84,7 +84,7 @@ enum {
     GEMM_FEW_ROWS = 8,          // at most this many rows of A are multiplied with an unpacked B
     GEMM_DOT_COLS = 16,         // columns of out that are then computed at a time
     GEMM_DOT_AHEAD = 2048,      // how far ahead their rows are then prefetched, in bytes
-    GEMM_DOT_K = 4096,          // elements of k that are then multiplied at a time
+    GEMM_DOT_K = LLMTRAIN_PIECE(4096, 56),  // elements of k that are then multiplied at a time
     GEMM_DOT_EXTRA = 31,        // units of zeros that follow them
     GEMM_GROUP_ROWS = 48,       // rows of A that are packed together: in a transposed A they share cache lines
     GEMM_GROUP_UNITS = 1025,    // the most units of each of them: 1024, and the gap of gemm_panel_units
@@ -244,7 +244,7 @@ ALWAYS_INLINE void gemm_dot_prefetch(const GemmOperand* b, Dtype type, size_t co
 // a lane of a vector, and adds its terms in the order of k as all others do. Rows of 16-bit types are converted first.
 ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, const GemmOperand* b, Dtype type, size_t j,
                                   size_t lanes, size_t k, size_t count) {
-    enum { PIECE = 64, VECTORS = GEMM_DOT_COLS / (int)VECTOR_LANES };
+    enum { PIECE = LLMTRAIN_PIECE(64, 7), VECTORS = GEMM_DOT_COLS / (int)VECTOR_LANES };
     float panel[((int)PIECE + GEMM_PACK_EXTRA) * GEMM_DOT_COLS], converted[GEMM_DOT_COLS * (int)PIECE];
     GemmOperand floats = *b;
     if (type != DTYPE_F32) floats.data = (const char*)converted, floats.stride = PIECE;

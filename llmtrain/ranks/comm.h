@@ -35,7 +35,8 @@
 #include "../base/fault.h"
 
 #define COMM_IN_FLIGHT ((uint64_t)256)  // requests started and not finished; starting another one blocks
-#define COMM_CHUNK ((size_t)256 << 10)  // bytes that one rank sends to another for a sum at a time: staging memory
+// Bytes that one rank sends to another for a sum at a time: staging memory.
+#define COMM_CHUNK LLMTRAIN_PIECE((size_t)256 << 10, (size_t)56)
 
 // ------------------------------------------------------------------------------------------------
 // 1. Collectives
@@ -181,7 +182,7 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
 //
 // Over the sources, one vector per rank, in the order of the ranks, in blocks that stay in the L1 cache.
 
-#define COMM_BLOCK ((size_t)1024)
+#define COMM_BLOCK LLMTRAIN_PIECE((size_t)1024, (size_t)7)
 
 // out (n) may be one of the sources. Integer sums that overflow wrap around.
 static inline void comm_sum(char* out, const char* const* sources, size_t world, Dtype type, size_t n) {

@@ -314,14 +314,15 @@ static inline float* optimizer_weights(float* memory, const OptimizerSlice* slic
 static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerStep* o, const float* w, size_t begin,
                                    size_t n) {
     floatX* p = slice->params + begin;
-    uint32_t random[512];
+    enum { PIECE = LLMTRAIN_PIECE(512, 7) };
+    uint32_t random[PIECE];
     if (FLOATX_IS_FLOAT && slice->master_weights == NULL) return;
     if (slice->master_weights != NULL) {
         for (size_t i = 0; i < n; i++) p[i] = floatX_of(w[i]);
         return;
     }
-    for (size_t at = 0; at < n; at += 512) {
-        size_t count = n - at < 512 ? n - at : 512;
+    for (size_t at = 0; at < n; at += PIECE) {
+        size_t count = n - at < PIECE ? n - at : PIECE;
         random_fill(random, o->seed, RANDOM_ROUNDING, o->step, slice->first + begin + at, count);
         for (size_t i = 0; i < count; i++) p[at + i] = floatX_of_stochastic(w[at + i], random[i]);
     }

@@ -31,13 +31,13 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
 // One step of an elementwise optimizer over a slice.
 static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
     (void)stream;
-    const size_t piece = 2048;
+    enum { PIECE = LLMTRAIN_PIECE(2048, 7) };
     const ElementStep e = element_step(o);
     float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
     #pragma omp parallel for
-    for (size_t begin = 0; begin < slice->n; begin += piece) {
-        size_t count = min_size(piece, slice->n - begin);
-        float memory[2048], *w = optimizer_weights(memory, slice, begin, count);
+    for (size_t begin = 0; begin < slice->n; begin += PIECE) {
+        size_t count = min_size(PIECE, slice->n - begin);
+        float memory[PIECE], *w = optimizer_weights(memory, slice, begin, count);
         optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, slice->grads + begin, &e, count);
         optimizer_store(slice, o, w, begin, count);
     }
