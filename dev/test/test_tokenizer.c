@@ -895,6 +895,48 @@ static void test_configured(void) {
     open_tokenizer(&tokenizer, "configured", NULL);  // then its settings are not read
     tokenizer_close(&tokenizer);
     verdict("added tokens are what tokenizer_config.json says of them; others that it names are refused");
+
+    // Each key that names special tokens in transformers (SPECIAL_TOKENS_ATTRIBUTES, and its two lists of others), as a
+    // text and as an object, in either file.
+    static const char* const named[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
+                                        "mask_token", "additional_special_tokens", "extra_special_tokens"};
+    static const char* const paths[] = {"configured/tokenizer_config.json", "configured/special_tokens_map.json"};
+    for (size_t i = 0; i < COUNT_OF(named) * 8; i++) {
+        const char *key = named[i / 8], *token = i & 1 ? "<x>" : "<new>";
+        const char* text = text_of(i & 2 ? "{\"content\":\"%s\"}" : "\"%s\"", token);
+        remove(paths[0]);
+        remove(paths[1]);
+        put_text(paths[i >> 2 & 1], text_of(i / 8 < 7 ? "{\"%s\":%s}" : "{\"%s\":[%s]}", key, text));
+        if (!(i & 1)) {
+            expect_bad("configured", NULL, text_of("its %s '<new>' is not among", key), key);
+            continue;
+        }
+        open_tokenizer(&tokenizer, "configured", NULL);
+        expect(tokenizer.end_of_text == (i / 8 == 1 ? 4 : -1) && tokenizer.begin_token == (i / 8 == 0 ? 4 : -1) &&
+               tokenizer.begin_of_text == -1, "%s in %s: a text ends with %d", key, paths[i >> 2 & 1],
+               tokenizer.end_of_text);
+        tokenizer_close(&tokenizer);
+    }
+    verdict("each key that names a special token, in either file");
+
+    // What ends a text if no file says so: the names in published tokenizers, one before the other (GPT-2, Llama 3,
+    // Llama 2, Gemma), and no token of a chat.
+    static const char* const ends[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>",
+                                       "<end_of_turn>", "<|return|>", "<s>", "<|begin_of_text|>", "<bos>"};
+    for (size_t i = 0; i < COUNT_OF(ends) * COUNT_OF(ends); i++) {
+        size_t one = i / COUNT_OF(ends), other = i % COUNT_OF(ends);
+        if (one == other) continue;
+        char* file = replaced(BASE, "\"<x>\",\"special\":true}",
+                              text_of("\"%s\",\"special\":true},{\"id\":5,\"content\":\"%s\",\"special\":true}",
+                                      ends[one], ends[other]));
+        put_text("tokenizer.json", file);
+        open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+        expect(tokenizer.end_of_text == (one < other && one < 4 ? 4 : other < one && other < 4 ? 5 : -1),
+               "of %s and %s %d ends a text", ends[one], ends[other], tokenizer.end_of_text);
+        tokenizer_close(&tokenizer);
+        free(file);
+    }
+    verdict("the token that ends a text, by its name");
 }
 
 // A file with another value for a member, or NULL: without it; its name begins at at[0], its value is [at[1], at[2]).
