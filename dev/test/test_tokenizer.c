@@ -979,7 +979,8 @@ static void test_members(void) {
             bool ok = tokenizer_open(&t, "tokenizer.json", NULL, &error);
             const char* what = text_of("%s: %s %s", name, path, values[i] ? values[i] : "is not there");
             free(edited);
-            if (!ok) expect_refusal(ok, &error, "tokenizer.json", what);
+            if (i == 0 && strcmp(path, "version") == 0) expect(ok, "%s: %s", what, error.text);
+            else if (!ok) expect_refusal(ok, &error, "tokenizer.json", what);
             if (!ok) continue;
             const char* ids = strstr(recorded, text_of("\ntokens\t%s\t%c\t", name, line[i]));
             Tokens tokens = {NULL, 0, 0, 0};
