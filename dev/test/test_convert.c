@@ -1,7 +1,8 @@
 // test_convert.c: model import and export: source.h, convert.h, export.h, open.h, and the program tools/export.cu.
 //
 //   1. in          each fixture (dev/peers/models.py --fixtures) computes what transformers computed
-//   2. out         exported models are read back to the same bits, from any form to any form, in shards, in 16 bits
+//   2. out         exported models are read back to the same bits, from any form to any form, in shards, in 16 bits;
+//                  every key of their configurations, every type of safetensors
 //   3. wide        tensors of more elements than any loop handles at a time, through every format, to the bit
 //   4. runs        a checkpoint of several pieces; a run from an imported model; a shorter context; its tokenizer
 //   5. keys        each key of config.json deleted, null, or of another value: refused, or what transformers takes
@@ -162,6 +163,133 @@ static void expect_token(const Json* json, const char* key, int32_t token, const
     expect(same, "%s: %s is not %d", path, key, token);
 }
 
+// Whether a text is the expected JSON, but for white space; ' stands for ".
+static bool same_json(const char* text, const char* expected) {
+    for (;; text++, expected++) {
+        text += strspn(text, " \n");
+        expected += strspn(expected, " ");
+        if (*text != (*expected == '\'' ? '"' : *expected)) return false;
+        if (*text == 0) return true;
+    }
+}
+
+// Every key of an exported config.json, of a model with no member at its default.
+static void test_written_configs(void) {
+#define SIZES " layers=3 channels=16 ffn=40 context=24 vocab=33 norm_epsilon=3e-5"
+#define LLAMA "family=llama kv_heads=2 rope_theta=12345.5 tied=on" SIZES
+#define LLAMA_SIZES(heads, kv_heads, head_size) \
+    "'hidden_size': 16, 'num_hidden_layers': 3, 'num_attention_heads': " heads ", 'num_key_value_heads': " kv_heads \
+    ", 'head_dim': " head_size ", 'intermediate_size': 40, 'max_position_embeddings': 24, 'vocab_size': 33, " \
+    "'rms_norm_eps': 3e-05, 'rope_theta': 12345.5, 'tie_word_embeddings': true, 'hidden_act': 'silu', " \
+    "'attention_bias': false, "
+    static const struct { const char *members, *json; } models[] = {
+        {"family=gpt2 heads=2 tied=off" SIZES,
+         "{'architectures': ['GPT2LMHeadModel'], 'model_type': 'gpt2', 'n_embd': 16, 'n_layer': 3, 'n_head': 2, "
+         "'n_inner': 40, 'n_positions': 24, 'vocab_size': 33, 'layer_norm_epsilon': 3e-05, "
+         "'tie_word_embeddings': false, 'activation_function': 'gelu_new', 'scale_attn_weights': true, "
+         "'scale_attn_by_inverse_layer_idx': false, "},
+        {LLAMA " heads=4 rope_scaling=llama3 rope_factor=7.5 rope_low_freq=1.25 rope_high_freq=3.5 rope_original=12",
+         "{'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', " LLAMA_SIZES("4", "2", "4")
+         "'rope_scaling': {'rope_type': 'llama3', 'factor': 7.5, 'low_freq_factor': 1.25, 'high_freq_factor': 3.5, "
+         "'original_max_position_embeddings': 12}, "},
+        {LLAMA " heads=6 head_size=10 rope_scaling=linear rope_factor=7.5",
+         "{'architectures': ['MistralForCausalLM'], 'model_type': 'mistral', " LLAMA_SIZES("6", "2", "10")
+         "'sliding_window': null, 'rope_scaling': {'rope_type': 'linear', 'factor': 7.5}, "},
+        {LLAMA " heads=4 head_size=6 qkv_bias=on",
+         "{'architectures': ['Qwen2ForCausalLM'], 'model_type': 'qwen2', " LLAMA_SIZES("4", "2", "6")
+         "'use_sliding_window': false, "},
+        {LLAMA " heads=4 head_size=6 qk_norm=on",
+         "{'architectures': ['Qwen3ForCausalLM'], 'model_type': 'qwen3', " LLAMA_SIZES("4", "2", "6")
+         "'use_sliding_window': false, "},
+    };
+    static const char* const ends[] = {"'bos_token_id': null, 'eos_token_id': 0, 'torch_dtype': 'float32'}",
+                                       "'bos_token_id': 0, 'eos_token_id': 7, 'torch_dtype': 'float16'}",
+                                       "'bos_token_id': 5, 'eos_token_id': null, 'torch_dtype': 'bfloat16'}"};
+    static const struct { Dtype dtype; int32_t begin, end; } given[] = {{DTYPE_F32, -1, 0}, {DTYPE_F16, 0, 7},
+                                                                        {DTYPE_BF16, 5, -1}};
+    for (size_t i = 0; i < COUNT_OF(models) * COUNT_OF(given); i++) {
+        size_t n = i / COUNT_OF(given), k = i % COUNT_OF(given);
+        Config c, again;
+        Error error;
+        JsonWriter w;
+        memset(&c, 0, sizeof c);
+        need(config_set(&c, models[n].members, &error) && config_complete(&c, &error) &&
+             hf_config_write(&w, &c, given[k].dtype, given[k].begin, given[k].end, &error), "%s", error.text);
+        json_put(&w, "", 1);
+        expect(same_json(w.text, text_of("%s%s", models[n].json, ends[k])), "%s: %s", models[n].members, w.text);
+        put_text("written.json", w.text);
+        expect(hf_config_read(&again, "written.json", &error) &&
+               fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &c, &again, "x", models[n].members, &error), "%s",
+               error.text);
+        json_writer_free(&w);
+    }
+    verdict("every key of an exported config.json, of models unlike all defaults");
+}
+
+// The types of the safetensors format, from its documentation: name and size. Each is read and written in a file made
+// by hand; as weights only floats of up to 32 bits.
+static void test_dtypes(void) {
+    static const struct { Dtype type; const char* name; size_t bytes; } types[] = {
+        {DTYPE_BOOL, "BOOL", 1}, {DTYPE_U8, "U8", 1},   {DTYPE_I8, "I8", 1},   {DTYPE_U16, "U16", 2},
+        {DTYPE_I16, "I16", 2},   {DTYPE_F16, "F16", 2}, {DTYPE_BF16, "BF16", 2}, {DTYPE_U32, "U32", 4},
+        {DTYPE_I32, "I32", 4},   {DTYPE_F32, "F32", 4}, {DTYPE_U64, "U64", 8}, {DTYPE_I64, "I64", 8},
+        {DTYPE_F64, "F64", 8},
+    };
+    static const char zeros[4096];
+    Error error;
+    SafetensorsFile f, t;
+    const size_t shape[] = {3};
+    expect(COUNT_OF(types) == DTYPE_COUNT, "%d types", DTYPE_COUNT);
+    need(safetensors_open(&f, text_of("%s/model.safetensors", fixture("qwen2")), &error), "%s", error.text);
+    copy_tree(fixture("qwen2"), "typed");
+    for (size_t i = 0; i < COUNT_OF(types); i++) {
+        char file[256];
+        SafetensorsWriter w;
+        const char* name = types[i].name;
+        size_t data = 3 * types[i].bytes, bytes;
+        uint64_t length = 64;
+        int used = snprintf(file + 8, sizeof file - 8, "{\"t\": {\"dtype\": \"%s\",\"shape\": [3],\"data_offsets\": "
+                            "[0,%zu]}}", name, data);
+        memcpy(file, &length, 8);
+        memset(file + 8 + used, ' ', 64 - (size_t)used);
+        memset(file + 72, 0, data);
+        need(safetensors_create(&w, "t.safetensors", &error) &&
+             safetensors_declare(&w, "t", types[i].type, shape, 1, &error) && safetensors_begin(&w, &error) &&
+             safetensors_write(&w, zeros, data, &error) && safetensors_end(&w, &error), "%s", error.text);
+        safetensors_writer_free(&w);
+        char* written = text_read("t.safetensors", &bytes);
+        expect(bytes == 72 + data && memcmp(written, file, bytes) == 0, "%s is written as %.64s", name, written + 8);
+        free(written);
+        if (expect(safetensors_open(&t, "t.safetensors", &error), "%s: %s", name, error.text)) {
+            expect(t.header.tensors[0].type == types[i].type && t.header.tensors[0].bytes == data, "%s is read", name);
+            safetensors_close(&t);
+        }
+
+        // As the type of one of a model's weights, with zeros.
+        need(safetensors_create(&w, "typed/model.safetensors", &error), "%s", error.text);
+        for (int write = 0; write < 2; write++) {
+            for (size_t k = 0; k < f.header.count; k++) {
+                const SafetensorsTensor* of = &f.header.tensors[k];
+                bool norm = strcmp(of->name, "model.norm.weight") == 0;
+                size_t n = of->bytes / 4 * (norm ? types[i].bytes : 4);
+                need(write ? n <= sizeof zeros && safetensors_write(&w, zeros, n, &error)
+                           : safetensors_declare(&w, of->name, norm ? types[i].type : of->type, of->shape, of->dims,
+                                                 &error), "%s", error.text);
+            }
+            need(write || safetensors_begin(&w, &error), "%s", error.text);
+        }
+        need(safetensors_end(&w, &error), "%s", error.text);
+        safetensors_writer_free(&w);
+        ModelSource s;
+        bool opened = source_open(&s, "typed", &error), floats = strchr(name, 'F') && types[i].bytes < 8;
+        if (floats) expect(opened, "%s: %s", name, error.text);
+        else expect_refusal(opened, &error, text_of("model.norm.weight is of type %s", name), name);
+        if (opened) source_close(&s);
+    }
+    safetensors_close(&f);
+    verdict("every type of the safetensors format by its name and size; as weights only those of up to 32 bits");
+}
+
 static void test_out(void) {
     Error error;
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
@@ -217,12 +345,20 @@ static void test_out(void) {
             char word[64] = "", class_name[64] = "";
             json_string(&json, json_get(&json, 0, "torch_dtype"), word, sizeof word);
             json_string(&json, json_first(&json, json_get(&json, 0, "architectures")), class_name, sizeof class_name);
+            bool derived = false;
+            json_bool(&json, json_get(&json, 0, "_from_model_config"), &derived);
             if (f == 0) expect(strcmp(word, types[k].name) == 0 && strcmp(class_name, classes[n]) == 0, "%s: %s of %s",
                                NAMES[n], class_name, word);
+            else expect(derived && json_count(&json, 0) == 3, "%s: %s", NAMES[n], text);
             json_free(&json);
             free(text);
         }
         expect(file_exists("says/tokenizer.json") == (tokenizers[k].tokenizer != NULL), "%s: the tokenizer", NAMES[n]);
+        char* weights = text_read(k == 1 ? "says/model.safetensors" : text_of("says/model-00001-of-%05d.safetensors",
+                                                                              directory_count("says", "-of-")), &bytes);
+        expect(bytes > 8 && strstr(weights + 8, "{\"__metadata__\": {\"format\": \"pt\"},") == weights + 8,
+               "%s: transformers does not load weights without their format", NAMES[n]);
+        free(weights);
         char* index = text_read("says/model.safetensors.index.json", &bytes);
         expect(strstr(index, text_of("\"total_size\": %zu,", s.parameters.true_size * (types[k].type ? 2 : 4))) ||
                strstr(index, text_of("\"total_size\": %zu\n", s.parameters.true_size * (types[k].type ? 2 : 4))) ||
@@ -392,6 +528,8 @@ static void put_wide(const char* path, const Config* c, const Parameters* p, Dty
 static void expect_wide_llmc(const char* path, const Config* c, const Parameters* p, Dtype type) {
     size_t bytes, at = 1024, size = dtype_bytes(type), padding = (config_padded_vocab(c) - c->vocab) * c->channels;
     char* file = text_read(path, &bytes);
+    const int32_t header[256] = {20240326, type == DTYPE_BF16 ? 5 : 3, 16, 1820, 1, 9, 576, 1920};  // of wide_config
+    expect(bytes > sizeof header && memcmp(file, header, sizeof header) == 0, "%s: its header", path);
     for (size_t i = 0; i < p->count; i++) {
         size_t n = tensor_elements(&p->tensors[i]), zeros = i == 0 ? padding : 0;
         float* values = (float*)memory_allocate((n + zeros) * sizeof(float));
@@ -636,23 +774,41 @@ static void test_continued(void) {
 // ------------------------------------------------------------------------------------------------
 // 5. Keys
 //
-// The facts are those of transformers 5.24.0 (AutoConfig of the fixtures with one key changed), in tables of their own:
-// what it takes for a key that is not there, and which values mean what our model computes. The loops go over the keys
-// of the program's tables.
+// The facts are those of transformers, in tables of their own: config_keys.txt, which dev/peers/config_keys.py records,
+// has what becomes of every key that transformers or the program's tables know. The loops go over the keys of both.
 
 static const char* const TYPES[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+static char* recorded;             // config_keys.txt
+static char* recorded_values[32];  // as JSON; the texts of its first line
+static size_t recorded_count;
 
-// A key that a file may lack, and the value that transformers takes then. All other members must be there: their
-// defaults are the sizes of a published model.
-static const struct { const char *types, *key; double value; } IMPLIED[] = {
-    {"gpt2", "n_inner", 64},
-    {"gpt2", "layer_norm_epsilon", 1e-5},
-    {"gpt2", "tie_word_embeddings", 1},
-    {"llama", "num_key_value_heads", 4},
-    {"llama|mistral|qwen2", "head_dim", 4},
-    {"llama|mistral|qwen2|qwen3", "rms_norm_eps", 1e-6},
-    {"llama|mistral|qwen2|qwen3", "rope_theta", 10000},
-    {"llama|mistral|qwen2|qwen3", "tie_word_embeddings", 0},
+// The line of a key, after its name; NULL if there is none.
+static const char* recorded_line(const char* what, const char* type, const char* key) {
+    const char* line = text_of("\n%s\t%s\t%s\t", what, type, key);
+    const char* found = strstr(recorded, line);
+    return found ? found + strlen(line) : NULL;
+}
+
+// What transformers has for a size that a file lacks, or that is null; NAN if it fails.
+static double recorded_size(const char* type, const char* key, bool null) {
+    const char* line = recorded_line("size", type, key);
+    need(line != NULL, "config_keys.txt lacks %s of %s: run dev/peers/config_keys.py", key, type);
+    if (null) line = strchr(line, '\t') + 1;
+    return strncmp(line, "true", 4) == 0 ? 1 : strncmp(line, "false", 5) == 0 ? 0
+           : strncmp(line, "none", 4) == 0 ? (double)NAN : strtod(line, NULL);
+}
+
+// Keys that a file may lack; transformers then takes a value that fits. All other sizes must be there: their defaults
+// are those of a published model.
+static const struct { const char *types, *key; } IMPLIED[] = {
+    {"gpt2", "n_inner"},
+    {"gpt2", "layer_norm_epsilon"},
+    {"gpt2", "tie_word_embeddings"},
+    {"llama", "num_key_value_heads"},
+    {"llama|mistral|qwen2", "head_dim"},
+    {"llama|mistral|qwen2|qwen3", "rms_norm_eps"},
+    {"llama|mistral|qwen2|qwen3", "rope_theta"},
+    {"llama|mistral|qwen2|qwen3", "tie_word_embeddings"},
 };
 
 // Values, as JSON writes them, with which transformers computes what our model does: the first is its own for a file
@@ -728,8 +884,10 @@ static void expect_members(const char* type, const char* text) {
             bool implied = false, ok = read_edited(&c, text, key, null ? "null" : NULL, &error);
             for (size_t k = 0; k < COUNT_OF(IMPLIED); k++) {
                 if (strcmp(IMPLIED[k].key, key) != 0 || choice_find(IMPLIED[k].types, type) < 0) continue;
+                double value = recorded_size(type, key, null);  // where transformers refuses null, ours is no key
                 implied = true;
-                expect(ok && field_number(&keys[i], &c) == IMPLIED[k].value, "%s: %s", what,
+                if (isnan(value)) value = recorded_size(type, key, false);
+                expect(ok && field_number(&keys[i], &c) == value, "%s: %s", what,
                        ok ? text_of("it is %g", field_number(&keys[i], &c)) : error.text);
             }
             if (!implied) expect_refusal(ok, &error, text_of("lacks \"%s\"", key), what);
@@ -797,6 +955,54 @@ static void expect_rules(const char* type, const char* text) {
     expect_refusal(read_edited(&c, text, "a_new_key", "null", &error), &error, "a_new_key", type);
 }
 
+// One architecture's keys and RoPE objects with every value that was recorded: what is accepted computes what
+// transformers computes.
+static void expect_recorded(const char* type, const char* text) {
+    Config before, c;
+    Error error;
+    char *lines = strdup(recorded), *rest = lines, *line;
+    const Architecture* a = ARCHITECTURES;
+    size_t keys = 0, ropes = 0;
+    while (strcmp(a->type, type) != 0) a++;
+    put_text("whole.json", text);
+    need(hf_config_read(&before, "whole.json", &error), "%s", error.text);
+    while ((line = strsep(&rest, "\n")) != NULL) {
+        const char* kind = strsep(&line, "\t");
+        const char* of = line ? strsep(&line, "\t") : NULL;
+        if (of == NULL || strcmp(of, type) != 0) continue;
+        const char* key = strsep(&line, "\t");
+        if (strcmp(kind, "rope") == 0) {
+            bool ok = read_edited(&c, text, "rope_scaling", key, &error), fails = strtod(line, NULL) == 0;
+            size_t D = ok ? config_head_size(&c) : 0;
+            if (fails) expect_refusal(ok, &error, "", key);
+            for (size_t i = 0; ok && !fails && i < D / 2; i++) {
+                RopeOptions rope = config_rope(&c);
+                double is = rope_frequency(&rope, i, D), wanted = strtod(strsep(&line, "\t"), NULL);
+                expect(fabs(is / wanted - 1) < 1e-6, "%s: %s: pair %zu turns by %g, not %g", type, key, i, is,
+                       wanted);
+            }
+            ropes++;
+        }
+        for (size_t i = 0; strcmp(kind, "key") == 0 && i <= recorded_count; i++) {
+            const char* value = i ? recorded_values[i - 1] : NULL;
+            bool ok = read_edited(&c, text, key, value, &error);
+            const char* what = text_of("%s: %s %s", type, key, value ? value : "is not there");
+            if (line[i] == '~') expect_refusal(ok, &error, text_of("\"%s\"", key), what);
+            else if (ok) expect(memcmp(&c, &before, sizeof c) == 0, "%s changes the configuration", what);
+            keys++;
+        }
+    }
+    expect(keys > 500 && (ropes > 20) == (strcmp(type, "gpt2") != 0), "%zu keys, %zu objects", keys, ropes);
+    for (size_t i = 0; i < CONFIG_RULE_COUNT; i++) {
+        char all[1024];
+        snprintf(all, sizeof all, "%s", CONFIG_RULES[i].keys);
+        for (char *next = all, *key; (key = strsep(&next, "|")) != NULL;)
+            expect(hf_rule(a, key) == NULL || CONFIG_RULES[i].kind == RULE_ROPE || strcmp(key, "model_type") == 0 ||
+                   recorded_line("key", type, key), "config_keys.txt lacks %s of %s", key, type);
+    }
+    free(lines);
+}
+
 // The keys of a RoPE object: of each kind of scaling that transformers has, and each key of those that our model has.
 static void expect_ropes(const char* type, const char* text) {
     static const char* const kinds[] = {"default", "linear", "llama3", "dynamic", "longrope", "proportional", "yarn",
@@ -856,17 +1062,25 @@ static void expect_ropes(const char* type, const char* text) {
 static void test_keys(void) {
     Config c;
     Error error;
+    char* values = recorded = text_read(text_of("%s/../config_keys.txt", fixtures), NULL);
+    values = strstr(values, "\nvalues\t");
+    need(values != NULL, "config_keys.txt");
+    values = strdup(values + 8);
+    values[strcspn(values, "\n")] = 0;
+    for (char *rest = values, *value; (value = strsep(&rest, "\t")) != NULL;) recorded_values[recorded_count++] = value;
     for (size_t i = 0; i < COUNT_OF(TYPES); i++) {
         char* text = text_read(text_of("%s/config.json", fixture(TYPES[i])), NULL);
         char* plain = config_edited(text, "rope_parameters", NULL);  // it may have a rope_theta of its own
         expect_members(TYPES[i], plain);
-        free(plain);
         verdict("%s: keys of sizes that are missing, null or wrong: refused, or what transformers takes", TYPES[i]);
         expect_rules(TYPES[i], text);
         verdict("%s: every other key, with every kind of value", TYPES[i]);
         expect_ropes(TYPES[i], text);
         verdict("%s: every RoPE scaling and each of its keys", TYPES[i]);
+        expect_recorded(TYPES[i], plain);
+        verdict("%s: what is accepted of every key computes what transformers computes", TYPES[i]);
         free(text);
+        free(plain);
     }
     static const char* const others[] = {"\"gpt_neo\"", "\"gptj\"", "\"gpt_bigcode\"", "\"gemma\"", "\"mixtral\"",
                                          "\"ministral\"", "\"qwen2_moe\"", "\"qwen3_moe\"", "\"phi3\"", "\"llama4\"",
@@ -876,6 +1090,8 @@ static void test_keys(void) {
         expect_refusal(read_edited(&c, text, "model_type", others[i], &error), &error, "model_type", others[i]);
     expect_refusal(read_edited(&c, text, "model_type", NULL, &error), &error, "model_type", "none");
     free(text);
+    free(values);
+    free(recorded);
     verdict("other architectures are refused");
 }
 
@@ -1223,6 +1439,8 @@ int main(int argc, char** argv) {
     root_enter();
     test_in();
     test_out();
+    test_written_configs();
+    test_dtypes();
     test_wide();
     test_runs();
     test_tokenizer();

@@ -106,11 +106,16 @@ typedef struct {
 } Info;
 
 typedef struct {
+    char key[64], text[64];
+    uint64_t number;  // of an array, of how many elements; of a float, its bits
+} Value;
+
+typedef struct {
     char* text;
     size_t bytes, at;
-    char architecture[64];
+    Value values[64];
     Info tensors[64];
-    uint64_t count;
+    uint64_t value_count, count;
     size_t data;  // where the data begin
 } Gguf;
 
@@ -130,30 +135,31 @@ static void read_text(Gguf* g, char* text, size_t size) {
     g->at += bytes;
 }
 
-static void read_value(Gguf* g, uint64_t type, char* text, size_t size) {
+static void read_value(Gguf* g, uint64_t type, Value* v) {
     if (type == GGUF_STRING) {
-        read_text(g, text, size);
+        read_text(g, v->text, sizeof v->text);
     } else if (type == GGUF_ARRAY) {
-        uint64_t of = read_number(g, 4), count = read_number(g, 8);
-        for (uint64_t i = 0; i < count; i++) read_value(g, of, text, size);
+        Value element;
+        uint64_t of = read_number(g, 4);
+        v->number = read_number(g, 8);
+        for (uint64_t i = 0; i < v->number; i++) read_value(g, of, &element);
     } else {
-        read_number(g, type == GGUF_BOOL ? 1 : 4);
+        v->number = read_number(g, type == GGUF_BOOL ? 1 : 4);
     }
 }
 
 static void gguf_read(Gguf* g, const char* path) {
-    char key[128], text[64];
     memset(g, 0, sizeof *g);
     g->text = text_read(path, &g->bytes);
     need(g->text != NULL, "%s", path);
     uint64_t magic = read_number(g, 4), version = read_number(g, 4);
     g->count = read_number(g, 8);
-    uint64_t values = read_number(g, 8);
-    need(magic == 0x46554747 && version == 3 && g->count <= COUNT_OF(g->tensors), "the header of %s", path);
-    for (uint64_t i = 0; i < values; i++) {
-        read_text(g, key, sizeof key);
-        read_value(g, read_number(g, 4), text, sizeof text);
-        if (strcmp(key, "general.architecture") == 0) snprintf(g->architecture, sizeof g->architecture, "%s", text);
+    g->value_count = read_number(g, 8);
+    need(magic == 0x46554747 && version == 3 && g->count <= COUNT_OF(g->tensors) &&
+         g->value_count <= COUNT_OF(g->values), "the header of %s", path);
+    for (uint64_t i = 0; i < g->value_count; i++) {
+        read_text(g, g->values[i].key, sizeof g->values[i].key);
+        read_value(g, read_number(g, 4), &g->values[i]);
     }
     for (uint64_t i = 0; i < g->count; i++) {
         Info* t = &g->tensors[i];
@@ -164,6 +170,13 @@ static void gguf_read(Gguf* g, const char* path) {
         t->offset = read_number(g, 8);
     }
     g->data = round_up(g->at, 32);
+}
+
+// The value of a key; NULL if there is none.
+static const Value* gguf_value(const Gguf* g, const char* key) {
+    for (uint64_t i = 0; i < g->value_count; i++)
+        if (strcmp(g->values[i].key, key) == 0) return &g->values[i];
+    return NULL;
 }
 
 static const Info* gguf_find(const Gguf* g, const char* name) {
@@ -254,7 +267,9 @@ static void test_rows(void) {
             need(formula_export(&m, path, GGUF_TYPES[type].type, &error), "%s", error.text);
             gguf_read(&g, path);
             const Info* t = gguf_find(&g, rows[i].theirs);
-            expect(strcmp(g.architecture, rows[i].architecture) == 0, "architecture %s", g.architecture);
+            const Value* architecture = gguf_value(&g, "general.architecture");
+            need(architecture != NULL, "no architecture");
+            expect(strcmp(architecture->text, rows[i].architecture) == 0, "architecture %s", architecture->text);
             size_t ours = 0, cols = (size_t)t->shape[0];
             while (strcmp(m.parameters.tensors[ours].name, rows[i].ours) != 0) ours++;
             expect(cols == m.parameters.tensors[ours].cols, "%s has %zu columns", t->name, cols);
@@ -305,7 +320,7 @@ static void test_wide(void) {
         need(formula_export(&m, "wide.gguf", type, &error) &&
              convert_list(&list, &count, &m.config, &m.parameters, &error), "%s", error.text);
         gguf_read(&g, "wide.gguf");
-        bool llama = strcmp(g.architecture, "llama") == 0;
+        bool llama = strcmp(wide[i / 2].model.name, "llama") == 0;
         size_t D = config_head_size(&m.config);
         expect(g.count == count, "%s: %zu tensors of %zu", wide[i / 2].model.name, (size_t)g.count, count);
         for (size_t k = 0; k < count; k++) {
@@ -344,6 +359,74 @@ static void test_wide(void) {
     }
     formula_free(&m);
     verdict("the first element that a type cannot hold is named, in any piece");
+}
+
+// The value of a tokenizer's key is a text, or else a number; -1: there is none.
+static void expect_value(const Gguf* g, const char* what, const char* key, const char* text, int number) {
+    const Value* v = gguf_value(g, text_of("tokenizer.ggml.%s", key));
+    bool same = text ? v && strcmp(v->text, text) == 0 : number < 0 ? v == NULL : v && v->number == (uint64_t)number;
+    expect(same, "%s: %s is %s, %d", what, key, v ? v->text : "not there", v ? (int)v->number : -1);
+}
+
+// Every tokenizer of the fixtures, by the names that llama.cpp has for its kind (src/llama-vocab.cpp), with its special
+// tokens, and without: then byte 0 ends a text.
+static void test_tokenizers(void) {
+    static const struct {
+        const char *path, *pattern, *model, *pre;  // model NULL: llama.cpp has none
+        int begin, end, unknown, space, byte_0;    // -1: there is none
+        const char* refusal;
+    } rows[] = {
+        {"gpt2.json", NULL, "gpt2", "gpt-2", -1, 420, -1, -1, 188, ""},
+        {"gpt2-added.json", NULL, "gpt2", "gpt-2", -1, 420, -1, -1, 188, ""},
+        {"gpt2", NULL, "gpt2", "gpt-2", -1, 420, -1, -1, 188, ""},
+        {"r50k.json", NULL, "gpt2", "gpt-2", -1, 420, -1, -1, 188, ""},
+        {"llama3.json", NULL, "gpt2", "llama-bpe", -1, 420, -1, -1, 188, ""},
+        {"gpt4-removed.json", NULL, "gpt2", "dbrx", -1, 420, -1, -1, 188, ""},
+        {"phi4.json", NULL, "gpt2", "dbrx", -1, 420, -1, -1, 188, ""},
+        {"qwen2.json", NULL, "gpt2", "qwen2", -1, 420, -1, -1, 188, ""},
+        {"o200k.json", NULL, "gpt2", "gpt-4o", -1, 420, -1, -1, 188, ""},
+        {"smollm2.json", NULL, "gpt2", "smollm", -1, 420, -1, -1, 188, ""},
+        {"ranks.tiktoken", "gpt2", "gpt2", "gpt-2", -1, 420, -1, -1, 188, ""},
+        {"ranks.tiktoken", "o200k", "gpt2", "gpt-4o", -1, 420, -1, -1, 188, ""},
+        {"llama2.json", NULL, "llama", "default", 1, 2, 0, 1, 3, ""},
+        {"llama2-added.json", NULL, "llama", "default", 1, 2, 0, 1, 3, ""},
+        {"mistral.json", NULL, "llama", "default", 1, 2, 0, 1, 3, ""},
+        {"gemma.json", NULL, "llama", "default", 1, 2, 0, 0, 3, ""},
+        {"metaspace.json", NULL, NULL, NULL, 0, 0, 0, 0, 0, "lacks byte tokens"},
+        {"gpt2-prefix.json", NULL, NULL, NULL, 0, 0, 0, 0, 0, "add_prefix_space"},
+        {"ranks.tiktoken", "cl100k", NULL, NULL, 0, 0, 0, 0, 0, "does not split words"},
+    };
+    static const Case model = {"tokens", "family=gpt2 layers=1 heads=1 channels=8 context=8 tied=on vocab=700", NULL,
+                               {0}};
+    Error error;
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        FormulaModel m;
+        Gguf g;
+        const char* what = text_of("%s %s", rows[i].path, rows[i].pattern ? rows[i].pattern : "");
+        formula_create(&m, &model);
+        need(tokenizer_open(&m.tokenizer, text_of("%s/../tokenizers/%s", fixtures, rows[i].path), rows[i].pattern,
+                            &error), "%s", error.text);
+        for (int none = 0; none < 2; none++) {
+            if (none) m.tokenizer.begin_of_text = m.tokenizer.end_of_text = -1;
+            int begin = none ? -1 : rows[i].begin, end = none ? rows[i].byte_0 : rows[i].end;
+            bool ok = formula_export(&m, "tokens.gguf", GGUF_F32, &error);
+            if (rows[i].model == NULL) expect_refusal(ok, &error, rows[i].refusal, what);
+            if (rows[i].model == NULL || !expect(ok, "%s: %s", what, error.text)) continue;
+            gguf_read(&g, "tokens.gguf");
+            expect_value(&g, what, "model", rows[i].model, -1);
+            expect_value(&g, what, "pre", rows[i].pre, -1);
+            expect_value(&g, what, "bos_token_id", NULL, begin < 0 ? end : begin);
+            expect_value(&g, what, "eos_token_id", NULL, end);
+            expect_value(&g, what, "add_bos_token", NULL, begin >= 0);
+            expect_value(&g, what, "unknown_token_id", NULL, rows[i].unknown);
+            expect_value(&g, what, "add_space_prefix", NULL, rows[i].space);
+            expect_value(&g, what, "tokens", NULL, (int)m.config.vocab);
+            expect_value(&g, what, "token_type", NULL, (int)m.config.vocab);
+            free(g.text);
+        }
+        formula_free(&m);
+    }
+    verdict("every tokenizer has llama.cpp's name for its kind, and its special tokens, or is refused");
 }
 
 static void test_q8(void) {
@@ -426,6 +509,7 @@ int main(void) {
     test_hashes();
     test_rows();
     test_wide();
+    test_tokenizers();
     test_q8();
     test_refusals();
     return tests_end();

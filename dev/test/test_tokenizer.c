@@ -895,6 +895,115 @@ static void test_configured(void) {
     open_tokenizer(&tokenizer, "configured", NULL);  // then its settings are not read
     tokenizer_close(&tokenizer);
     verdict("added tokens are what tokenizer_config.json says of them; others that it names are refused");
+
+    // Each key that names special tokens in transformers (SPECIAL_TOKENS_ATTRIBUTES, and its two lists of others), as a
+    // text and as an object, in either file.
+    static const char* const named[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
+                                        "mask_token", "additional_special_tokens", "extra_special_tokens"};
+    static const char* const paths[] = {"configured/tokenizer_config.json", "configured/special_tokens_map.json"};
+    for (size_t i = 0; i < COUNT_OF(named) * 8; i++) {
+        const char *key = named[i / 8], *token = i & 1 ? "<x>" : "<new>";
+        const char* text = text_of(i & 2 ? "{\"content\":\"%s\"}" : "\"%s\"", token);
+        remove(paths[0]);
+        remove(paths[1]);
+        put_text(paths[i >> 2 & 1], text_of(i / 8 < 7 ? "{\"%s\":%s}" : "{\"%s\":[%s]}", key, text));
+        if (!(i & 1)) {
+            expect_bad("configured", NULL, text_of("its %s '<new>' is not among", key), key);
+            continue;
+        }
+        open_tokenizer(&tokenizer, "configured", NULL);
+        expect(tokenizer.end_of_text == (i / 8 == 1 ? 4 : -1) && tokenizer.begin_token == (i / 8 == 0 ? 4 : -1) &&
+               tokenizer.begin_of_text == -1, "%s in %s: a text ends with %d", key, paths[i >> 2 & 1],
+               tokenizer.end_of_text);
+        tokenizer_close(&tokenizer);
+    }
+    verdict("each key that names a special token, in either file");
+
+    // What ends a text if no file says so: the names in published tokenizers, one before the other (GPT-2, Llama 3,
+    // Llama 2, Gemma), and no token of a chat.
+    static const char* const ends[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>",
+                                       "<end_of_turn>", "<|return|>", "<s>", "<|begin_of_text|>", "<bos>"};
+    for (size_t i = 0; i < COUNT_OF(ends) * COUNT_OF(ends); i++) {
+        size_t one = i / COUNT_OF(ends), other = i % COUNT_OF(ends);
+        if (one == other) continue;
+        char* file = replaced(BASE, "\"<x>\",\"special\":true}",
+                              text_of("\"%s\",\"special\":true},{\"id\":5,\"content\":\"%s\",\"special\":true}",
+                                      ends[one], ends[other]));
+        put_text("tokenizer.json", file);
+        open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+        expect(tokenizer.end_of_text == (one < other && one < 4 ? 4 : other < one && other < 4 ? 5 : -1),
+               "of %s and %s %d ends a text", ends[one], ends[other], tokenizer.end_of_text);
+        tokenizer_close(&tokenizer);
+        free(file);
+    }
+    verdict("the token that ends a text, by its name");
+}
+
+// A file with another value for a member, or NULL: without it; its name begins at at[0], its value is [at[1], at[2]).
+// The caller frees it.
+static char* member_edited(const char* file, const size_t at[3], const char* value) {
+    size_t bytes = strlen(file) + (value ? strlen(value) : 0) + 1, begin = value ? at[1] : at[0], end = at[2];
+    char* edited = (char*)malloc(bytes);
+    need(edited != NULL, "memory");
+    if (!value && file[end] == ',') end++;
+    else if (!value && file[begin - 1] == ',') begin--;
+    snprintf(edited, bytes, "%.*s%s%s", (int)begin, file, value ? value : "", file + end);
+    return edited;
+}
+
+// Each member of a small tokenizer.json of each kind, deleted and of every kind of value: where `tokenizers` gives
+// tokens (dev/peers/tokenizer_keys.py recorded them), a file that is accepted gives the same.
+static void test_members(void) {
+    char *recorded = text_read(fixture("../tokenizer_keys.txt"), NULL), *lines = strdup(recorded), *rest = lines, *line;
+    const char *values[16] = {NULL}, *file = "", *name = "";  // the first: without the member
+    size_t count = 1, cases = 0, accepted = 0, same = 0;
+    Json json;
+    memset(&json, 0, sizeof json);
+    while ((line = strsep(&rest, "\n")) != NULL) {
+        const char* kind = strsep(&line, "\t");
+        if (strcmp(kind, "text") == 0) need(json_parse(&json, line, strlen(line), "text", &error), "%s", error.text);
+        while (strcmp(kind, "values") == 0 && line && count < COUNT_OF(values)) values[count++] = strsep(&line, "\t");
+        if (strcmp(kind, "tokenizer") == 0) {
+            name = strsep(&line, "\t");
+            file = line;
+        }
+        if (strcmp(kind, "key") != 0) continue;
+        size_t at[3];
+        strsep(&line, "\t");
+        const char* path = strsep(&line, "\t");
+        for (int i = 0; i < 3; i++) at[i] = (size_t)strtoull(strsep(&line, "\t"), NULL, 10);
+        for (size_t i = 0; i < count; i++, cases++) {
+            Tokenizer t;
+            char* edited = member_edited(file, at, values[i]);
+            put_text("tokenizer.json", edited);
+            bool ok = tokenizer_open(&t, "tokenizer.json", NULL, &error);
+            const char* what = text_of("%s: %s %s", name, path, values[i] ? values[i] : "is not there");
+            free(edited);
+            if (i == 0 && strcmp(path, "version") == 0) expect(ok, "%s: %s", what, error.text);
+            else if (!ok) expect_refusal(ok, &error, "tokenizer.json", what);
+            if (!ok) continue;
+            const char* ids = strstr(recorded, text_of("\ntokens\t%s\t%c\t", name, line[i]));
+            Tokens tokens = {NULL, 0, 0, 0};
+            if (t.begin_of_text >= 0) need(tokens_append(&tokens, &t.begin_of_text, 1, &error), "memory");
+            need(tokenizer_encode(&tokens, &t, json.text + json.nodes[0].start, json.nodes[0].bytes, &error), "%s",
+                 error.text);
+            char* next = ids ? strchr(strchr(ids + 8, '\t') + 1, '\t') : NULL;
+            bool good = true;
+            for (size_t k = 0; ids && good && k < tokens.count; k++)
+                good = *next == '\t' && strtol(next, &next, 10) == tokens.ids[k];
+            expect(ids == NULL || (good && *next == '\n'), "%s: other tokens", what);
+            accepted++;
+            same += line[i] == 'A';
+            tokens_free(&tokens);
+            tokenizer_close(&t);
+        }
+    }
+    expect(cases > 3000 && accepted > 1500 && same > 350, "%zu files, %zu accepted, %zu unchanged", cases, accepted,
+           same);
+    json_free(&json);
+    free(recorded);
+    free(lines);
+    verdict("tokenizer.json: what is accepted of every member gives the tokens of `tokenizers`");
 }
 
 static void test_bad_files(void) {
@@ -1047,6 +1156,7 @@ int main(int argc, char** argv) {
     test_rank_specials();
     test_good_files();
     test_configured();
+    test_members();
     test_bad_files();
     if (program) test_program(program);
     else skip("tokenize --encode and --decode", "there is no program tokenize");

@@ -578,8 +578,9 @@ static inline bool read_added(const TokenizerReader* r, uint32_t list) {
 // tokenizer.json
 
 // Whether a text without pre-tokenizer can be split before each U+2581 that follows something else: no merge crosses
-// such a position.
+// such a position, and no character is left out there, which would make neighbors of two U+2581.
 static inline bool merges_stay_in_words(const Vocabulary* v) {
+    for (int i = 0; i < 256; i++) if (v->unknown < 0 && v->bytes[i] < 0) return false;
     if (v->whole_words || vocabulary_find(v, METASPACE, 3) < 0) return false;
     for (size_t i = 0; i < v->merge_slots; i++) {
         if (v->merges[i].rank == MERGE_NONE) continue;
