@@ -176,7 +176,8 @@ static void test_recompute(void) {
     ModelOptions options = {.B = 1, .T = 8192, .training = true, .recompute = RECOMPUTE_BLOCK,
                             .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
     llama_plan(&model, options);
-    check_bound(1e-9 * (double)line_bytes(&model, "activations of the blocks"), 4, "llama:8B, 8192 tokens, --recompute block: GB of activations");
+    check_bound(1e-9 * (double)line_bytes(&model, "activations of the blocks"), 4,
+                "llama:8B, 8192 tokens, --recompute block: GB of activations");
     for (int i = 0; i < 2; i++) {
         double added = model_recompute_ms(&model, &rates[i]);
         check_bound(added / (step_ms(&model, &rates[i], 1) - added), 0.35, "and share of time added, rates %d", i);

@@ -170,10 +170,10 @@ static void test_step(const char* name, const Config* config) {
     model_free(&model);
 }
 
-// What is known of each tensor, in the order of the flat vector. Weight decay is for matrices alone, embeddings included
-// (nanoGPT). Muon's, GaLore's and LDAdam's matrices are those inside the blocks; queries, keys and values, and Llama's
-// gate and up, are matrices of their own ("Muon is Scalable for LLM Training"). Adam-mini's second moments are shared by
-// each head of queries and keys, by each row of all other matrices, and by each vector. Tensor parallelism splits as in
+// What is known of each tensor, in the order of the flat vector. Weight decay is for matrices alone, embeddings
+// included (nanoGPT). Muon's, GaLore's and LDAdam's matrices are those inside the blocks; queries, keys and values, and
+// Llama's gate and up, are matrices of their own ("Muon is Scalable for LLM Training"). A second moment of Adam-mini
+// belongs to a head of queries or keys, to a row of any other matrix, or to a vector. Tensor parallelism splits as in
 // "Megatron-LM".
 typedef struct {
     const char* name;
@@ -227,8 +227,8 @@ static void compare_tensors(const Known** known_of, const Model* model, const Kn
 }
 
 // Updates with weights of 1 and gradients of 0 leave 1 - lr x decay where weight decay applies. An update of Adam-mini
-// with gradients of 1 in one row and small ones elsewhere, all of a size, moves those by lr, but by much less where they
-// share a second moment with the large ones.
+// with gradients of 1 in one row and small ones elsewhere, all of a size, moves those by lr, but by much less where
+// they share a second moment with the large ones.
 static void test_tensors(const char* name, const Config* config, const Known* known, size_t count) {
     static const size_t heads_rows[] = {8, 6};
     const Known* known_of[64];
