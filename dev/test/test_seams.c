@@ -240,7 +240,7 @@ static void test_tensors(const char* name, const Config* config, const Known* kn
         if (kind) options.optimizer.weight_decay = 0;
         need(model_create(&model, config, options, &error), "%s", error.text);
         compare_tensors(known_of, &model, known, count);
-        for (uint64_t large = 0; large < (kind ? 99 : 1); large += 37) {
+        for (uint64_t large = 0; large < (kind ? 99 : 1); large += 23) {
             for (size_t i = 0; i < model.parameters.count; i++) {
                 const Tensor* t = &model.parameters.tensors[i];
                 size_t cols = max_size(t->cols, 1);
