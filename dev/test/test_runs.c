@@ -11,7 +11,7 @@
 //
 // Runs are named a and b, in a directory of the test's own. Run it in the root of the checkout.
 
-#define CADENCE_FIRST_MS 60.0  // of --ckpt-every auto, where it is a minute
+#define CADENCE_FIRST_MS 150.0  // of --ckpt-every auto, where it is a minute
 #define main train_main
 #include "train.cu"
 #undef main
@@ -20,6 +20,9 @@
 #include "small_model.h"
 
 enum { STEPS = 20 };  // of a small run
+
+// Other work on the machine makes steps longer: what is measured is tried up to so many times.
+enum { ATTEMPTS = 4 };
 
 // Calls the program with the words of `line`, its output in the file "output"; returns its exit code.
 static int train(const char* line) {
@@ -360,26 +363,27 @@ static void test_cost_of_saves(void) {
         {"--ckpt-async off", "checksums", 50, 95, 0, 0}};
     for (size_t k = 0; k < COUNT_OF(cases); k++) {
         double cost = NAN, minutes = NAN, took = NAN, stalled = NAN;
-        remove_tree("a");
-        bool ok = train_apart(text_of("rank 0 step 1 at load do delay 20; rank 0 step 1 at %s do delay 100",
-                                      cases[k].point),
-                              tiny_run(text_of("--ckpt-every auto %s", cases[k].flags))) == 0;
-        char* text = text_read("output", NULL);
-        const char *said = strstr(text, "next checkpoint in "), *saved = strstr(text, "saved a/step_");
-        if (said) sscanf(said, "next checkpoint in %lf min: a save costs %lf ms", &minutes, &cost);
-        if (saved) sscanf(saved, "%*s %*s in %lf ms, of which training was stalled for %lf", &took, &stalled);
-        check(ok && cost >= cases[k].cost && cost < 1500 && took >= cases[k].took && stalled >= cases[k].stalled &&
-                  took - stalled >= cases[k].background,
-              "%s, a delay of 100 ms at %s: a save is said to cost %.0f ms, to take %.0f, and to stall training for "
-              "%.0f", cases[k].flags, cases[k].point, cost, took, stalled);
-        check_bound(fabs(minutes - sqrt(2 * cost * 24 * 3.6e6) / 6e4), 0.06, "and the next is due after %.1f min",
-                    minutes);
-        free(text);
+        bool good = false;
+        for (int attempt = 0; attempt < ATTEMPTS && !good; attempt++) {
+            cost = minutes = took = stalled = NAN;
+            remove_tree("a");
+            good = train_apart(text_of("rank 0 step 1 at load do delay 20; rank 0 step 1 at %s do delay 100",
+                                       cases[k].point),
+                               tiny_run(text_of("--ckpt-every auto %s", cases[k].flags))) == 0;
+            char* text = text_read("output", NULL);
+            const char *said = strstr(text, "next checkpoint in "), *saved = strstr(text, "saved a/step_");
+            if (said) sscanf(said, "next checkpoint in %lf min: a save costs %lf ms", &minutes, &cost);
+            if (saved) sscanf(saved, "%*s %*s in %lf ms, of which training was stalled for %lf", &took, &stalled);
+            good = good && cost >= cases[k].cost && cost < 1500 && took >= cases[k].took &&
+                   stalled >= cases[k].stalled && took - stalled >= cases[k].background;
+            free(text);
+        }
+        check(good, "%s, a delay of 100 ms at %s: a save is said to cost %.0f ms, to take %.0f, and to stall training "
+              "for %.0f", cases[k].flags, cases[k].point, cost, took, stalled);
+        double due = sqrt(2 * cost * 24 * 3.6e6) / 6e4, rounded = sqrt(2 * fabs(cost - 0.5) * 24 * 3.6e6) / 6e4;
+        check_bound(fabs(minutes - due), 0.06 + due - rounded, "and the next is due after %.1f min", minutes);
     }
 }
-
-// Other work on the machine makes steps longer: what is measured is tried up to so many times.
-enum { ATTEMPTS = 4 };
 
 // A rank's own time has its delay of 40 ms in each step; for the other rank, and for it alone, that is a wait.
 static void test_times(void) {
