@@ -10,7 +10,8 @@
 // and twice backward. Blocks before the first that trains have no backward.
 static inline double model_flops_per_token(const Model* model, size_t T) {
     const Config* c = &model->config;
-    size_t looked_up = c->tied ? 0 : c->vocab * c->channels, ends = model_backward_ends(model), unused = 0;
+    size_t looked_up = c->tied ? 0 : c->vocab * c->channels;
+    size_t ends = model_backward_ends(model), unused = 0;
     if (c->family == FAMILY_GPT2) looked_up += c->context * c->channels;
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
