@@ -258,6 +258,38 @@ static void test_same(void) {
     verdict("build/plan begins with what ./train --plan prints");
 }
 
+// What a rank's checkpoints, its collectives and an offloaded state take, in MB, for GPT-2 124M and steps of two
+// micro-batches. A ring of 4 ranks sends 3/4 of an array to reduce and scatter it, and as much to gather it.
+static void test_moved(void) {
+    static const double P = 124.475904, BLOCK = 7.087872;
+    static const struct { const char *flags, *line; double mb; } cases[] = {
+        {"--ranks 4", "outside: snapshot", 12 * P / 4},
+        {"--ranks 4", "in --ckpt-tier: each checkpoint", 12 * P / 4},
+        {"--ranks 4 --masters off", "outside: snapshot", (2 + 8) * P / 4},
+        {"--ranks 4 --train block.11.*", "outside: snapshot", 12 * BLOCK / 4},
+        {"--offload optimizer --offload-dir .", "in --offload-dir", 12 * P},
+        {"--offload optimizer --offload-dir .", "offloaded: read per step", 12 * P},
+        {"--offload optimizer --offload-dir .", "offloaded: written per step", 12 * P},
+        {"--offload optimizer --offload-dir .", "outside: snapshot", NAN},  // there is none
+        {"--ranks 4", "sent per step", 0.75 * (8 + 8) * P},
+        {"--ranks 4 --reduce float", "sent per step", 0.75 * (4 + 4) * P},
+        {"--ranks 4 --reduce storage", "sent per step", 0.75 * (2 + 2) * P},
+        {"--ranks 4 --zero 1", "sent per step", 0.75 * (8 + 2) * P},  // the weights are gathered
+        {"--ranks 4 --zero 2", "sent per step", 0.75 * (2 * 8 + 2) * P},
+        {"--ranks 4 --zero 1 --train block.11.*", "sent per step", 0.75 * (8 + 2) * BLOCK}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        double mb = NAN;
+        const char* said = program_says(train_program, 0, text_of(
+            "--plan --model gpt2:124M --batch 4 --total-batch 32768 --out none --ckpt-every 5 --ckpt-tier x:20 %s",
+            cases[i].flags));
+        const char* line = strstr(said, cases[i].line);
+        if (line) sscanf(line + strlen(cases[i].line), "%lf", &mb);
+        expect(isnan(cases[i].mb) ? isnan(mb) : fabs(mb - cases[i].mb) < 0.0051 + 1e-4 * cases[i].mb,
+               "%s: %s: %g MB, not %g", cases[i].flags, cases[i].line, mb, cases[i].mb);
+    }
+    verdict("--plan: checkpoints, offloaded states and what is sent, counted by hand");
+}
+
 // Of the rows that fit, each has at most --memory, and later ones are slower; each, given as flags with the sizes,
 // takes what it says.
 static void test_choices(void) {
@@ -347,6 +379,7 @@ int main(int argc, char** argv) {
     test_operations();
     test_recompute();
     test_offload();
+    test_moved();
     test_same();
     test_choices();
     test_program();
