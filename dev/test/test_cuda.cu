@@ -509,6 +509,12 @@ static void test_large_shapes(void) {
     test_optimizer(OPTIMIZER_ADAMW, false, 3000001, 9, 3);
 }
 
+// Rows of more channels than one block holds: each of a row's blocks reads the others' slabs for its sums.
+static void test_slabs(void) {
+    for (int kind = 0; kind < 4; kind++)
+        for (size_t N = 1; N <= 2; N++) test_norm(kind / 2, kind % 2, N, NORM_SLAB + 8, 1.0);
+}
+
 // One ragged and one round shape per operation: compute-sanitizer makes every access slower by orders of magnitude.
 static void test_tiny_shapes(void) {
     test_embedding(2, 9, 7, 4, POSITIONS_ORDERED, 3, TOKENS_RANDOM);
@@ -564,7 +570,7 @@ int main(int argc, char** argv) {
     if (only == NULL) test_device();
     test_matrix_optimizers();
     if (shapes == SHAPES_TINY) test_tiny_shapes();
-    else test_odd_shapes();
+    else test_odd_shapes(), test_slabs();
     for (size_t i = 0; i < COUNT_OF(lengths) && shapes != SHAPES_TINY; i++) test_exact(lengths[i]);
     if (shapes >= SHAPES_LARGE) test_large_shapes();
     if (shapes >= SHAPES_HUGE) test_huge();

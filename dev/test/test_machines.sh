@@ -113,15 +113,17 @@ check "three ranks and four differ, so that the comparison means something" [ $?
 # 1. Networks
 
 # starts FLAGS...: four ranks with torchrun's variables, two on each host; $ranks has their processes, rank_R.txt their
-# output.
+# output. MASTER_ADDR is a name. The first host knows itself as 127.0.1.1, as Debian's do, so that rank 1 reaches rank 0
+# through the loopback: ranks of the other host must not look for rank 1 on themselves.
 starts() {
     ranks=
     for rank in 0 1 2 3; do
         host=${hosts% *}
         [ $rank -lt 2 ] || host=${hosts#* }
-        # shellcheck disable=SC2086  # $flags is several words
-        RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.73.0.1 MASTER_PORT=29500 \
-            timeout "$LIMIT" ip netns exec "$host" "$train" $flags "$@" > rank_$rank.txt 2>&1 &
+        # shellcheck disable=SC2016,SC2086  # $0 and $@ are of the inner shell; $flags is several words
+        RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=first MASTER_PORT=29500 \
+            timeout "$LIMIT" ip netns exec "$host" sh -c 'mount --bind "$0" /etc/hosts && exec "$@"' \
+            "$work/hosts_$host" "$train" $flags "$@" > rank_$rank.txt 2>&1 &
         ranks="$ranks $!"
     done
 }
@@ -134,6 +136,8 @@ networks() {
         echo "skipped networks: this machine lends none ($(tail -n 1 out.txt))"
         return
     fi
+    echo "127.0.1.1 first" > "hosts_${hosts% *}"
+    echo "10.73.0.1 first" > "hosts_${hosts#* }"
     address=1
     for host in $hosts; do
         device=$(ip -n "$host" -o link show type veth | sed 's/^[0-9]*: \([^@:]*\).*/\1/')

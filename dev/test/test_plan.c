@@ -2,9 +2,9 @@
 //
 //   build/test_plan --plan build/plan-BF16 --train build/train-BF16
 //
-// The bytes of a block's activations at each level of --recompute, and the operations of a step, against counts by
-// hand; the predicted time of large models; that build/plan prints what ./train --plan prints; that each row of what
-// fits, given as flags, takes what the row says; what it prints if nothing fits; refusals.
+// The bytes of a block's activations at each level of --recompute, those of all else, and the operations of a step,
+// against counts by hand; the predicted time of large models; that build/plan prints what ./train --plan prints; that
+// each row of what fits, given as flags, takes what the row says; what it prints if nothing fits; refusals.
 
 #define PRECISION_BF16
 
@@ -31,6 +31,13 @@ static void llama_plan(Model* model, ModelOptions options) {
     need(config_preset(&config, "llama:8B", &error) && model_plan(model, &config, options, &error), "%s", error.text);
 }
 
+// Of a line of the memory plan; 0: there is none.
+static size_t line_bytes(const Model* model, const char* name) {
+    for (size_t i = 0; i < model->memory.count; i++)
+        if (strcmp(model->memory.lines[i].name, name) == 0) return model->memory.lines[i].bytes;
+    return 0;
+}
+
 // What a block keeps of a token at each level, in bytes of BF16, and what all blocks but the last keep with the last,
 // which keeps all: counted by hand from the table of levels in activations.h.
 static void test_activations(void) {
@@ -51,15 +58,79 @@ static void test_activations(void) {
                                     .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
             need(config_preset(&config, cases[i].model, &error) && model_plan(&model, &config, options, &error), "%s",
                  error.text);
-            size_t found = 0, rows = 2 * cases[i].T, others = model.config.layers - 1;
-            for (size_t line = 0; line < model.memory.count; line++)
-                if (strcmp(model.memory.lines[line].name, "activations of the blocks") == 0)
-                    found = model.memory.lines[line].bytes;
+            size_t found = line_bytes(&model, "activations of the blocks"), rows = 2 * cases[i].T;
+            size_t others = model.config.layers - 1;
             size_t expected = rows * (others * cases[i].bytes[level] + cases[i].bytes[0]);
             expect(found == expected, "%s, level %d: %zu bytes, not %zu", cases[i].model, level, found, expected);
             model_free(&model);
         }
     verdict("--recompute: the bytes of the blocks' activations at each level, counted by hand");
+}
+
+// The other lines of GPT-2 124M, 4 x 1024 tokens, with numbers of 2 bytes: 124,475,904 parameters with the 47 rows of
+// padding of the vocabulary, 7,087,872 of a block. The states' bytes are those of doc/running.md.
+static void test_memory(void) {
+    static const double P = 124475904, BLOCK = 7087872, ROWS = 4096;
+    static const struct {
+        const char* line;
+        double bytes;
+        OptimizerKind kind;
+        size_t world, stage;
+        const char* train;
+    } cases[] = {
+        {"parameters (bf16)", 2 * P, OPTIMIZER_ADAMW, 1, 0, NULL},
+        {"master weights (fp32)", 4 * P, OPTIMIZER_ADAMW, 1, 0, NULL},
+        {"gradients (fp32)", 4 * P, OPTIMIZER_ADAMW, 1, 0, NULL},
+        // Of the stream, the hidden state, a branch and attention 4 x 768, of q, k, v 3 x 768, 3072; and 12 floats.
+        {"gradients of activations", ROWS * (2 * (7 * 768 + 3072) + 4 * 12), OPTIMIZER_ADAMW, 1, 0, NULL},
+        // A branch, the stream after the last block, the hidden state; mean, rstd and loss.
+        {"activations outside the blocks", ROWS * (2 * 3 * 768 + 4 * 3), OPTIMIZER_ADAMW, 1, 0, NULL},
+        {"KV cache", 3 * 12 * 1024.0 * 2 * 768 * 2, OPTIMIZER_ADAMW, 1, 0, NULL},
+        // Ranks sum gradients in 64 bits. A stage shards the states, then the gradients too.
+        {"gradients (64-bit fixed point)", 8 * P, OPTIMIZER_ADAMW, 4, 1, NULL},
+        {"gradients (64-bit fixed point)", 8 * P / 4, OPTIMIZER_ADAMW, 4, 2, NULL},
+        {"parameters (bf16)", 2 * P, OPTIMIZER_ADAMW, 4, 2, NULL},
+        {"master weights (fp32)", 4 * P / 4, OPTIMIZER_ADAMW, 4, 1, NULL},
+        {"optimizer state", 8 * P / 4, OPTIMIZER_ADAMW, 4, 1, NULL},
+        {"optimizer state", 8 * P, OPTIMIZER_ADAMW, 4, 0, NULL},
+        // Of frozen tensors there is the weight alone.
+        {"parameters (bf16)", 2 * P, OPTIMIZER_ADAMW, 1, 0, "block.11.*"},
+        {"master weights (fp32)", 4 * BLOCK, OPTIMIZER_ADAMW, 1, 0, "block.11.*"},
+        {"gradients (fp32)", 4 * BLOCK, OPTIMIZER_ADAMW, 1, 0, "block.11.*"},
+        {"optimizer state", 8 * BLOCK, OPTIMIZER_ADAMW, 1, 0, "block.11.*"},
+        {"optimizer state", 8.00 * P, OPTIMIZER_ADAMW, 1, 0, NULL},
+        {"optimizer state", 4.00 * P, OPTIMIZER_ADAMW_BF16, 1, 0, NULL},
+        {"optimizer state", 2.03 * P, OPTIMIZER_ADAMW_8BIT, 1, 0, NULL},
+        {"optimizer state", 4.00 * P, OPTIMIZER_ADAM_MINI, 1, 0, NULL},
+        {"optimizer state", 4.02 * P, OPTIMIZER_CAME, 1, 0, NULL},
+        {"optimizer state", 4.01 * P, OPTIMIZER_SM3, 1, 0, NULL},
+        {"optimizer state", 0.01 * P, OPTIMIZER_ADAFACTOR, 1, 0, NULL},
+        {"optimizer state", 5.27 * P, OPTIMIZER_MUON, 1, 0, NULL},
+        {"optimizer state", 3.68 * P, OPTIMIZER_GALORE, 1, 0, NULL},
+        {"optimizer state", 6.41 * P, OPTIMIZER_LDADAM, 1, 0, NULL},
+        {"optimizer state", 4.00 * P, OPTIMIZER_LION, 1, 0, NULL},
+        {"optimizer state", 4.00 * P, OPTIMIZER_MOMENTUM, 1, 0, NULL},
+        {"optimizer state", 0, OPTIMIZER_SGD, 1, 0, NULL},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Config config;
+        Model model;
+        Error error;
+        ModelOptions options = {.B = 4, .T = 1024, .training = true, .optimizer = optimizer_defaults(cases[i].kind),
+                                .cached_sequences = 3, .train = cases[i].train,
+                                .ranks = {.world = cases[i].world, .stage = cases[i].stage,
+                                          .reduce = cases[i].world > 1 ? REDUCE_EXACT : REDUCE_FLOAT}};
+        need(config_preset(&config, "gpt2:124M", &error) && model_plan(&model, &config, options, &error), "%s",
+             error.text);
+        // States are stated to two digits; a shard ends between tensors or pieces.
+        bool rounded = strcmp(cases[i].line, "optimizer state") == 0;
+        double bound = rounded ? 0.006 * P : 1e-4 * cases[i].bytes, found = (double)line_bytes(&model, cases[i].line);
+        expect(fabs(found - cases[i].bytes) <= bound, "%s, %s, %zu ranks, stage %zu%s%s: %.0f bytes, not %.0f",
+               cases[i].line, OPTIMIZERS[cases[i].kind].name, cases[i].world, cases[i].stage,
+               cases[i].train ? ", --train " : "", cases[i].train ? cases[i].train : "", found, cases[i].bytes);
+        model_free(&model);
+    }
+    verdict("--plan: parameters, gradients, states and activations, counted by hand");
 }
 
 // The operations of a step at one rate for all of them: 6 for each weight and token, and for each visible pair of query
@@ -104,12 +175,9 @@ static void test_recompute(void) {
     Model model;
     ModelOptions options = {.B = 1, .T = 8192, .training = true, .recompute = RECOMPUTE_BLOCK,
                             .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
-    double activations = 0;
     llama_plan(&model, options);
-    for (size_t i = 0; i < model.memory.count; i++)
-        if (strcmp(model.memory.lines[i].name, "activations of the blocks") == 0)
-            activations = (double)model.memory.lines[i].bytes;
-    check_bound(1e-9 * activations, 4, "llama:8B, 8192 tokens, --recompute block: GB of activations");
+    check_bound(1e-9 * (double)line_bytes(&model, "activations of the blocks"), 4,
+                "llama:8B, 8192 tokens, --recompute block: GB of activations");
     for (int i = 0; i < 2; i++) {
         double added = model_recompute_ms(&model, &rates[i]);
         check_bound(added / (step_ms(&model, &rates[i], 1) - added), 0.35, "and share of time added, rates %d", i);
@@ -188,6 +256,38 @@ static void test_same(void) {
         expect(lines > 10, "%s: %zu lines", flags[i], lines);
     }
     verdict("build/plan begins with what ./train --plan prints");
+}
+
+// What a rank's checkpoints, its collectives and an offloaded state take, in MB, for GPT-2 124M and steps of two
+// micro-batches. A ring of 4 ranks sends 3/4 of an array to reduce and scatter it, and as much to gather it.
+static void test_moved(void) {
+    static const double P = 124.475904, BLOCK = 7.087872;
+    static const struct { const char *flags, *line; double mb; } cases[] = {
+        {"--ranks 4", "outside: snapshot", 12 * P / 4},
+        {"--ranks 4", "in --ckpt-tier: each checkpoint", 12 * P / 4},
+        {"--ranks 4 --masters off", "outside: snapshot", (2 + 8) * P / 4},
+        {"--ranks 4 --train block.11.*", "outside: snapshot", 12 * BLOCK / 4},
+        {"--offload optimizer --offload-dir .", "in --offload-dir", 12 * P},
+        {"--offload optimizer --offload-dir .", "offloaded: read per step", 12 * P},
+        {"--offload optimizer --offload-dir .", "offloaded: written per step", 12 * P},
+        {"--offload optimizer --offload-dir .", "outside: snapshot", NAN},  // there is none
+        {"--ranks 4", "sent per step", 0.75 * (8 + 8) * P},
+        {"--ranks 4 --reduce float", "sent per step", 0.75 * (4 + 4) * P},
+        {"--ranks 4 --reduce storage", "sent per step", 0.75 * (2 + 2) * P},
+        {"--ranks 4 --zero 1", "sent per step", 0.75 * (8 + 2) * P},  // the weights are gathered
+        {"--ranks 4 --zero 2", "sent per step", 0.75 * (2 * 8 + 2) * P},
+        {"--ranks 4 --zero 1 --train block.11.*", "sent per step", 0.75 * (8 + 2) * BLOCK}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        double mb = NAN;
+        const char* said = program_says(train_program, 0, text_of(
+            "--plan --model gpt2:124M --batch 4 --total-batch 32768 --out none --ckpt-every 5 --ckpt-tier x:20 %s",
+            cases[i].flags));
+        const char* line = strstr(said, cases[i].line);
+        if (line) sscanf(line + strlen(cases[i].line), "%lf", &mb);
+        expect(isnan(cases[i].mb) ? isnan(mb) : fabs(mb - cases[i].mb) < 0.0051 + 1e-4 * cases[i].mb,
+               "%s: %s: %g MB, not %g", cases[i].flags, cases[i].line, mb, cases[i].mb);
+    }
+    verdict("--plan: checkpoints, offloaded states and what is sent, counted by hand");
 }
 
 // Of the rows that fit, each has at most --memory, and later ones are slower; each, given as flags with the sizes,
@@ -275,9 +375,11 @@ int main(int argc, char** argv) {
     environment_clear();
     root_enter();
     test_activations();
+    test_memory();
     test_operations();
     test_recompute();
     test_offload();
+    test_moved();
     test_same();
     test_choices();
     test_program();

@@ -4,7 +4,7 @@
 //   output    block_output in the middle of a model: the rest of it gives the same losses and gradients
 //   slots     two micro-batches in flight, in their own slots, against one after the other
 //   step      model_step against the calls that it consists of
-//   split     how tensor parallelism may split each tensor of both families
+//   tensors   shapes, splits, weight decay, hidden matrices and shared second moments of both families, by hand
 //
 //   make build/test_seams && build/test_seams
 
@@ -170,38 +170,119 @@ static void test_step(const char* name, const Config* config) {
     model_free(&model);
 }
 
-static void test_split(const char* name, const Config* config) {
-    static const struct { const char* suffix; TensorSplit split; } expected[] = {
-        {"qkv_weight", SPLIT_ROWS}, {"qkv_bias", SPLIT_ROWS}, {"ffn_in_weight", SPLIT_ROWS},
-        {"ffn_in_bias", SPLIT_ROWS}, {"attention_out_weight", SPLIT_COLUMNS}, {"ffn_out_weight", SPLIT_COLUMNS},
-        {"token_embedding", SPLIT_ROWS}, {"head_weight", SPLIT_ROWS}};
-    Model model;
-    size_t wrong = 0, split = 0;
-    model_open(&model, config, 1);
-    for (size_t i = 0; i < model.parameters.count; i++) {
-        const Tensor* t = &model.parameters.tensors[i];
-        TensorSplit should = SPLIT_NONE;
-        for (size_t k = 0; k < COUNT_OF(expected); k++) {
-            size_t length = strlen(t->name), end = strlen(expected[k].suffix);
-            if (length >= end && strcmp(t->name + length - end, expected[k].suffix) == 0) should = expected[k].split;
-        }
-        wrong += t->split != should;
-        split += t->split != SPLIT_NONE;
+// What is known of each tensor, in the order of the flat vector. Weight decay is for matrices alone, embeddings
+// included (nanoGPT). Muon's, GaLore's and LDAdam's matrices are those inside the blocks; queries, keys and values, and
+// Llama's gate and up, are matrices of their own ("Muon is Scalable for LLM Training"). A second moment of Adam-mini
+// belongs to a head of queries or keys, to a row of any other matrix, or to a vector. Tensor parallelism splits as in
+// "Megatron-LM".
+typedef struct {
+    const char* name;
+    bool in_block;
+    size_t rows, cols;
+    TensorSplit split;
+    bool hidden;
+    size_t stacked[SHAPE_MATRICES], shared;  // the first `shared` rows share second moments, by heads
+} Known;
+
+#define VECTOR(name, in_block, rows, split) {name, in_block, rows, 0, split, false, {0}, 0}
+#define MATRIX(name, rows, cols, split, ...) {name, true, rows, cols, split, true, __VA_ARGS__}
+#define TABLE(name, rows, split) {name, false, rows, 24, split, false, {0}, 0}
+
+static const Known GPT2_TENSORS[] = {
+    TABLE("token_embedding", 61, SPLIT_ROWS), TABLE("position_embedding", 10, SPLIT_NONE),
+    VECTOR("norm1_weight", true, 24, SPLIT_NONE), VECTOR("norm1_bias", true, 24, SPLIT_NONE),
+    MATRIX("qkv_weight", 72, 24, SPLIT_ROWS, {24, 24, 24}, 48), VECTOR("qkv_bias", true, 72, SPLIT_ROWS),
+    MATRIX("attention_out_weight", 24, 24, SPLIT_COLUMNS, {0}, 0), VECTOR("attention_out_bias", true, 24, SPLIT_NONE),
+    VECTOR("norm2_weight", true, 24, SPLIT_NONE), VECTOR("norm2_bias", true, 24, SPLIT_NONE),
+    MATRIX("ffn_in_weight", 96, 24, SPLIT_ROWS, {0}, 0), VECTOR("ffn_in_bias", true, 96, SPLIT_ROWS),
+    MATRIX("ffn_out_weight", 24, 96, SPLIT_COLUMNS, {0}, 0), VECTOR("ffn_out_bias", true, 24, SPLIT_NONE),
+    VECTOR("final_norm_weight", false, 24, SPLIT_NONE), VECTOR("final_norm_bias", false, 24, SPLIT_NONE)};
+static const Known LLAMA_TENSORS[] = {
+    TABLE("token_embedding", 61, SPLIT_ROWS), VECTOR("norm1_weight", true, 24, SPLIT_NONE),
+    MATRIX("qkv_weight", 48, 24, SPLIT_ROWS, {24, 12, 12}, 36), VECTOR("q_norm_weight", true, 6, SPLIT_NONE),
+    VECTOR("k_norm_weight", true, 6, SPLIT_NONE), MATRIX("attention_out_weight", 24, 24, SPLIT_COLUMNS, {0}, 0),
+    VECTOR("norm2_weight", true, 24, SPLIT_NONE), MATRIX("ffn_in_weight", 80, 24, SPLIT_ROWS, {40, 40, 0}, 0),
+    MATRIX("ffn_out_weight", 24, 40, SPLIT_COLUMNS, {0}, 0), VECTOR("final_norm_weight", false, 24, SPLIT_NONE),
+    TABLE("head_weight", 61, SPLIT_ROWS)};
+
+// Compares the table of the model with `known`; known_of has the row of each tensor then.
+static void compare_tensors(const Known** known_of, const Model* model, const Known* known, size_t count) {
+    size_t i = 0, first = 0, last = 0;
+    while (!known[first].in_block) first++;
+    while (last < count && (last < first || known[last].in_block)) last++;
+    for (size_t k = 0, l = 0; k < count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        const Known* row = known_of[i] = &known[k];
+        const char* name = row->in_block ? text_of("block.%zu.%s", l, row->name) : row->name;
+        size_t bucket = row->in_block ? 1 + l : k < first ? 0 : 1 + L;
+        if (!expect(i < model->parameters.count && strcmp(t->name, name) == 0, "tensor %zu is not %s", i, name)) return;
+        expect(t->rows == row->rows && t->cols == row->cols && t->bucket == bucket && t->split == row->split,
+               "%s: (%zu, %zu), bucket %zu, split %d", name, t->rows, t->cols, t->bucket, (int)t->split);
+        expect(t->shape.hidden == row->hidden && memcmp(t->shape.stacked, row->stacked, sizeof row->stacked) == 0,
+               "%s: is of hidden matrices: %d, of %zu, %zu, %zu rows", name, t->shape.hidden, t->shape.stacked[0],
+               t->shape.stacked[1], t->shape.stacked[2]);
+        if (++k == last && ++l < L) k = first;
     }
-    check(wrong == 0 && split >= 4 * L + 1, "%s: tensors say how they may be split: %zu wrong", name, wrong);
-    model_free(&model);
+    expect(i == model->parameters.count, "there are %zu tensors, not %zu", model->parameters.count, i);
+}
+
+// Updates with weights of 1 and gradients of 0 leave 1 - lr x decay where weight decay applies. An update of Adam-mini
+// with gradients of 1 in one row and small ones elsewhere, all of a size, moves those by lr, but by much less where
+// they share a second moment with the large ones.
+static void test_tensors(const char* name, const Config* config, const Known* known, size_t count) {
+    static const size_t heads_rows[] = {8, 6};
+    const Known* known_of[64];
+    const size_t D = heads_rows[config->family == FAMILY_LLAMA];
+    for (int kind = 0; kind < 2; kind++) {
+        Model model;
+        ModelOptions options = {.B = B, .T = T, .training = true,
+                                .optimizer = optimizer_defaults(kind ? OPTIMIZER_ADAM_MINI : OPTIMIZER_ADAMW)};
+        if (kind) options.optimizer.weight_decay = 0;
+        need(model_create(&model, config, options, &error), "%s", error.text);
+        compare_tensors(known_of, &model, known, count);
+        for (uint64_t large = 0; large < (kind ? 99 : 1); large += 23) {
+            for (size_t i = 0; i < model.parameters.count; i++) {
+                const Tensor* t = &model.parameters.tensors[i];
+                size_t cols = max_size(t->cols, 1);
+                for (size_t k = 0; k < tensor_elements(t); k++) {
+                    model.flat.params[t->offset + k] = floatX_of(1);
+                    if (kind) model.flat.grads[t->offset + k] = k / cols == large % t->rows ? 1.0f : 0x1p-10f;
+                }
+            }
+            need(flat_reset_optimizer(&model.flat, &error), "%s", error.text);
+            model.flat.loss_scale = 1;
+            model_update(&model, 1, 0x1p-6, 1);
+            for (size_t i = 0; i < model.parameters.count; i++) {
+                const Tensor* t = &model.parameters.tensors[i];
+                for (size_t row = 0; row < t->rows; row++) {
+                    float w = float_of(model.flat.params[t->offset + row * max_size(t->cols, 1)]);
+                    size_t other = large % t->rows, shared = known_of[i]->shared;
+                    bool shares = t->cols == 0 || (row < shared && other < shared && row / D == other / D);
+                    if (kind == 0)
+                        expect(w == (t->cols ? 1 - 0x1p-6f * 0.1f : 1), "%s, row %zu: decays to %g", t->name, row,
+                               (double)w);
+                    else if (row != other)
+                        expect((1 - w > 0x1p-7f) == !shares, "%s, row %zu with %zu: moves by %g", t->name, row, other,
+                               (double)(1 - w));
+                }
+            }
+        }
+        model_free(&model);
+    }
+    verdict("%s: each tensor's shape, place, matrices, split, weight decay and shared second moments", name);
 }
 
 int main(void) {
-    static const struct { const char* name; const Config* config; } families[] = {
-        {"gpt2", &GPT2_SMALL}, {"llama", &LLAMA_SMALL}};
+    static const struct { const char* name; const Config* config; const Known* known; size_t count; } families[] = {
+        {"gpt2", &GPT2_SMALL, GPT2_TENSORS, COUNT_OF(GPT2_TENSORS)},
+        {"llama", &LLAMA_SMALL, LLAMA_TENSORS, COUNT_OF(LLAMA_TENSORS)}};
     tests_begin("test_seams");
     for (size_t i = 0; i < COUNT_OF(families); i++) {
         test_weights(families[i].name, families[i].config);
         test_output(families[i].name, families[i].config);
         test_slots(families[i].name, families[i].config);
         test_step(families[i].name, families[i].config);
-        test_split(families[i].name, families[i].config);
+        test_tensors(families[i].name, families[i].config, families[i].known, families[i].count);
     }
     return tests_end();
 }

@@ -266,8 +266,8 @@ static void act_asked(int number) {
     _exit(0);
 }
 
-// Works until a signal comes, and then reports a save.
-static int act_preempted(void) {
+// Works until a signal comes, and then reports a save, or whatever the code says.
+static int act_preempted(int code) {
     signal(SIGTERM, act_handler);
     signal(SIGUSR1, act_handler);
     act_ranks(1);
@@ -277,7 +277,7 @@ static int act_preempted(void) {
     heartbeat_send(HEARTBEAT_PAUSE, 5);
     sleep_ms(200);
     trace("saved", text_of("%d", (int)act_signal));
-    return EXIT_SAVED;
+    return code;
 }
 
 static void act_flood(void) {
@@ -394,11 +394,11 @@ static int act(char** words) {
         } else if (IS("lines")) {
             for (int i = 1; i <= 30; i++) printf("line %d \"\x01\n", i);
             fwrite("bytes \xff and\0zero", 1, 16, stdout);
-        } else if (IS("preempted")) return act_preempted();
+        } else if (IS("preempted")) return act_preempted(equals ? (int)number : EXIT_SAVED);
         else if (IS("wrapped")) {  // by a parent that a signal would end
             int status = 0;
             pid_t child = fork();
-            if (child == 0) exit(act_preempted());
+            if (child == 0) exit(act_preempted(EXIT_SAVED));
             waitpid(child, &status, 0);
             return WEXITSTATUS(status);
         } else if (IS("trains")) {  // becomes the trainer, with a fault only at the first start
@@ -712,6 +712,8 @@ static const Case CASES[] = {
     // Signals.
     {"preempted", "--out . -- SELF act preempted", 75, .signal = "USR1",
      DO("trace saved 0 10", "starts 1", "events 1 signal", "events 1 stopped", "events 0 failure")},
+    {"fails when asked", "--out . -- SELF act preempted=9", 9, .signal = "TERM",
+     DO("trace saved 0 15", "starts 1", "events 1 signal", "events 1 stopped", "events 0 failure")},
     {"wrapped", "--out . -- SELF act wrapped", 75, .signal = "TERM",
      DO("trace saved 0 15", "starts 1", "events 1 signal", "events 1 stopped", "events 0 failure")},
     {"hung up", "--out . -- SELF act preempted", 75, .signal = "HUP", DO("trace saved 0 15", "starts 1")},
