@@ -55,9 +55,11 @@ static inline bool shard_writer_open(ShardWriter* writer, const char* path, int3
     writer->header.vocabulary = vocabulary;
     writer->header.entropy_floor = entropy_floor;
     writer->file = fopen(writer->temporary, "wbe");
-    if (!writer->file) return fail_file(error, "create", writer->path);
-    fseek(writer->file, sizeof writer->header, SEEK_SET);  // shard_writer_finish writes the header
-    return true;
+    // shard_writer_finish writes the header.
+    if (writer->file && fseek(writer->file, sizeof writer->header, SEEK_SET) == 0) return true;
+    fail_file(error, "create", writer->path);
+    shard_writer_abandon(writer);
+    return false;
 }
 
 // After a failure the caller abandons the writer.
