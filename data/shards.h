@@ -265,8 +265,9 @@ static inline bool shard_set_publish(ShardSet* set, Error* error) {
     bool ok = series_finish(&set->series[0], error) && series_finish(&set->series[1], error);
     if (ok && !shard_set_has_tokenizer(set)) {
         if (!set->of_bytes) ok = directory_remove(temporary, error) && tokenizer_save(set->tokenizer, temporary, error);
-        // The old shards go first and the new ones come last, so that shards never have another set's tokenizer.
-        for (int i = 0; i < 2; i++) ok = ok && series_remove(&set->series[i], 0, error);
+        // The old shards go first and the new ones come last, so that shards never have another set's tokenizer. Those
+        // of a kind that is not written stay: shard_set_agrees has compared their tokenizer.
+        for (int i = 0; i < 2; i++) ok = ok && (set->series[i].shards == 0 || series_remove(&set->series[i], 0, error));
         ok = ok && directory_sync_parent(path, error) && directory_remove(path, error);
         if (ok && !set->of_bytes) ok = directory_rename_sync(temporary, path, error);
     }
