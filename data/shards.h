@@ -225,7 +225,9 @@ static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error)
     char shard[FILE_PATH_MAX];
     Tokenizer other = tokenizer_of_bytes();
     series_path(shard, &set->series[1 - kind], 0);
-    if (access(shard, F_OK) != 0) return true;
+    bool there;
+    if (!path_look(&there, shard, error)) return false;
+    if (!there) return true;
     if (directory_exists(set->path) && !tokenizer_open(&other, set->path, NULL, error)) return false;
     bool same = other.hash == set->tokenizer->hash;
     if (!same)
@@ -249,7 +251,9 @@ static inline bool shard_set_has_tokenizer(const ShardSet* set) {
 // Refuses a PREFIX_tokenizer that would be replaced but has no shards: it is not from an earlier set.
 static inline bool shard_set_may_replace(const ShardSet* set, Error* error) {
     char shard[FILE_PATH_MAX];
-    if (access(set->path, F_OK) != 0 || shard_set_has_tokenizer(set)) return true;
+    bool there;
+    if (!path_look(&there, set->path, error)) return false;
+    if (!there || shard_set_has_tokenizer(set)) return true;
     for (int i = 0; i < 2; i++) {
         series_path(shard, &set->series[i], 0);
         if (access(shard, F_OK) == 0) return true;
