@@ -185,7 +185,7 @@ static bool generate(Options* o, Error* error) {
     }
     tokenizer_close(&tokenizer);
     model_free(&model);
-    return ok && (!ferror(stdout) || fail_file(error, "write", "standard output"));
+    return ok && output_written(error);
 }
 
 static bool options_check(const Options* o, Error* error) {
