@@ -220,7 +220,7 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     // Before the first collective: a rank whose files or flags are wrong must not leave the others waiting in it.
     if (!run_agree(run, run_prepare(run, o, flags, error), error)) return false;
     run_print_model(run);
-    if (o->plan.show) return plan_show(&run->model, &o->plan), true;
+    if (o->plan.show) return plan_show(&run->model, &o->plan), output_written(error);
     if (!run_compare_ranks(run, flags, error)) return false;
     record_fill(run, o, flags);
     // Memory may be short on one machine; model_connect is the first collective of the model.

@@ -55,9 +55,11 @@ static inline bool shard_writer_open(ShardWriter* writer, const char* path, int3
     writer->header.vocabulary = vocabulary;
     writer->header.entropy_floor = entropy_floor;
     writer->file = fopen(writer->temporary, "wbe");
-    if (!writer->file) return fail_file(error, "create", writer->path);
-    fseek(writer->file, sizeof writer->header, SEEK_SET);  // shard_writer_finish writes the header
-    return true;
+    // shard_writer_finish writes the header.
+    if (writer->file && fseek(writer->file, sizeof writer->header, SEEK_SET) == 0) return true;
+    fail_file(error, "create", writer->path);
+    shard_writer_abandon(writer);
+    return false;
 }
 
 // After a failure the caller abandons the writer.
@@ -224,7 +226,9 @@ static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error)
     char shard[FILE_PATH_MAX];
     Tokenizer other = tokenizer_of_bytes();
     series_path(shard, &set->series[1 - kind], 0);
-    if (access(shard, F_OK) != 0) return true;
+    bool there;
+    if (!path_look(&there, shard, error)) return false;
+    if (!there) return true;
     if (directory_exists(set->path) && !tokenizer_open(&other, set->path, NULL, error)) return false;
     bool same = other.hash == set->tokenizer->hash;
     if (!same)
@@ -248,7 +252,9 @@ static inline bool shard_set_has_tokenizer(const ShardSet* set) {
 // Refuses a PREFIX_tokenizer that would be replaced but has no shards: it is not from an earlier set.
 static inline bool shard_set_may_replace(const ShardSet* set, Error* error) {
     char shard[FILE_PATH_MAX];
-    if (access(set->path, F_OK) != 0 || shard_set_has_tokenizer(set)) return true;
+    bool there;
+    if (!path_look(&there, set->path, error)) return false;
+    if (!there || shard_set_has_tokenizer(set)) return true;
     for (int i = 0; i < 2; i++) {
         series_path(shard, &set->series[i], 0);
         if (access(shard, F_OK) == 0) return true;
@@ -264,8 +270,9 @@ static inline bool shard_set_publish(ShardSet* set, Error* error) {
     bool ok = series_finish(&set->series[0], error) && series_finish(&set->series[1], error);
     if (ok && !shard_set_has_tokenizer(set)) {
         if (!set->of_bytes) ok = directory_remove(temporary, error) && tokenizer_save(set->tokenizer, temporary, error);
-        // The old shards go first and the new ones come last, so that shards never have another set's tokenizer.
-        for (int i = 0; i < 2; i++) ok = ok && series_remove(&set->series[i], 0, error);
+        // The old shards go first and the new ones come last, so that shards never have another set's tokenizer. Those
+        // of a kind that is not written stay: shard_set_agrees has compared their tokenizer.
+        for (int i = 0; i < 2; i++) ok = ok && (set->series[i].shards == 0 || series_remove(&set->series[i], 0, error));
         ok = ok && directory_sync_parent(path, error) && directory_remove(path, error);
         if (ok && !set->of_bytes) ok = directory_rename_sync(temporary, path, error);
     }

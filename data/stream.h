@@ -14,11 +14,6 @@
 #include "../llmtrain/text/data.h"
 #include "../llmtrain/text/tokenizer.h"
 
-static inline bool stream_written(bool ok, Error* error) {
-    if (ok && (fflush(stdout) != 0 || ferror(stdout))) return fail_file(error, "write", "standard output");
-    return ok;
-}
-
 static inline bool stream_encode(const Tokenizer* tokenizer, Error* error) {
     Text text = {NULL, 0, 0};
     Tokens tokens = {NULL, 0, 0, 0};
@@ -32,7 +27,7 @@ static inline bool stream_encode(const Tokenizer* tokenizer, Error* error) {
     ok = ok && tokenizer_encode(&tokens, tokenizer, text.bytes, text.count, error);
     for (size_t i = 0; ok && i < tokens.count; i++)
         printf("%d%c", (int)tokens.ids[i], i + 1 < tokens.count ? ' ' : '\n');
-    ok = stream_written(ok, error);
+    ok = ok && output_written(error);
     if (ok && tokens.replaced > 0)
         fprintf(stderr, "tokenize: %zu byte sequences that are not UTF-8 were read as U+FFFD\n", tokens.replaced);
     tokens_free(&tokens);
@@ -81,7 +76,7 @@ static inline bool stream_decode(const Tokenizer* tokenizer, Error* error) {
         const char* rest = decoder_end(&bytes, &decoder);
         fwrite(rest, 1, bytes, stdout);
     }
-    return stream_written(ok, error);
+    return ok && output_written(error);
 }
 
 // The tokenizer of a shard: the one at `path` if given, otherwise the one next to the shard, otherwise bytes.
@@ -131,7 +126,7 @@ static inline bool stream_show(const char* path, const char* tokenizer_path, con
         const char* rest = decoder_end(&bytes, &decoder);
         fwrite(rest, 1, bytes, stdout);
         putchar('\n');
-        ok = stream_written(true, error);
+        ok = output_written(error);
         tokenizer_close(&tokenizer);
     }
     shard_close(&shard);

@@ -31,6 +31,16 @@ QUICK := test_convert test_trace test_evaluate test_plan test_optimizers test_op
     golden-BF16 test_kernels-BF16 test_kernels-FP16 $(foreach t,train model runs,$(PRECISIONS:%=test_$t-%))
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 
+# Programs whose calls of the C library test_calls sees and makes fail (dev/test/fail_calls.h), where that is glibc; not
+# once more in other builds.
+GLIBC := $(shell $(CC) -E -dM -include stdlib.h -x c /dev/null 2>/dev/null | grep -c 'define __GLIBC__')
+CALLS := $(if $(filter build-1,$(B)-$(GLIBC)),$(addprefix $(B)/calls/,corpus tokenize train supervise export generate))
+CALLS_MORE := $(CALLS) $(if $(CALLS),$(B)/calls/evaluate)
+$(CALLS_MORE): $(B)/calls/%: dev/test/fail_calls.h $(HEADERS) $(wildcard *.cu tools/*.cu data/*.c launch/*.c)
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O0 $(TUNE) -ffp-contract=off $(OPENMP) -pthread -DPRECISION_FP32 -I. \
+	    -include $< -x c $(wildcard $*.cu tools/$*.cu data/$*.c launch/$*.c) -x none -o $@ $(UNPACK) $(LIBS)
+
 # ---------------------------------------------------------------------------------------------------------------------
 # 2. CUDA on the CPU (dev/emulator/README.md): sources are translated to C++ under build/emulated, and compiled with the
 # emulator, against the headers of the CUDA toolkit or, without one, against stand-ins.
@@ -183,13 +193,13 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate \
     test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero \
-    test_seams test_ranks test_supervise soak pairs first \
+    test_seams test_ranks test_supervise soak pairs first $(if $(CALLS),test_calls) \
     $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t test_runs-$t)
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
     export evaluate-FP32 plan-BF16 corpus tokenize $(if $(MPICC),train-mpi-FP32))
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) \
-    $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(RANKS_TESTS)
+    $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(RANKS_TESTS) $(CALLS)
 # The programs whose flags have rows in dev/test/pairs.txt.
 PAIRED := $(addprefix $(B)/,pairs supervise train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export \
     tokenize corpus)
@@ -234,8 +244,8 @@ test-more-cuda: $(MORE_CUDA) $(COMPILED_MORE)
 	@$(call TEST_EMULATED,more) $(EMULATED_MORE)
 MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 \
     $(if $(shell command -v clang 2>/dev/null),golden-clang)
-test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED)
-	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) macos more_pairs
+test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(CALLS_MORE) $(if $(CALLS),$(B)/test_calls)
+	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) $(if $(CALLS),calls) macos more_pairs
 test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
 	@sh dev/test/test.sh more-alone $(B) "$(CC)" $(LESSER_ISAS:%=cliffs-%)
 

@@ -69,20 +69,22 @@ static bool text_read(Dataset* dataset, Tokens* tokens, const char* path, const 
 }
 
 // Ends the object, and prints and frees it.
-static void print_json(JsonWriter* w) {
+static bool print_json(JsonWriter* w, Error* error) {
     json_write_end(w, '}');
-    printf("%s\n", w->text ? w->text : "");
+    bool ok = json_write_done(w, error);
+    if (ok) printf("%s\n", w->text);
     json_writer_free(w);
+    return ok;
 }
 
-static void print_text(const Source* source, const Score* scores) {
+static bool print_text(const Source* source, const Score* scores, Error* error) {
     Score sum = scores_sum(scores, source->rows[source->items]);
     JsonWriter w = {0};
     json_write_begin(&w, '{');
     json_member_number(&w, "loss", sum.nats / sum.tokens);
     json_member_number(&w, "nats_per_byte", sum.bytes > 0 ? sum.nats / sum.bytes : NAN);
     json_member_u64(&w, "tokens", (uint64_t)sum.tokens);
-    print_json(&w);
+    return print_json(&w, error);
 }
 
 // Refuses shards if their tokenizer is not the model's.
@@ -109,16 +111,17 @@ static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Option
     bool ok = o->data ? dataset_open(&dataset, o->data, error)
                       : text_read(&dataset, &tokens, o->text, tokenizer, error);
     if (ok && o->data) ok = data_check(&dataset, model, tokenizer, o, error);
-    ok = ok && windows_open(&source, &windows, error) && evaluate(&scores, model, &source, o->scores, error);
-    if (ok) print_text(&source, scores);
-    if (ok) free(scores);
+    bool scored = ok && windows_open(&source, &windows, error) && evaluate(&scores, model, &source, o->scores, error);
+    ok = scored && print_text(&source, scores, error);
+    if (scored) free(scores);
     free(source.rows);
     dataset_close(&dataset);
     tokens_free(&tokens);
     return ok;
 }
 
-static void print_choices(const Choices* choices, const Source* source, const Score* scores, bool answers) {
+static bool print_choices(const Choices* choices, const Source* source, const Score* scores, bool answers,
+                          Error* error) {
     double accuracy = choices_accuracy(choices, source, scores, false);
     JsonWriter w = {0};
     json_write_begin(&w, '{');
@@ -132,7 +135,7 @@ static void print_choices(const Choices* choices, const Source* source, const Sc
             json_write_u64(&w, scores_best(scores + source->rows[i], source->rows[i + 1] - source->rows[i], false));
         json_write_end(&w, ']');
     }
-    print_json(&w);
+    return print_json(&w, error);
 }
 
 static bool evaluate_choices(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
@@ -140,9 +143,9 @@ static bool evaluate_choices(Model* model, const Tokenizer* tokenizer, const Opt
     Source source;
     Score* scores;
     if (!choices_open(&choices, &source, o->choices, tokenizer, model->options.T, error)) return false;
-    bool ok = evaluate(&scores, model, &source, o->scores, error);
-    if (ok) print_choices(&choices, &source, scores, o->answers);
-    if (ok) free(scores);
+    bool scored = evaluate(&scores, model, &source, o->scores, error);
+    bool ok = scored && print_choices(&choices, &source, scores, o->answers, error);
+    if (scored) free(scores);
     choices_close(&choices, &source);
     return ok;
 }
@@ -167,7 +170,7 @@ static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
     ok = ok && (o->choices ? evaluate_choices : evaluate_text)(&model, &tokenizer, o, error);
     tokenizer_close(&tokenizer);
     model_free(&model);
-    return ok && (!ferror(stdout) || fail_file(error, "write", "standard output"));
+    return ok && output_written(error);
 }
 
 // Joins the other ranks, evaluates, and leaves them; returns the exit code.

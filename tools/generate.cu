@@ -136,6 +136,7 @@ static bool chat(const Options* o, Model* model, const Tokenizer* tokenizer, Err
         if (isatty(STDIN_FILENO)) printf("> ");
         fflush(stdout);
         ssize_t bytes = getline(&line, &capacity, stdin);
+        if (bytes < 0) ok = feof(stdin) || fail_file(error, "read", "standard input");
         if (bytes < 0) break;
         while (bytes > 0 && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;
         ok = chat_add(c, "user", line, (size_t)bytes, error) && chat_read(c, model, tokenizer, error) &&
@@ -184,7 +185,7 @@ static bool generate(Options* o, Error* error) {
     }
     tokenizer_close(&tokenizer);
     model_free(&model);
-    return ok && (!ferror(stdout) || fail_file(error, "write", "standard output"));
+    return ok && output_written(error);
 }
 
 static bool options_check(const Options* o, Error* error) {

@@ -1313,7 +1313,8 @@ static const struct { const char *what, *flags; bool async; size_t keep; const c
      "mkdir run\nflush .\n" SAVE_ORDER("2", FILE_ORDER("run/step_00000002.tmp", "frozen.safetensors"))
          SAVE_ORDER("4", "")},
     {"one is kept", "", false, 1,
-     "mkdir run\nflush .\n" SAVE_ORDER("2", "") SAVE_ORDER("4", "") "rename run/step_00000002.old\nflush run\n"},
+     "mkdir run\nflush .\n" SAVE_ORDER("2", "") SAVE_ORDER("4", "") "rename run/step_00000002.old\nflush run\n"
+     "flush run\n"},
 };
 
 // Where the words are in the order, from `from` on; its end if they are not.

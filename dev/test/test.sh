@@ -206,6 +206,8 @@ for test in "$@"; do
             command -v mpicc > /dev/null || echo "skipped ranks over MPI: there is no mpicc; apt-get install -y libopenmpi-dev openmpi-bin"
             # shellcheck disable=SC2086
             suite test_ranks "$build/test_ranks" --overlap off --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
+        test_calls) suite test_calls "$build/test_calls" --programs "$build/calls" ;;
+        calls) suite "every call fails" "$build/test_calls" --programs "$build/calls" --chains 3 ;;
         test_supervise) suite test_supervise "$build/test_supervise" --train "$build/train-FP32" ;;
         same_weights)
             suite "same weights as before" sh dev/test/same_weights.sh "$build"

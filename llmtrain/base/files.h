@@ -56,6 +56,17 @@ static inline bool fail_file(Error* error, const char* action, const char* path)
     return fail_as(error, number == ENOMEM || number == EMFILE || number == ENFILE ? ERROR_PROCESS : ERROR_OUTSIDE);
 }
 
+// Flushes standard output; false if not all that was printed could be written.
+static inline bool output_written(Error* error) {
+    return (fflush(stdout) == 0 && !ferror(stdout)) || fail_file(error, "write", "standard output");
+}
+
+// Whether there is something at a path; false, with an error, if the system does not say.
+static inline bool path_look(bool* there, const char* path, Error* error) {
+    *there = access(path, F_OK) == 0;
+    return *there || errno == ENOENT || errno == ENOTDIR || fail_file(error, "look at", path);
+}
+
 static inline bool path_copy(char copy[FILE_PATH_MAX], const char* path, Error* error) {
     size_t bytes = strlen(path);
     if (bytes == 0) return fail_with(error, "a path is empty; name a file or directory");

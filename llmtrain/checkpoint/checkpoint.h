@@ -467,7 +467,7 @@ static inline bool checkpoint_rename(const char* out, uint64_t step, const char*
     checkpoint_path(path, out, step, "");
     checkpoint_path(renamed, out, step, suffix);
     directory_remove(renamed, &ignored);  // left from earlier
-    return rename(path, renamed) == 0;
+    return rename(path, renamed) == 0 && directory_sync(out, &ignored);
 }
 
 // Removes a checkpoint. It is renamed first, so that a partly removed one is never taken for a checkpoint.

@@ -467,23 +467,26 @@ static inline bool source_open_llmc(ModelSource* s, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 5. Opening
 
-// Whether a directory has a file of this name.
-static inline bool source_has(const char* directory, const char* name) {
+// Whether a directory has a file of this name. If the system does not say, *known becomes false, with an error.
+static inline bool source_has(bool* known, const char* directory, const char* name, Error* error) {
     char path[FILE_PATH_MAX];
+    bool there;
     snprintf(path, sizeof path, "%.3900s/%s", directory, name);
-    return access(path, F_OK) == 0;
+    if (!path_look(&there, path, error)) *known = false;
+    return there;
 }
 
-// Whether a directory has the files of a tokenizer.
-static inline bool source_has_tokenizer(const char* directory) {
-    bool there = source_has(directory, TOKENIZER_FILES[FILE_JSON]);
+// Whether a directory has the files of a tokenizer; *known as above.
+static inline bool source_has_tokenizer(bool* known, const char* directory, Error* error) {
+    bool there = source_has(known, directory, TOKENIZER_FILES[FILE_JSON], error);
     for (int i = 0; i < 2 && !there; i++)
-        there = source_has(directory, GPT2_FILES[i][0]) && source_has(directory, GPT2_FILES[i][1]);
+        there = source_has(known, directory, GPT2_FILES[i][0], error) &&
+                source_has(known, directory, GPT2_FILES[i][1], error);
     for (size_t i = 0; i < PATTERNS_COUNT && !there; i++) {
         char name[32];
         if (!PATTERNS[i].name) continue;
         ranks_name(name, &PATTERNS[i]);
-        there = source_has(directory, name);
+        there = source_has(known, directory, name, error);
     }
     return there;
 }
@@ -491,8 +494,9 @@ static inline bool source_has_tokenizer(const char* directory) {
 // Opens the tokenizer of a model of V tokens, if the directory has one. Without one it is the byte tokenizer if V is
 // 256; otherwise it is not known, and its vocabulary is 0. The caller closes it in any case.
 static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* directory, size_t V, Error* error) {
-    bool there = source_has_tokenizer(directory);
+    bool known = true, there = source_has_tokenizer(&known, directory, error);
     *tokenizer = tokenizer_of_bytes();
+    if (!known) return false;
     if (!there && V != (size_t)tokenizer->vocabulary) memset(tokenizer, 0, sizeof *tokenizer);
     if (there && !tokenizer_open(tokenizer, directory, NULL, error)) return false;
     if ((size_t)tokenizer->vocabulary <= V) return true;
@@ -506,16 +510,18 @@ static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* direc
 // Hugging Face, or a file of llm.c. After a failure there is nothing to close.
 static inline bool source_open(ModelSource* s, const char* path, Error* error) {
     uint64_t step = UINT64_MAX;
-    bool found = false, ok;
+    bool found = false, known = true, ok;
     memset(s, 0, sizeof *s);
     if (!path_copy(s->path, path, error)) return false;
     if (access(path, F_OK) != 0) return fail_file(error, "open", path);
     if (!directory_exists(path)) {
         ok = source_open_llmc(s, error);
-    } else if (source_has(path, "manifest.json")) {
+    } else if (source_has(&known, path, "manifest.json", error)) {
         ok = source_open_checkpoint(s, error);
-    } else if (source_has(path, "config.json")) {
+    } else if (known && source_has(&known, path, "config.json", error)) {
         ok = source_open_hf(s, error);
+    } else if (!known) {
+        ok = false;
     } else {
         ok = checkpoint_find_before(&step, &found, path, step, error);
         if (ok && !found)

@@ -221,6 +221,7 @@ static inline bool log_write(Log* log, const StepLog* step, Error* error) {
     json_put(&w, "\n", 1);
     bool ok = json_write_done(&w, error);
     if (ok && log->waiting.bytes < LOG_WAITING_MAX) json_put(&log->waiting, w.text, w.bytes);
+    ok = ok && json_write_done(&log->waiting, error);
     json_writer_free(&w);
     Error why;
     if (!ok || log_flush(log, &why)) return ok;

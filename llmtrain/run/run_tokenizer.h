@@ -32,7 +32,9 @@ static inline bool tokenizer_has_files(const Tokenizer* tokenizer) {
 static inline bool found_tokenizer_open(FoundTokenizer* found, const char* directory, Error* error) {
     memset(&found->tokenizer, 0, sizeof found->tokenizer);
     snprintf(found->where, sizeof found->where, "%s", directory);
-    return !directory_exists(directory) || tokenizer_open(&found->tokenizer, directory, NULL, error);
+    bool there;
+    if (!path_look(&there, directory, error)) return false;
+    return !there || tokenizer_open(&found->tokenizer, directory, NULL, error);
 }
 
 // Refuses two known tokenizers that differ.

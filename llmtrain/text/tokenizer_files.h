@@ -192,11 +192,13 @@ static inline void ranks_name(char name[32], const Pattern* pattern) {
 
 // Takes a file of a directory if it is there.
 static inline bool tokenizer_files_take(Tokenizer* t, int file, const char* directory, const char* name, Error* error) {
+    bool there;
     if (!tokenizer_files_path(t, file, directory, name, error)) return false;
-    if (access(t->paths[file], F_OK) == 0) return true;
+    bool good = path_look(&there, t->paths[file], error);
+    if (there) return true;
     free(t->paths[file]);
     t->paths[file] = NULL;
-    return true;
+    return good;
 }
 
 // GPT-2's two files, by the names of Hugging Face and by those of OpenAI.
