@@ -232,6 +232,8 @@ static Touched* touched_parent(const char* path) {
     return touched(text_of("%.*s", (int)(strrchr(path, '/') - path), path));
 }
 
+static bool is_temporary(const char* path) { return strstr(path, ".tmp") != NULL; }
+
 static bool is_within(const char* path, const char* directory) {
     size_t length = strlen(directory);
     return strncmp(path, directory, length) == 0 && (path[length] == '/' || path[length] == 0);
@@ -269,12 +271,12 @@ static void order_read(bool good) {
         Touched *file = touched(path), *parent = touched_parent(path);
         if (strcmp(what, "rename") == 0) order_rename(path, to);
         else if (strcmp(what, "link") == 0) touched_parent(to)->dirty = true;
-        else if (strcmp(what, "make") == 0) parent->dirty |= strstr(name, ".tmp") == NULL;
+        else if (strcmp(what, "make") == 0) parent->dirty |= !is_temporary(name);
         else if (strcmp(what, "buffer") == 0) file->buffered = true;
         else if (strcmp(what, "write") == 0) file->buffered = false, file->dirty = true;
         else if (strcmp(what, "flush") == 0) file->dirty = file->buffered;
         else if (strcmp(what, "remove") == 0) file->buffered = file->dirty = false;
-        else if (parent->dirty) order_broken("it is emptied before a flush of its name", path);
+        else if (parent->dirty && !is_temporary(name)) order_broken("it is emptied before a flush of its name", path);
     }
     for (size_t i = 0; i < order.count && good; i++)
         if (order.list[i].dirty) order_broken("it ends before a flush", order.list[i].path);
@@ -396,13 +398,13 @@ static Tree given, expected, found;
 static char *expected_output, *expected_errors;
 static struct { size_t tried, missed, ended, reported, silent; } sums;
 
-static bool is_temporary(const char* path) { return strstr(path, ".tmp") || strstr(path, ".old"); }
+static bool is_left_over(const char* path) { return is_temporary(path) || strstr(path, ".old"); }
 
 // A file of the job is as it was given, or as it should be; a log may end early.
 static void expect_whole(const char* name, const TreeFile* file) {
     const TreeFile *before = tree_find(&given, file->path), *after = tree_find(&expected, file->path);
     bool whole = (before && before->hash == file->hash) || (after && after->hash == file->hash);
-    expect(whole || is_temporary(file->path) || strstr(file->path, "metrics.jsonl"), "%s: %s is damaged", name,
+    expect(whole || is_left_over(file->path) || strstr(file->path, "metrics.jsonl"), "%s: %s is damaged", name,
            file->path);
 }
 
@@ -417,7 +419,7 @@ static void complete(size_t j, const char* name, bool reported, bool kept) {
     const char *more = tree_lacks(&found, "", &expected);
     expect(program_good(&job), "%s: done again, it fails: %.300s", name, job.text[1]);
     expect(lacks == NULL, "%s: done again, %s is missing or wrong", name, lacks);
-    expect(more == NULL || (kept && is_temporary(more)), "%s: done again, it leaves %s", name, more);
+    expect(more == NULL || (kept && is_left_over(more)), "%s: done again, it leaves %s", name, more);
     expect(!JOBS[j].prints || strcmp(job.text[0], expected_output) == 0, "%s: done again, it prints %.300s", name,
            job.text[0]);
 }
