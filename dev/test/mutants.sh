@@ -62,7 +62,7 @@ caught() {
                 --corpus build/corpus "$@" ;;
     esac
     # shellcheck disable=SC2046,SC2086
-    make -s CUDA=off MPI=off B=build OPTIMIZE="-O1 -march=native" OPENMP= WARNINGS=-w \
+    make -s CUDA=off MPI=off B=build OPTIMIZE="-O1 -march=native" WARNINGS=-w \
         $(printf 'build/%s ' $needs) > suite.out 2>&1 || { echo "does not build" > verdict && return 1; }
     timeout 600 stdbuf -oL "build/$suite" "$@" 3<&- > suite.out 2>&1 &  # 3 is the list of suites
     while kill -0 $! 2> /dev/null; do
