@@ -1,16 +1,18 @@
-"""mutants.py: tests the tests with bugs planted by machine, and shows what they do not run.
+"""mutants.py: tests the tests with bugs that are all built at once, and shows what no test runs.
 
-    python3 dev/test/mutants.py BUILD COUNT SEED     as `make mutants MUTANTS=COUNT SEED=SEED` does
-    python3 dev/test/mutants.py BUILD coverage       as `make coverage` does
+    python3 dev/test/mutants.py BUILD COUNT SEED            as `make mutants MUTANTS=COUNT SEED=SEED` does
+    python3 dev/test/mutants.py BUILD list ONLY SAMPLE      as `make mutants` does: the list that people wrote, mutants.txt
+    python3 dev/test/mutants.py BUILD coverage              as `make coverage` does
 
-COUNT bugs that compile (mutate.py) are chosen at random, spread over the files of the product by their lines, at least
-one in each. All are in one copy of the sources, behind switches, and every program is built once: MUTANT=17 chooses a
-bug when a program starts. One run of each suite without a bug shows how long it takes, and which switches it reaches.
-Then each bug meets the suites that reach it, the shortest first, until one fails, or takes three times as long and ten
-seconds more. Suites of more than LIMIT seconds in all are left out, the longest first, but never all of them.
+COUNT bugs that compile (mutate.py makes them) are chosen at random, spread over the files of the product by their lines,
+at least one in each. All are in one copy of the sources, behind switches, and every program is built once: MUTANT=17 in
+the environment chooses a bug when a program starts. One run of each suite without a bug shows how long it takes, and
+which switches it reaches. Then each bug meets the suites that reach it, the shortest first, until one fails, or takes
+three times as long and ten seconds more. The longest suites are left out where all together take more than LIMIT seconds.
 
 equivalent.txt lists bugs that change no result. What is left is printed: where, before and after, and the suites that
-have run it; then a table of the files. Everything is in BUILD/mutants/report.txt too.
+have run it; then a table of the files. BUILD/mutants/report.txt has the bugs that are caught too. JOBS=2: so many at a
+time. SUITES=PATTERN: only these suites.
 """
 import collections
 import ctypes
@@ -31,6 +33,7 @@ import mutate
 
 LIMIT = float(os.environ.get('LIMIT', 60))
 JOBS = int(os.environ.get('JOBS', os.cpu_count() or 1))
+ONLY_SUITES = os.environ.get('SUITES', '')  # a pattern
 SPARE = 1.7  # so many times the bugs that are wanted are tried, since not all compile
 
 # Each suite as its arguments; the programs that it needs follow from PROGRAMS and its own name.
@@ -114,7 +117,7 @@ esac
 exec %(compiler)s %(flags)s "$@" -fsyntax-only %(last)s
 '''
 ERROR = re.compile(r'^(?:translate: )?(?:\./)?([\w./-]+):(\d+)(?::\d+)?: '
-                   r'(?!warning: (?!pointer type mismatch)|note: |  )', re.M)
+                   r'(?!warning: (?!pointer.* type mismatch)|note: |  )', re.M)
 
 
 class Work:
@@ -431,7 +434,7 @@ def mutants_main(build_folder, count, seed, entries=()):
     chosen, wanted = choose(sources, count, seed, occupied)
     for n, m in enumerate(known + chosen):
         m.number = n + 1
-    chosen_suites = [s for s in SUITES if re.search(os.environ.get('SUITES', ''), s)] if count else []
+    chosen_suites = [s for s in SUITES if re.search(ONLY_SUITES, s)] if count else []
     suites = sorted(set(chosen_suites + [s for m in known for s in m.entry['suites']]))
     programs = sorted({p for s in suites for p in suite_parts(s)[1]})
     mutants, bad, elsewhere = build(work, sources, known + chosen, wanted, programs)
@@ -508,7 +511,7 @@ def run_covered(job):
 def coverage_main(build_folder):
     """Lines and branches that no suite runs. Processes that are killed do not count."""
     work = Work(build_folder, 'coverage', '--coverage -fprofile-update=atomic -Wno-coverage-mismatch')
-    suites = [s for s in SUITES if re.search(os.environ.get('ONLY', ''), s)]
+    suites = [s for s in SUITES if re.search(ONLY_SUITES, s)]
     programs = sorted({p for s in suites for p in suite_parts(s)[1]})
     if work.make(programs).returncode:
         sys.exit(f'the programs do not build: see {work.work}/make.log')

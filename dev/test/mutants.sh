@@ -7,7 +7,7 @@
 # every mutant applies and builds, and is caught or marked in the list as one that survives, with the reason. The list,
 # dev/test/mutants.txt, explains its format.
 
-only=$2 sample=${3:-0} list=${4:-dev/test/mutants.txt} work=$1/mutants
+only=$2 sample=${3:-0} list=${4:-dev/test/mutants.txt} work=$1/mutants-one
 jobs=${JOBS:-$(nproc 2> /dev/null || echo 1)}
 rm -rf "$work" && mkdir -p "$work/tmp" && work=$(cd "$work" && pwd) || exit 1
 export LC_ALL=C OMP_WAIT_POLICY=passive TMPDIR="$work/tmp"

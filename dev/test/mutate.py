@@ -156,6 +156,10 @@ class Source:
             return -1
         if name and after == '(' and RELEASES.match(text):
             return -1
+        if after == '<':  # a template's name: not the type in a declaration
+            closing = next((k for k in range(i, min(i + 20, len(self.tokens))) if self.of(k) == '>'), i)
+            if self.of(closing + 1) != '(':
+                return -1
         at = i
         while at < len(self.tokens) and self.of(at) != ';':
             if self.of(at) in ('{', '}') or self.tokens[at][0] == 'directive':
