@@ -266,7 +266,7 @@ test-posix:
 test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-BF16 generate-FP32 corpus tokenize)
 	@sh dev/test/test.sh posix $(B) "$(CC)" posix $(POSIX_TESTS)
 
-## mutants: checks the tests: they must find planted bugs, of a list (ONLY=text SAMPLE=10) or MUTANTS=300 SEED=7 random ones
+## mutants: checks the tests: they must find planted bugs, a list (ONLY=text SAMPLE=10) or MUTANTS=300 SEED=7 random
 mutants: | $(B)
 	@python3 dev/test/mutants.py $(B) $(if $(MUTANTS),$(MUTANTS) $(or $(SEED),1),list "$(ONLY)" "$(SAMPLE)")
 ## coverage: the lines and branches of the product that no suite runs, by file, to build/coverage.txt

@@ -1,18 +1,19 @@
 """mutants.py: tests the tests with bugs that are all built at once, and shows what no test runs.
 
     python3 dev/test/mutants.py BUILD COUNT SEED            as `make mutants MUTANTS=COUNT SEED=SEED` does
-    python3 dev/test/mutants.py BUILD list ONLY SAMPLE      as `make mutants` does: the list that people wrote, mutants.txt
+    python3 dev/test/mutants.py BUILD list ONLY SAMPLE      as `make mutants` does: the written list, mutants.txt
     python3 dev/test/mutants.py BUILD coverage              as `make coverage` does
 
-COUNT bugs that compile (mutate.py makes them) are chosen at random, spread over the files of the product by their lines,
-at least one in each. All are in one copy of the sources, behind switches, and every program is built once: MUTANT=17 in
-the environment chooses a bug when a program starts. One run of each suite without a bug shows how long it takes, and
+COUNT bugs that compile (mutate.py makes them) are chosen at random, spread over the files of the product by their
+lines, at least one in each. All are in one copy of the sources, behind switches, and every program is built once:
+MUTANT=17 in the environment chooses a bug when a program starts. One run of each suite without a bug shows how long it takes, and
 which switches it reaches. Then each bug meets the suites that reach it, the shortest first, until one fails, or takes
-three times as long and ten seconds more. The longest suites are left out where all together take more than LIMIT seconds.
+three times as long and ten seconds more. The longest suites are left out where all together take more than LIMIT
+seconds.
 
 equivalent.txt lists bugs that change no result. What is left is printed: where, before and after, and the suites that
 have run it; then a table of the files. BUILD/mutants/report.txt has the bugs that are caught too. JOBS=2: so many at a
-time. SUITES=PATTERN: only these suites.
+time. SUITES=PATTERN: only these suites. SLACK=60: the ten seconds more, on a machine where other work comes and goes.
 """
 import collections
 import ctypes
@@ -32,6 +33,7 @@ import time
 import mutate
 
 LIMIT = float(os.environ.get('LIMIT', 60))
+SLACK = float(os.environ.get('SLACK', 10))
 JOBS = int(os.environ.get('JOBS', os.cpu_count() or 1))
 ONLY_SUITES = os.environ.get('SUITES', '')  # a pattern
 SPARE = 1.7  # so many times the bugs that are wanted are tried, since not all compile
@@ -60,13 +62,14 @@ SUITES = '''gemm --check|test_files|test_offload|test_data|test_tokenizer|test_t
 test_evaluate|test_plan|test_text|test_corpus|test_errors|test_trace|test_optimizers|test_optimizers_matrix|test_comm
 test_zero|test_seams|test_supervise|first|test_kernels-FP32|test_kernels-BF16|test_train-FP32|test_model-FP32
 test_model-BF16|test_runs-FP32 --runs|test_runs-FP32 --files|test_runs-FP32 --signals|test_runs-FP32 --damage
-golden-FP32|same_weights.sh|emulated-plain-FP32-test_cuda|emulated-plain-BF16-test_cuda --shapes tiny
-test_train-emulated-FP32|test_model-emulated-FP32 --model|test_backends.sh|test_cublaslt|test_nccl|test_tune'''
+golden-FP32|same_weights.sh|emulated-plain-FP32-test_cuda --shapes tiny|emulated-plain-FP32-test_cuda
+emulated-plain-BF16-test_cuda --shapes tiny|test_train-emulated-FP32|test_model-emulated-FP32 --model
+test_backends.sh|test_cublaslt|test_nccl|test_tune'''
 SUITES = re.split('[|\n]', SUITES)
-SUITES += ['test_ranks --only ' + name for name in ('data stages float storage recompute resume optimizers launch memory '
-                                                    'faults refusals corruption rewind slow').split()]
-SUITES += ['soak --only ' + name for name in ('kills damage disk failing order clock prune reshard rewind '
-                                              'tiers').split()]
+for name, parts in (('test_ranks', 'data stages float storage recompute resume optimizers launch memory faults '
+                                   'refusals corruption rewind slow'),
+                    ('soak', 'kills damage disk failing order clock prune reshard rewind tiers')):
+    SUITES += [f'{name} --only {part}' for part in parts.split()]
 # Together they compile every line of the product that this machine can.
 CHECKED = ('train-FP32 generate-FP32 evaluate-FP32 plan-BF16 export tokenize corpus supervise gemm test_tune '
            'test_train-emulated-BF16').split()
@@ -246,7 +249,7 @@ def run_mutant(job):
     work, number, suites, times = job
     passed = []
     for suite in suites:
-        why, _ = run_suite(work + '/tree', suite, 3 * times[suite] + 10, {'MUTANT': str(number)})
+        why, _ = run_suite(work + '/tree', suite, 3 * times[suite] + SLACK, {'MUTANT': str(number)})
         if why:
             return number, suite, why, passed
         passed.append(suite)
@@ -280,7 +283,7 @@ def plan_listed(sources, entries):
     chosen, taken, rest = [], set(), []
     planned = mutate.written(sources, [('*' + (e['@'] or '*'), e['-'], e['+']) for e in entries])
     for e, m in zip(entries, planned):
-        covers = {(m.file, n) for n in range(sources[m.file].line(m.start), sources[m.file].line(m.end) + 1)} if m else set()
+        covers = {(m.file, n) for n in sources[m.file].lines_of(m)} if m else set()
         if m is None or covers & taken:
             rest.append(e)
         else:
@@ -304,7 +307,7 @@ def choose(sources, count, seed, occupied=()):
         for line in order.sample(sorted(places), len(places)):
             kinds = places[line]
             m = order.choice(kinds[order.choice(sorted(kinds))])
-            covers = set(range(source.line(m.start), source.line(m.end) + 1))
+            covers = set(source.lines_of(m))
             if not covers & taken:
                 taken |= covers
                 chosen.append(m)
@@ -328,7 +331,7 @@ def build(work, sources, mutants, wanted, programs):
     and are in no program that this machine builds."""
     lines = collections.defaultdict(set)
     for m in mutants:
-        for line in range(sources[m.file].line(m.start), sources[m.file].line(m.end) + 1):
+        for line in sources[m.file].lines_of(m):
             lines[m.file, line].add(m)
     bad, elsewhere, cut = collections.Counter(), collections.Counter(), False
     plant(work, sources, mutants)
@@ -393,8 +396,9 @@ def table(rows, title):
     out = [f'{title:34s} planted  caught  survived  equivalent  not compiled  not built here   share']
     for name, r in sorted(rows.items()):
         judged = r['caught'] + r['survived']
-        out.append(f'{name:34s} {judged + r["equivalent"]:7d} {r["caught"]:7d} {r["survived"]:9d} {r["equivalent"]:11d} '
-                   f'{r["bad"]:13d} {r["elsewhere"]:15d} {100 * r["caught"] / judged if judged else 100:6.0f}%')
+        share = f'{100 * r["caught"] / judged:6.0f}%' if judged else '      -'
+        out.append(f'{name:34s} {judged + r["equivalent"]:7d} {r["caught"]:7d} {r["survived"]:9d} '
+                   f'{r["equivalent"]:11d} {r["bad"]:13d} {r["elsewhere"]:15d} {share}')
     return out
 
 
@@ -453,6 +457,7 @@ def mutants_main(build_folder, count, seed, entries=()):
         say(f'{len(clean)} suites run in {sum(times.values()):.0f} s, ended after {time.monotonic() - began:.0f} s')
         plans = {m.number: plan_suites(m, clean, times) for m in mutants}
         jobs = [(work.work, n, run, times) for n, (run, _) in plans.items()]
+        random.Random(seed).shuffle(jobs)  # the report of a run that is cut off is of all files
         for number, suite, why, passed in pool.imap_unordered(run_mutant, jobs, 1):
             m = by_number[number]
             line, before, after = m.describe(sources[m.file])
@@ -548,8 +553,9 @@ def coverage_main(build_folder):
                                      half=len(half))
         summary = [f'{"folder":28s}   lines  never run        branches  not all taken']
         for name, c in sorted(folders.items()):
-            summary.append(f'{name:28s} {c["lines"]:7d} {c["missed"]:6d} {100 * c["missed"] / max(c["lines"], 1):4.1f}% '
-                           f'{c["branches"]:14d} {c["half"]:8d} {100 * c["half"] / max(c["branches"], 1):4.1f}%')
+            shares = [100 * c[few] / max(c[all_of], 1) for few, all_of in (('missed', 'lines'), ('half', 'branches'))]
+            summary.append(f'{name:28s} {c["lines"]:7d} {c["missed"]:6d} {shares[0]:4.1f}% {c["branches"]:14d} '
+                           f'{c["half"]:8d} {shares[1]:4.1f}%')
         out.write('\n'.join(summary) + '\n')
     print('\n'.join(summary) + f'\n{build_folder}/coverage.txt has the lines of each file')
 

@@ -74,11 +74,15 @@ class Source:
                 function -= body
             self.inside.append(function > 0)
         # Constants in code for GPUs are lengths of arrays and arguments of templates.
-        self.constants = {n + 1 for n, t in enumerate(text.split('\n')) if re.match(r'\s+(static )?const(expr)? \w+ [A-Z]', t)}
+        self.constants = {n + 1 for n, t in enumerate(text.split('\n'))
+                          if re.match(r'\s+(static )?const(expr)? \w+ [A-Z]', t)}
         self.parallel = {self.line(t[2]) for t in self.tokens if t[0] == 'directive' and re.search(r'omp.*\bfor', t[1])}
 
     def line(self, at):
         return bisect.bisect_left(self.ends, at) + 1
+
+    def lines_of(self, mutant):
+        return range(self.line(mutant.start), self.line(mutant.end) + 1)
 
     def of(self, i):
         return self.tokens[i][1] if 0 <= i < len(self.tokens) else ''
@@ -126,14 +130,18 @@ class Source:
 
     def declares(self, bracket):
         """Whether a bracket is the length of an array that is declared."""
-        first, _ = self.region(bracket, 0)
         start = bracket
-        while start > 0 and self.of(start - 1) not in ('{', '}', ';', '('):
-            start = self.match[start - 1] if self.of(start - 1) in (')', ']') else start - 1
-        words = [t[0] == 'name' for t in self.tokens[start:start + 2]]
-        typed = all(words) or self.of(start + 1) == '*' and not self.spaced(start + 1) or self.of(start) in KEYWORDS
-        return typed and '=' not in [self.of(k) for k in range(self.region(bracket, 1)[0] - 1, bracket)] and \
-            self.of(self.region(bracket, 1)[0] - 1) not in ASSIGN
+        while start > 0 and self.of(start - 1) not in ('{', ';', '('):
+            if self.of(start - 1) == '}' and self.of(self.match.get(start - 1, 1) - 1) != '=':
+                break
+            start = self.match[start - 1] if self.of(start - 1) in (')', ']', '}') else start - 1
+        if self.of(start + 1) == '<' and not self.spaced(start + 1):  # a template's type
+            start = next((k for k in range(start, bracket) if self.of(k) == '>'), start)
+        typed = self.tokens[start + 1][0] == 'name' and self.of(start) not in ('return', 'else') or \
+            self.of(start + 1) == '*' and not self.spaced(start + 1) or self.of(start) in ('const', 'static')
+        first = self.region(bracket, 1)[0]
+        return typed and self.of(first - 1) not in ASSIGN and '[' not in [self.of(k) for k in range(first, bracket)
+                                                                          if self.match.get(k, 0) > bracket]
 
     def arguments(self, opening):
         """The first and last tokens of each argument of a call."""
@@ -176,14 +184,15 @@ class Source:
             if kind == 'directive' and self.line(start) in self.parallel:
                 parallel = self.match.get(next((k + 1 for k in range(i, min(i + 9, len(self.tokens)))
                                                 if self.of(k) == 'for'), -1), 0)
-            if not self.inside[i] or i <= length or self.line(start) in self.constants or kind in ('directive', 'string'):
+            if not self.inside[i] or i <= length or self.line(start) in self.constants or \
+                    kind in ('directive', 'string'):
                 continue
             level = next((n for n, texts in enumerate(LEVELS) if text in texts), 0)
             if text in REPLACED and self.spaced(i) and not (i < parallel and text not in '+-*/'):
                 first, last = self.region(i, level)
                 new = self.code(first, last, (i, REPLACED[text]))
-                names = {'&&': 'logic', '||': 'logic', **dict.fromkeys(('<', '<=', '>', '>=', '==', '!='), 'comparison')}
-                out.append(self.replace(names.get(text, 'arithmetic'), first, last, new))
+                name = 'logic' if text in ('&&', '||') else 'comparison' if level in (6, 7) else 'arithmetic'
+                out.append(self.replace(name, first, last, new))
                 if text in ('<', '<=', '>', '>='):
                     out.append(self.replace('off by one', i + 1, last, self.code(i + 1, last) + ' - 1'))
             if text == '!' and self.of(i + 1) != '=':
@@ -196,7 +205,8 @@ class Source:
                     (text == '&&' or self.of(i - 1) == 'ok') and \
                     self.of(self.match.get(i + 2, 0) + 1) in (';', ')', '&&', '||', '?'):
                 old = self.code(i + 1, self.match[i + 2])
-                out.append(self.replace('lost error', i + 1, self.match[i + 2], f'({old} || true)', f'({old} || {SWITCH})'))
+                out.append(self.replace('lost error', i + 1, self.match[i + 2], f'({old} || true)',
+                                        f'({old} || {SWITCH})'))
             if text == 'if' and self.of(i + 1) == '(':
                 first, last = i + 2, self.match[i + 1] - 1
                 old, then = self.code(first, last), self.of(last + 2)
