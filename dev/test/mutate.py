@@ -236,7 +236,8 @@ class Source:
                 out.append(self.replace(kind_of, i, i, other, f'((bool)({SWITCH} ? {other} : {text}))'))
             if kind == 'name' and text in OPPOSITE and self.of(i + 1) == '(':
                 out.append(self.replace('min/max', i, i, OPPOSITE[text], f'({SWITCH} ? {OPPOSITE[text]} : {text})'))
-            if kind == 'name' and text not in KEYWORDS and self.of(i + 1) == '(' and i + 1 in self.match:
+            if kind == 'name' and text not in KEYWORDS and text not in OPPOSITE and self.of(i + 1) == '(' and \
+                    i + 1 in self.match:
                 arguments = self.arguments(i + 1)
                 for a, b in zip(arguments, arguments[1:]):
                     old = [self.code(*a), self.code(*b)]
