@@ -268,7 +268,8 @@ test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-B
 
 ## mutants: checks the tests: they must find planted bugs, a list (ONLY=text SAMPLE=10) or MUTANTS=300 SEED=7 random
 mutants: | $(B)
-	@python3 dev/test/mutants.py $(B) $(if $(MUTANTS),$(MUTANTS) $(or $(SEED),1),list "$(ONLY)" "$(SAMPLE)")
+	@$(if $(MUTANTS),python3 dev/test/mutants.py $(B) $(MUTANTS) $(or $(SEED),1),\
+	    sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)")
 ## coverage: the lines and branches of the product that no suite runs, by file, to build/coverage.txt
 coverage: | $(B)
 	@python3 dev/test/mutants.py $(B) coverage

@@ -1,13 +1,13 @@
 """mutants.py: tests the tests with bugs that are all built at once, and shows what no test runs.
 
     python3 dev/test/mutants.py BUILD COUNT SEED            as `make mutants MUTANTS=COUNT SEED=SEED` does
-    python3 dev/test/mutants.py BUILD list ONLY SAMPLE      as `make mutants` does: the written list, mutants.txt
+    python3 dev/test/mutants.py BUILD list ONLY SAMPLE      the list of `make mutants`, mutants.txt, built at once
     python3 dev/test/mutants.py BUILD coverage              as `make coverage` does
 
 COUNT bugs that compile (mutate.py makes them) are chosen at random, spread over the files of the product by their
-lines, at least one in each. All are in one copy of the sources, behind switches, and every program is built once:
-MUTANT=17 in the environment chooses a bug when a program starts. One run of each suite without a bug shows how long it takes, and
-which switches it reaches. Then each bug meets the suites that reach it, the shortest first, until one fails, or takes
+lines, at least one in each. All are in one copy of the sources, behind switches, and every program is built
+once: MUTANT=17 in the environment chooses a bug when a program starts. One run of each suite without a bug shows how long it
+takes, and which switches it reaches. Then each bug meets the suites that reach it, the shortest first, until one fails, or takes
 three times as long and ten seconds more. The longest suites are left out where all together take more than LIMIT
 seconds.
 
