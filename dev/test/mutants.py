@@ -5,11 +5,11 @@
     python3 dev/test/mutants.py BUILD coverage              as `make coverage` does
 
 COUNT bugs that compile (mutate.py makes them) are chosen at random, spread over the files of the product by their
-lines, at least one in each. All are in one copy of the sources, behind switches, and every program is built
-once: MUTANT=17 in the environment chooses a bug when a program starts. One run of each suite without a bug shows how long it
-takes, and which switches it reaches. Then each bug meets the suites that reach it, the shortest first, until one fails, or takes
-three times as long and ten seconds more. The longest suites are left out where all together take more than LIMIT
-seconds.
+lines, at least one in each. All are in one copy of the sources, behind switches, and every program is built once:
+MUTANT=17 in the environment chooses a bug when a program starts. One run of each suite without a bug shows how long it
+takes, and which switches it reaches. Then each bug meets the suites that reach it, the shortest first, until one
+fails, or takes three times as long and ten seconds more. The longest suites are left out where all together take more
+than LIMIT seconds.
 
 equivalent.txt lists bugs that change no result. What is left is printed: where, before and after, and the suites that
 have run it; then a table of the files. BUILD/mutants/report.txt has the bugs that are caught too. JOBS=2: so many at a
