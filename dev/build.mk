@@ -212,7 +212,7 @@ TEST_PARTS := cpu-programs cpu-processes cuda-kernels cuda-runs alone
 
 .PHONY: test-cpu test-cpu-programs test-cpu-processes test-cpu-only test-cuda test-cuda-kernels test-cuda-runs \
     test-more test-more-cpu test-more-cuda test-ranks test-pairs test-posix test-posix-suites soak sanitize races \
-    test-races mutants fuzz emulated sectors bounds bench tour bench-checkpoint
+    test-races mutants coverage fuzz emulated sectors bounds bench tour bench-checkpoint
 
 ##@ Tests
 ## test-cpu: the half of make test without CUDA
@@ -286,9 +286,13 @@ test-posix:
 test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-BF16 generate-FP32 corpus tokenize)
 	@sh dev/test/test.sh posix $(B) "$(CC)" posix $(POSIX_TESTS)
 
-## mutants: checks the tests: bugs, planted one at a time in a copy, must be found; ONLY=text SAMPLE=10
+## mutants: checks the tests: they must find planted bugs, a list (ONLY=text SAMPLE=10) or MUTANTS=300 SEED=7 random
 mutants: | $(B)
-	@sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)"
+	@$(if $(MUTANTS),python3 dev/test/mutants.py $(B) $(MUTANTS) $(or $(SEED),1),\
+	    sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)")
+## coverage: the lines and branches of the product that no suite runs, by file, to build/coverage.txt
+coverage: | $(B)
+	@python3 dev/test/mutants.py $(B) coverage
 
 ## fuzz: fuzzes the readers of files, FUZZ_SECONDS=600 each (needs clang)
 FUZZ_SECONDS ?= 600

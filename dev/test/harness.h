@@ -360,7 +360,7 @@ static inline void words_add(Words* w, const char* text) {
 // Keeps only what a program needs to start and the variables of sanitizers, OpenMP and the emulator.
 static inline void environment_clear(void) {
     extern char** environ;
-    static const char* const kept[] = {"PATH=", "HOME=", "TMPDIR=", "LD_LIBRARY_PATH=", "OMP_", "EMULATE_",
+    static const char* const kept[] = {"PATH=", "HOME=", "TMPDIR=", "LD_LIBRARY_PATH=", "OMP_", "EMULATE_", "MUTANT",
                                        "ASAN_OPTIONS=", "UBSAN_OPTIONS=", "TSAN_OPTIONS=", "LSAN_OPTIONS="};
     for (size_t i = 0; environ && environ[i];) {
         bool keep = false;

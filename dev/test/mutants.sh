@@ -7,7 +7,7 @@
 # every mutant applies and builds, and is caught or marked in the list as one that survives, with the reason. The list,
 # dev/test/mutants.txt, explains its format.
 
-only=$2 sample=${3:-0} list=${4:-dev/test/mutants.txt} work=$1/mutants
+only=$2 sample=${3:-0} list=${4:-dev/test/mutants.txt} work=$1/mutants-one
 jobs=${JOBS:-$(nproc 2> /dev/null || echo 1)}
 rm -rf "$work" && mkdir -p "$work/tmp" && work=$(cd "$work" && pwd) || exit 1
 export LC_ALL=C OMP_WAIT_POLICY=passive TMPDIR="$work/tmp"
@@ -62,7 +62,7 @@ caught() {
                 --corpus build/corpus "$@" ;;
     esac
     # shellcheck disable=SC2046,SC2086
-    make -s CUDA=off MPI=off B=build OPTIMIZE="-O1 -march=native" OPENMP= WARNINGS=-w \
+    make -s CUDA=off MPI=off B=build OPTIMIZE="-O1 -march=native" WARNINGS=-w \
         $(printf 'build/%s ' $needs) > suite.out 2>&1 || { echo "does not build" > verdict && return 1; }
     timeout 600 stdbuf -oL "build/$suite" "$@" 3<&- > suite.out 2>&1 &  # 3 is the list of suites
     while kill -0 $! 2> /dev/null; do

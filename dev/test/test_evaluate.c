@@ -121,7 +121,7 @@ static void test_text(void) {
 // Choices
 
 static const char* const QUESTIONS =
-    "{\"ctx\": \"the cat\", \"endings\": [\"zz\", \"ab\", \"b\"], \"label\": 1}\n"
+    "{\"ctx\": \"the cat\", \"endings\": [\"zz\", \"ab\", \"b\"], \"label\": 2}\n"
     "{\"ctx\": \"a  \", \"endings\": [\"b\", \"bbbb\", \"b\"], \"label\": \"0\"}\r\n"
     "{\"question\": \"q\", \"choices\": {\"label\": [\"A\", \"B\"], \"text\": [\"zy\", \"aaa\"]}, "
     "\"answerKey\": \"B\"}\n"
@@ -135,7 +135,7 @@ static const char* const QUESTIONS =
 static const char* const SCORED[] = {" zz",  " ab", " b",  "   b", "   bbbb", "   b",
                                      " zy", " aaa", " ze", " a",   " xyz",    " xy"};
 static const size_t ROWS_OF[] = {3, 3, 2, 2, 2}, BEST[] = {2, 0, 1, 1, 1}, BEST_NORM[] = {1, 1, 1, 0, 0},
-                    LABELS[] = {1, 0, 1, 0, 1};
+                    LABELS[] = {2, 0, 1, 0, 1};
 
 static void test_choices(void) {
     Model model;
@@ -470,7 +470,17 @@ static void test_program(void) {
     for (size_t i = 0; i < COUNT_OF(keys); i++) expect(count_in(first, text_of("\"%s\": ", keys[i])) == 1, "%s", first);
     said = program_says(0, "--out run --choices questions.jsonl --answers --ranks 3 --scores choices.log");
     expect(said && strcmp(said, first) == 0, "%s, not %s", said ? said : "nothing", first);
-    verdict("build/evaluate --choices: its keys; the same with ranks");
+    Model known;
+    unigram_model(&known);
+    record.config = known.config;
+    need(model_save(&known, &record, text_of("%s/known", root), &error), "%s", error.text);
+    said = program_says(0, "--out known --choices questions.jsonl --answers");
+    double right = 0, by_byte = 0, spread = 0;
+    expect(said && sscanf(said, "{\"accuracy\": %lf,\"accuracy_norm\": %lf,\"accuracy_stderr\": %lf", &right, &by_byte,
+                          &spread) == 3 && right == 0.8 && by_byte == 0.4 && fabs(spread - 0.2) < 1e-15 &&
+           strstr(said, "\"questions\": 5,\"answers\": [2,0,1,1,1]}"), "%s", said ? said : "nothing");
+    model_free(&known);
+    verdict("build/evaluate --choices: its keys, known answers; the same with ranks");
 
     shard_of("bytes_train_000000.bin", V);
     shard_of("fewer_train_000000.bin", V - 1);

@@ -322,7 +322,7 @@ static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerS
         return;
     }
     for (size_t at = 0; at < n; at += PIECE) {
-        size_t count = n - at < PIECE ? n - at : PIECE;
+        size_t count = min_size(n - at, PIECE);
         random_fill(random, o->seed, RANDOM_ROUNDING, o->step, slice->first + begin + at, count);
         for (size_t i = 0; i < count; i++) p[at + i] = floatX_of_stochastic(w[at + i], random[i]);
     }
