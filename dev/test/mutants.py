@@ -43,6 +43,7 @@ PROGRAMS = {
     'test_data': 'tokenize', 'test_tokenizer': 'tokenize', 'test_trace': 'train-FP32 tokenize corpus',
     'test_ranks': 'train-FP32 train-BF16', 'test_supervise': 'train-FP32 supervise', 'soak': 'train-FP32',
     'test_evaluate': 'evaluate-FP32', 'test_plan': 'plan-BF16 train-BF16', 'test_convert': 'export train-FP32',
+    'pairs': 'train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export tokenize corpus supervise',
     'test_text': 'tokenize train-FP32', 'test_errors': 'train-FP32 generate-FP32 tokenize corpus',
     'same_weights.sh': 'train-FP32 train-BF16 corpus tokenize weights_hash generate-FP32',
     'test_backends.sh': 'train-FP32 test_train-emulated-FP32 train-emulated-FP32 corpus tokenize weights_hash',
@@ -56,11 +57,11 @@ ARGUMENTS = {
     'test_text': '--tokenize build/tokenize --train build/train-FP32',
     'test_errors': '--train build/train-FP32 --generate build/generate-FP32 --tokenize build/tokenize '
                    '--corpus build/corpus',
-    'same_weights.sh': 'build', 'test_backends.sh': 'build',
+    'pairs': '--build build', 'same_weights.sh': 'build', 'test_backends.sh': 'build',
 }
 SUITES = '''gemm --check|test_files|test_offload|test_data|test_tokenizer|test_template|test_convert|test_gguf
 test_evaluate|test_plan|test_text|test_corpus|test_errors|test_trace|test_optimizers|test_optimizers_matrix|test_comm
-test_zero|test_seams|test_supervise|first|test_kernels-FP32|test_kernels-BF16|test_train-FP32|test_model-FP32
+test_zero|test_seams|test_supervise|pairs|first|test_kernels-FP32|test_kernels-BF16|test_train-FP32|test_model-FP32
 test_model-BF16|test_runs-FP32 --runs|test_runs-FP32 --files|test_runs-FP32 --signals|test_runs-FP32 --damage
 golden-FP32|same_weights.sh|emulated-plain-FP32-test_cuda --shapes tiny|emulated-plain-FP32-test_cuda
 emulated-plain-BF16-test_cuda --shapes tiny|test_train-emulated-FP32|test_model-emulated-FP32 --model
