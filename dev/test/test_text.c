@@ -514,6 +514,13 @@ static void test_duplicates(void) {
                (unsigned long long)found.of);
     }
     duplicates_close(&d);
+    // What a sketch held before is gone: a piece without words has none.
+    Sketch after = pieces[0];
+    sketch_make(&after, true, "one two three", 13);
+    expect(after.words, "words are missed");
+    sketch_make(&after, true, "... !", 5);
+    expect(!after.words, "it has words");
+    for (int i = 0; i < SIGNATURE; i++) expect(after.least[i] == UINT32_MAX, "minimum %d is %u", i, after.least[i]);
     verdict("duplicates: exact ones, of one piece and of several");
 
     // Pairs with a common beginning: of N words each, the first k equal, they share k - 4 of 2 N - 4 - k shingles.
