@@ -194,7 +194,7 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate \
     test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero \
     test_seams test_ranks test_supervise soak pairs first $(if $(CALLS),test_calls) \
-    $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t test_runs-$t)
+    test_runs-FP32 $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t)
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
     export evaluate-FP32 plan-BF16 corpus tokenize $(if $(MPICC),train-mpi-FP32))
@@ -242,7 +242,7 @@ test-cuda-runs: $(RUNS_TESTS)
 MORE_CUDA := $(EMULATED_MORE) $(call TRAINERS_OF,BF16 FP16) $(addprefix $(B)/,emulated-plain-BF16-ladders test_tune)
 test-more-cuda: $(MORE_CUDA) $(COMPILED_MORE)
 	@$(call TEST_EMULATED,more) $(EMULATED_MORE)
-MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 \
+MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
     $(if $(shell command -v clang 2>/dev/null),golden-clang)
 test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(CALLS_MORE) $(if $(CALLS),$(B)/test_calls)
 	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) $(if $(CALLS),calls) macos more_pairs
