@@ -93,7 +93,7 @@ $(B)/emulated-plain-%:
 	$(CXX) -O1 -fopenmp $(EMULATE) $(TYPE_AND_SOURCE) -o $@
 # Optimizing the code that the sanitizers add takes longer than running it. What is cut into pieces is cut into small
 # ones where memory is checked (LLMTRAIN_PIECE), here and in make sanitize.
-SMALL_PIECES := -DLLMTRAIN_SMALL_PIECES
+SMALL_PIECES := -include dev/test/small_pieces.h
 $(B)/emulated-asan-%:
 	$(CXX) -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(SMALL_PIECES) $(TYPE_AND_SOURCE) \
 	    -o $@

@@ -1,5 +1,5 @@
 # pieces.sh: every constant of the product that cuts work into pieces has a small value in the build for tests
-# (LLMTRAIN_PIECE, llmtrain/ops/base.h), or a reason here why it has none. That build is the one of make sanitize, and of
+# (LLMTRAIN_PIECE, llmtrain/ops/types.h), or a reason here why it has none. That build is the one of make sanitize, and of
 # CUDA code under the sanitizers in make test-more.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

@@ -31,14 +31,6 @@
 
 #define LLMTRAIN_VERSION "0.1"
 
-// The size of the pieces in which some work is done; no result depends on it. With -DLLMTRAIN_SMALL_PIECES, for tests,
-// it is a small odd one: loops over pieces then turn more than once with small models too, and end anywhere.
-#ifdef LLMTRAIN_SMALL_PIECES
-#define LLMTRAIN_PIECE(size, small) (small)
-#else
-#define LLMTRAIN_PIECE(size, small) (size)
-#endif
-
 // A CUDA build has both backends: what lies between these two, functions for a CPU, is cpu::gelu_forward and so on.
 #ifdef LLMTRAIN_CUDA
 #define LLMTRAIN_CPU_BEGIN namespace cpu {

@@ -7,8 +7,6 @@
 //   4. heads        where queries, keys and values lie
 //   5. stream       what an operation runs on; CUDA_CHECK, LAUNCH_CHECK
 //   6. elements     loads and stores of 16 bytes at a time (CUDA C++ alone)
-//
-// C11, C++20 and CUDA C++; it needs nothing of ours.
 
 #ifndef LLMTRAIN_TYPES_H
 #define LLMTRAIN_TYPES_H
@@ -37,6 +35,9 @@
 #define HOST_DEVICE
 #endif
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+#ifndef LLMTRAIN_PIECE  // how much is done at a time, on which no result depends; dev/test/small_pieces.h has the other
+#define LLMTRAIN_PIECE(size, small) (size)
+#endif
 #ifdef LLMTRAIN_CUDA
 #include <cuda_runtime.h>
 #endif
