@@ -283,7 +283,7 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 // sums over the row.
 
 enum {
-    NORM_SLAB = LLMTRAIN_PIECE(8192, 64),
+    NORM_SLAB = LLMTRAIN_PIECE(8192, 1024),
     NORM_BACKWARD_HELD = 8,     // elements of a row per thread, which has 64 registers at 32 warps
     NORM_BACKWARD_THREADS = NORM_SLAB / NORM_BACKWARD_HELD,  // of one block, and of all blocks on a multiprocessor
     NORM_BLOCK_ROWS = 8,        // rows per block, at least: it writes up to 8 bytes per channel
