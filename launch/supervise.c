@@ -44,8 +44,7 @@
 // Bytes that the command writes go from its pipes to our own output, as many as it accepts without blocking. A slow
 // reader slows the command. Output to a reader that accepts nothing at all is dropped, and a line says so.
 
-// A pipe that poll reports as writable takes this many bytes without blocking.
-#define RELAY_CHUNK LLMTRAIN_PIECE((size_t)4096, (size_t)7)
+#define RELAY_CHUNK ((size_t)4096)  // a pipe that poll reports as writable takes this many bytes without blocking
 #define RELAY_PIPE (1 << 20)        // bytes that the command can be ahead of us
 #define RELAY_STUCK_MS 5e3          // until a reader that takes nothing is given up
 #define RELAY_RETRY_MS 20           // between two attempts to write

@@ -15,6 +15,7 @@ GEMM_TILE_MAX MATMUL_TILE: of registers and shared memory; matrices of the tests
 MAX_PIECES: a limit, which its test reaches
 OFFLOAD_PIECE_MOST OFFLOAD_PIECE_SHARE: between them lies OFFLOAD_PIECE_LEAST, which has a small value
 OPTIMIZER_BLOCK Q8_BLOCK: the format of a file says them
+RELAY_CHUNK: what a pipe takes at once, in which a sentence must fit
 SORT_TILE: of SORT_THREADS, which has a small value
 "
 
