@@ -211,8 +211,8 @@ RUNS_TESTS := $(call TRAINERS_OF,FP32) $(addprefix $(B)/,test_cublaslt test_nccl
 TEST_PARTS := cpu-programs cpu-processes cuda-kernels cuda-runs alone
 
 .PHONY: test-cpu test-cpu-programs test-cpu-processes test-cpu-only test-cuda test-cuda-kernels test-cuda-runs \
-    test-more test-more-cpu test-more-cuda test-ranks test-pairs test-posix test-posix-suites soak sanitize races \
-    test-races mutants coverage fuzz emulated sectors bounds bench tour bench-checkpoint
+    test-more test-more-cpu test-more-cuda test-ranks test-pairs test-calls test-posix test-posix-suites soak sanitize \
+    races test-races mutants coverage fuzz emulated sectors bounds bench tour bench-checkpoint
 
 ##@ Tests
 ## test-cpu: the half of make test without CUDA
@@ -244,14 +244,18 @@ test-more-cuda: $(MORE_CUDA) $(COMPILED_MORE)
 	@$(call TEST_EMULATED,more) $(EMULATED_MORE)
 MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
     $(if $(shell command -v clang 2>/dev/null),golden-clang)
-test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(CALLS_MORE) $(if $(CALLS),$(B)/test_calls)
-	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) $(if $(CALLS),calls) macos more_pairs
+test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED)
+	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) macos more_pairs
 test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
 	@sh dev/test/test.sh more-alone $(B) "$(CC)" $(LESSER_ISAS:%=cliffs-%)
 
 ## test-ranks: several ranks: the transport, whole runs, faults, several machines; a part of test-cpu
 test-ranks: $(RANKS_TESTS)
 	@sh dev/test/test.sh ranks $(B) "$(CC)" test_comm test_zero test_ranks machines
+
+## test-calls: every call of the C library fails once in every job, from several callers
+test-calls: $(CALLS_MORE) $(B)/test_calls
+	@sh dev/test/test.sh calls $(B) "$(CC)" calls
 
 ## test-pairs: every flag with the test of each of its sides, and flags that meet; SEED=1 for others
 test-pairs: $(PAIRED)
