@@ -364,7 +364,8 @@ static void expect_loss(double loss, double expected, bool bf16, const char* wha
 
 // The run of a row, its resumed run, and what other programs make of it; same: a result with the same bits, if any.
 static void row_test(const Row* row, const Result* plain, const Result* same, Result* whole) {
-    const char* run = run_name(row);
+    char run[64];  // longer than the texts of text_of last
+    snprintf(run, sizeof run, "%s", run_name(row));
     bool bf16 = row->values[DTYPE] > 0;
     if (row->values[BEGIN] == 1 && !file_exists(initial_name(row)))
         run_train(&cover.rows[class_of(row)], initial_name(row), "--steps 1 --lr 0");
