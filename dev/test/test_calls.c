@@ -483,7 +483,8 @@ static void test_job(size_t j) {
         size_t* tried = &sites[f->site].tried[f->ordinal > 1 ? COUNT_OF(WAYS) : (size_t)f->way];
         if (*tried < (test.chains ? test.chains : f->ordinal == 1)) *tried += fault_try(j, f);
     }
-    if (sums.tried == 0) return;
+    if (sums.tried + sums.missed == 0) return;
+    expect(sums.tried > 0, "%s: no call was made again to fail", JOBS[j].name);
     verdict("%s: of %zu calls that fail, %zu end it, %zu are reported, %zu change nothing; %zu were not made again",
             JOBS[j].name, sums.tried, sums.ended, sums.reported, sums.silent, sums.missed);
 }
@@ -578,6 +579,7 @@ static void test_functions(void) {
         expect(known, "%s is in neither fail_calls.h nor CANNOT_FAIL", line);
         count++;
     }
+    expect(count > 50, "there is no nm");
     verdict("%zu functions of the C library: each can be made to fail, or cannot", count);
 }
 

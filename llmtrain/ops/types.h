@@ -35,7 +35,7 @@
 #define HOST_DEVICE
 #endif
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-#ifndef LLMTRAIN_PIECE  // how much is done at a time, on which no result depends; dev/test/small_pieces.h has the other
+#ifndef LLMTRAIN_PIECE  // how much is done at a time; results depend on it at most by rounding (small_pieces.h)
 #define LLMTRAIN_PIECE(size, small) (size)
 #endif
 #ifdef LLMTRAIN_CUDA
