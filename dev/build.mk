@@ -191,6 +191,10 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 # ---------------------------------------------------------------------------------------------------------------------
 # 5. Tests
 
+# Checks of sources, of what is installed, of bits: in a build with sanitizers they would find the same, or are of pieces
+# of ordinary size.
+PROGRAMS_CHECKS := golden compilers inlined tour single install floors
+PROCESSES_CHECKS := same_weights gpu_check
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate \
     test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero \
     test_seams test_ranks test_supervise soak pairs first $(if $(CALLS),test_calls) \
@@ -198,8 +202,8 @@ TESTS := gemm test_files test_offload test_data test_tokenizer test_template tes
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
     export evaluate-FP32 plan-BF16 corpus tokenize $(if $(MPICC),train-mpi-FP32))
-CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) \
-    $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(RANKS_TESTS) $(CALLS)
+CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(RANKS_TESTS) $(CALLS) \
+    $(if $(PROGRAMS_CHECKS),$(addprefix $(B)/,golden-FP32 golden-BF16 bench-FP32 llmtrain_single.h) $(ISA_TESTS))
 # The programs whose flags have rows in dev/test/pairs.txt.
 PAIRED := $(addprefix $(B)/,pairs supervise train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export \
     tokenize corpus)
@@ -220,10 +224,9 @@ TEST_PARTS := cpu-programs cpu-processes cuda-kernels cuda-runs alone
 PROCESS_TESTS := test_comm test_ranks test_supervise soak pairs
 test-cpu: test-cpu-programs test-cpu-processes
 test-cpu-programs: $(CPU_TESTS)
-	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" compilers inlined $(filter-out $(PROCESS_TESTS),$(TESTS)) \
-	    golden tour single install floors
+	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" $(filter-out $(PROCESS_TESTS),$(TESTS)) $(PROGRAMS_CHECKS)
 test-cpu-processes: $(CPU_TESTS)
-	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) same_weights machines gpu_check
+	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) machines $(PROCESSES_CHECKS)
 test-cpu-only: test-cpu
 	@rm -f $(B)/test-cuda-*.sum
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"
@@ -268,7 +271,7 @@ soak: $(B)/soak $(B)/train-FP32
 ## sanitize: make test-cpu under the address and undefined-behavior sanitizers with small pieces, and make races
 # With sanitizers gcc's warnings are not reliable.
 sanitize:
-	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= \
+	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= PROGRAMS_CHECKS= PROCESSES_CHECKS= \
 	    OPTIMIZE="-O1 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all $(SMALL_PIECES)" test-cpu
 	@$(MAKE) --no-print-directory races
 
@@ -292,8 +295,7 @@ test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-B
 
 ## mutants: checks the tests: they must find planted bugs, a list (ONLY=text SAMPLE=10) or MUTANTS=300 SEED=7 random
 mutants: | $(B)
-	@$(if $(MUTANTS),python3 dev/test/mutants.py $(B) $(MUTANTS) $(or $(SEED),1),\
-	    sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)")
+	@python3 dev/test/mutants.py $(B) $(if $(MUTANTS),$(MUTANTS) $(or $(SEED),1),list "$(ONLY)" "$(SAMPLE)")
 ## coverage: the lines and branches of the product that no suite runs, by file, to build/coverage.txt
 coverage: | $(B)
 	@python3 dev/test/mutants.py $(B) coverage

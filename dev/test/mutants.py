@@ -16,7 +16,9 @@ have run it; then a table of the files. BUILD/mutants/report.txt has the bugs th
 time. SUITES=PATTERN: only these suites. SLACK=60: the ten seconds more, on a machine where other work comes and goes.
 """
 import collections
+import contextlib
 import ctypes
+import fnmatch
 import glob
 import json
 import multiprocessing
@@ -36,28 +38,17 @@ LIMIT = float(os.environ.get('LIMIT', 60))
 SLACK = float(os.environ.get('SLACK', 10))
 JOBS = int(os.environ.get('JOBS', os.cpu_count() or 1))
 ONLY_SUITES = os.environ.get('SUITES', '')  # a pattern
+FILES = f'{os.environ.get("TMPDIR") or "/dev/shm"}/mutants-{os.getpid()}'
 SPARE = 1.7  # so many times the bugs that are wanted are tried, since not all compile
 
-# Each suite as its arguments; the programs that it needs follow from PROGRAMS and its own name.
-PROGRAMS = {
-    'test_data': 'tokenize', 'test_tokenizer': 'tokenize', 'test_trace': 'train-FP32 tokenize corpus',
-    'test_ranks': 'train-FP32 train-BF16', 'test_supervise': 'train-FP32 supervise', 'soak': 'train-FP32',
-    'test_evaluate': 'evaluate-FP32', 'test_plan': 'plan-BF16 train-BF16', 'test_convert': 'export train-FP32',
+# The arguments of suites. Programs among them must be built, and these:
+ARGUMENTS = {'same_weights.sh': 'build', 'test_backends.sh': 'build'}
+with open('dev/test/suites.txt') as rows:
+    ARGUMENTS.update(row.strip().replace('B/', 'build/').split(' ', 1) for row in rows if row[0] != '#')
+NEEDS = {
     'pairs': 'train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export tokenize corpus supervise',
-    'test_text': 'tokenize train-FP32', 'test_errors': 'train-FP32 generate-FP32 tokenize corpus',
-    'same_weights.sh': 'train-FP32 train-BF16 corpus tokenize weights_hash generate-FP32',
+    'same_weights.sh': 'train-FP32 train-BF16 corpus tokenize weights_hash', 'test_supervise': 'supervise',
     'test_backends.sh': 'train-FP32 test_train-emulated-FP32 train-emulated-FP32 corpus tokenize weights_hash',
-}
-ARGUMENTS = {
-    'test_ranks': '--train build/train-FP32 --train16 build/train-BF16', 'test_supervise': '--train build/train-FP32',
-    'soak': '--train build/train-FP32', 'test_evaluate': '--evaluate build/evaluate-FP32',
-    'test_plan': '--plan build/plan-BF16 --train build/train-BF16',
-    'test_convert': '--export build/export --train build/train-FP32',
-    'test_trace': '--train build/train-FP32 --tokenize build/tokenize --corpus build/corpus',
-    'test_text': '--tokenize build/tokenize --train build/train-FP32',
-    'test_errors': '--train build/train-FP32 --generate build/generate-FP32 --tokenize build/tokenize '
-                   '--corpus build/corpus',
-    'pairs': '--build build', 'same_weights.sh': 'build', 'test_backends.sh': 'build',
 }
 SUITES = '''gemm --check|test_files|test_offload|test_data|test_tokenizer|test_template|test_convert|test_gguf
 test_evaluate|test_plan|test_text|test_corpus|test_errors|test_trace|test_optimizers|test_optimizers_matrix|test_comm
@@ -144,6 +135,14 @@ class Work:
                                    'work': self.work})
             os.chmod(f'{self.work}/{name}', 0o755)
 
+    def write(self, file, text):
+        """Changes a file of the copy, unless it is the same: make compiles what is newer."""
+        with open(f'{self.tree}/{file}', 'r+') as f:
+            if f.read() != text:
+                f.seek(0)
+                f.write(text)
+                f.truncate()
+
     def make(self, programs, check=False):
         environment = dict(os.environ, MAKELEVEL='1', LC_ALL='C', PASS='check' if check else '')
         environment.pop('MAKEFLAGS', None)
@@ -161,7 +160,7 @@ def suite_parts(suite):
     """The command of a suite, and the programs that it needs."""
     name, *rest = suite.split()
     given = ARGUMENTS.get(name, '').split()
-    needs = PROGRAMS.get(name, '').split()
+    needs = NEEDS.get(name, '').split() + [a[len('build/'):] for a in given if re.match('build/.', a)]
     if name.endswith('.sh'):
         return ['sh', 'dev/test/' + name] + given, needs
     return ['build/' + name] + given + rest, [name] + needs
@@ -184,14 +183,47 @@ def descendants():
         found |= more
 
 
+def kill_descendants(*known):
+    for _ in range(20):
+        for p in descendants():
+            with contextlib.suppress(OSError):
+                os.kill(p, signal.SIGKILL)
+        for process in known:
+            process.poll()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0] > 0:
+                pass
+        except ChildProcessError:
+            break
+        time.sleep(0.02)
+
+
 def adopt_orphans():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+def worker_begin():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    adopt_orphans()
+
+
+@contextlib.contextmanager
+def workers():
+    """Processes that run suites. Nothing that they start or write outlives them, however this program ends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    adopt_orphans()
+    try:
+        with multiprocessing.Pool(JOBS, worker_begin) as pool:
+            yield pool
+    finally:
+        kill_descendants()
+        shutil.rmtree(FILES, ignore_errors=True)
 
 
 def run_suite(tree, suite, limit, variables):
     """How a suite ends: '', or why it counts as failed; and the seconds that it took."""
-    files = f'{os.environ.get("TMPDIR") or "/dev/shm"}/mutants-{os.getpid()}'
+    files = f'{FILES}/{os.getpid()}'
     shutil.rmtree(files, ignore_errors=True)
     os.makedirs(files)
     environment = dict(os.environ, OMP_WAIT_POLICY='passive', LC_ALL='C', TMPDIR=files, TYPES='FP32', **variables)
@@ -211,20 +243,7 @@ def run_suite(tree, suite, limit, variables):
         elif time.monotonic() - began > limit:
             why = 'hangs'
         output = output[max(output.rfind(b'\n'), 0):]
-    for _ in range(20):
-        processes = descendants()
-        for p in processes:
-            try:
-                os.kill(p, signal.SIGKILL)
-            except OSError:
-                pass
-        process.poll()
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0] > 0:
-                pass
-        except ChildProcessError:
-            break
-        time.sleep(0.02)
+    kill_descendants(process)
     process.stdout.close()
     shutil.rmtree(files, ignore_errors=True)
     return why, time.monotonic() - began
@@ -319,12 +338,7 @@ def choose(sources, count, seed, occupied=()):
 
 def plant(work, sources, mutants):
     for file, source in sources.items():
-        text = source.planted([m for m in mutants if m.file == file])
-        with open(f'{work.tree}/{file}', 'r+') as f:
-            if f.read() != text:  # make compiles what is newer
-                f.seek(0)
-                f.write(text)
-                f.truncate()
+        work.write(file, source.planted([m for m in mutants if m.file == file]))
 
 
 def build(work, sources, mutants, wanted, programs):
@@ -416,7 +430,7 @@ def plan_suites(m, clean, times):
 
 
 def mutants_main(build_folder, count, seed, entries=()):
-    """Returns the entries that have no switch, and whether any other survived."""
+    """Returns the entries that have no switch, how many others survived, and how many suites fail without a bug."""
     began = time.monotonic()
     place = os.path.abspath(build_folder) + '/mutants'
     work = Work(build_folder, 'mutants', f'-include {place}/mutant.h', f'{place}/mutant.o')
@@ -447,7 +461,7 @@ def mutants_main(build_folder, count, seed, entries=()):
     say(f'{len(mutants)} mutants{f" of seed {seed}" if count else ""}, built after {time.monotonic() - began:.0f} s')
     rows, reasons = collections.defaultdict(collections.Counter), equivalents()
     by_number, survived = {m.number: m for m in mutants}, 0
-    with multiprocessing.Pool(JOBS, adopt_orphans) as pool:
+    with workers() as pool:
         clean = {}
         for suite, why, seconds, seen in pool.imap_unordered(run_clean, [(work.work, s) for s in suites], 1):
             if why:
@@ -484,19 +498,49 @@ def mutants_main(build_folder, count, seed, entries=()):
     say(f'{time.monotonic() - began:.0f} s in all; {sum(1 for _, n in plans.values() if n)} mutants ran without their '
         f'longest suites')
     report.close()
-    return rest, survived
+    return rest, survived, len(suites) - len(clean)
+
+
+def compiled_main(build_folder, entries):
+    """Mutants without a switch, each compiled for itself. Returns how many are not caught, or not judged."""
+    work = Work(build_folder, 'mutants', '')
+    suites = sorted({s for e in entries for s in e['suites']})
+    if work.make({p for s in suites for p in suite_parts(s)[1]}).returncode:
+        sys.exit(f'the programs do not build: see {work.work}/make.log')
+    wrong = [s for s in suites if run_suite(work.tree, s, 900, {})[0]]
+    for suite in wrong:
+        print(f'FAILS WITHOUT A MUTANT: {suite}', flush=True)
+    failed = len(wrong)
+    for e in entries:
+        began, verdict = time.monotonic(), 'does not apply'
+        for file in product():
+            with open(file) as f:
+                text = f.read()
+            if fnmatch.fnmatch(file, '*' + (e['@'] or '*')) and text.count(e['-']) == 1:
+                verdict = 'SURVIVED' if verdict == 'does not apply' else 'applies in several files'
+                changed, before, after = file, text, text.replace(e['-'], e['+'])
+        if verdict == 'SURVIVED':
+            work.write(changed, after)
+            for suite in e['suites']:
+                if work.make(suite_parts(suite)[1]).returncode:
+                    verdict = 'does not build'
+                elif run_suite(work.tree, suite, 600, {})[0]:
+                    verdict = 'caught'
+                    break
+            work.write(changed, before)
+        failed += verdict != 'caught'
+        print(f'{verdict}  {e["="]}, {time.monotonic() - began:.0f} s', flush=True)
+    return failed
 
 
 def list_main(build_folder, only, sample):
-    """The written list: those that can be switched first, then the others by mutants.sh."""
-    rest, survived = mutants_main(build_folder, 0, 0, listed(only, sample))
-    path = build_folder + '/mutants-rest.txt'
-    with open(path, 'w') as f:
-        f.write(''.join(e['text'] for e in rest))
+    """The written list: those that can be switched first, then the others."""
+    rest, survived, failed = mutants_main(build_folder, 0, 0, listed(only, sample))
     if rest:
         print(f'{len(rest)} have no switch, and are compiled one at a time', flush=True)
-        survived += subprocess.run(['sh', 'dev/test/mutants.sh', build_folder, '', '0', path]).returncode
-    sys.exit(survived > 0)
+        with workers() as pool:
+            survived += pool.apply(compiled_main, (build_folder, rest))
+    sys.exit(survived + failed > 0)
 
 
 def ranges(numbers):
@@ -521,7 +565,7 @@ def coverage_main(build_folder):
     programs = sorted({p for s in suites for p in suite_parts(s)[1]})
     if work.make(programs).returncode:
         sys.exit(f'the programs do not build: see {work.work}/make.log')
-    with multiprocessing.Pool(JOBS, adopt_orphans) as pool:
+    with workers() as pool:
         for suite, why, seconds in pool.imap_unordered(run_covered, [(work.work, s) for s in suites], 1):
             if why:
                 print(f'{suite}: {why}, after {seconds:.0f} s')
@@ -568,4 +612,4 @@ if __name__ == '__main__':
     elif what == 'list':
         list_main(folder, more[0], int(more[1] or 0))
     else:
-        mutants_main(folder, int(what), int(more[0]))
+        sys.exit(mutants_main(folder, int(what), int(more[0]))[2] > 0)  # survivors are a result, not a failure

@@ -583,20 +583,22 @@ static bool test_exists(const char* file_and_name) {
     return in_script || name == NULL;
 }
 
-// Whether a value of an axis sets a flag to a side: N, X and DIR are anything but 0, none is to leave it out.
+// Whether a value of an axis sets a flag to a side: N, X and DIR are anything but 0, none is to leave out a flag that
+// other values of the axis set.
 static bool cover_has(const char* flag, const char* side) {
     bool any = strcmp(side, "N") == 0 || strcmp(side, "X") == 0 || strcmp(side, "DIR") == 0;
-    for (size_t axis = 0; axis < AXIS_COUNT; axis++)
+    for (size_t axis = 0; axis < AXIS_COUNT; axis++) {
+        size_t set = 0;
         for (size_t value = 0; value < axis_size(axis); value++) {
             const char *name = text_of("--%s ", flag), *at = strstr(AXES[axis].values[value], name);
-            if (at == NULL) {
-                if (strcmp(side, "none") == 0 && axis_size(axis) > 1) return true;
-                continue;
-            }
+            if (at == NULL) continue;
             char word[64];
             snprintf(word, sizeof word, "%.*s", (int)strcspn(at + strlen(name), " "), at + strlen(name));
             if (any ? strcmp(word, "0") != 0 : choice_find(word, side) >= 0) return true;
+            set++;
         }
+        if (strcmp(side, "none") == 0 && set > 0 && set < axis_size(axis)) return true;
+    }
     return false;
 }
 

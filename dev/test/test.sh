@@ -42,6 +42,9 @@ suite() {
     cat "$tally_out" >> "$log"
 }
 
+# arguments SUITE: those of suites.txt.
+arguments() { sed -n "s|^$1 ||p" dev/test/suites.txt | sed "s|B/|$build/|g"; }
+
 # with_compiler COMPILER WHAT FLAG...: compiles train.cu with another compiler, without a warning.
 with_compiler() {
     compiler=$1
@@ -194,27 +197,18 @@ for test in "$@"; do
         overlap) suite "reductions under a computation" "$build/test_ranks" --train "$build/train-FP32" --only overlap ;;
         cliffs) suite "speeds of operations" sh dev/test/cliffs.sh "$build" bench-FP32 ;;
         cliffs-*) suite "speeds of operations, ${test#cliffs-}" sh dev/test/cliffs.sh "$build" "bench-${test#cliffs-}" ;;
-        test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --generate "$build/generate-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
-        test_trace) suite test_trace "$build/test_trace" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
-        test_evaluate) suite test_evaluate "$build/test_evaluate" --evaluate "$build/evaluate-FP32" ;;
-        test_plan) suite test_plan "$build/test_plan" --plan "$build/plan-BF16" --train "$build/train-BF16" ;;
-        test_convert) suite test_convert "$build/test_convert" --export "$build/export" --train "$build/train-FP32" ;;
-        test_text) suite test_text "$build/test_text" --tokenize "$build/tokenize" --train "$build/train-FP32" ;;
         test_ranks)
             mpi=
             [ -x "$build/train-mpi-FP32" ] && mpi="--train-mpi $build/train-mpi-FP32"
             command -v mpicc > /dev/null || echo "skipped ranks over MPI: there is no mpicc; apt-get install -y libopenmpi-dev openmpi-bin"
             # shellcheck disable=SC2086
-            suite test_ranks "$build/test_ranks" --overlap off --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
-        test_calls) suite test_calls "$build/test_calls" --programs "$build/calls" ;;
-        calls) suite "every call fails" "$build/test_calls" --programs "$build/calls" --chains 3 ;;
-        test_supervise) suite test_supervise "$build/test_supervise" --train "$build/train-FP32" ;;
+            suite test_ranks "$build/test_ranks" --overlap off $(arguments test_ranks) $mpi ;;
+        # shellcheck disable=SC2046
+        calls) suite "every call fails" "$build/test_calls" $(arguments test_calls) --chains 3 ;;
         same_weights)
             suite "same weights as before" sh dev/test/same_weights.sh "$build"
             grep '^skipped' "$tally_out" ;;
-        soak) suite "kills, damage and full disks" "$build/soak" --train "$build/train-FP32" ;;
-        pairs) suite "flags that meet" "$build/pairs" --build "$build" ;;
-        more_pairs) for seed in 1 2 3 4; do suite "flags that meet, seed $seed" "$build/pairs" --build "$build" --seed $seed; done ;;
+        more_pairs) for seed in 1 2 3 4; do suite "pairs --seed $seed" "$build/pairs" --build "$build" --seed $seed; done ;;
         macos)
             suite "macOS, compiled and linked" sh dev/test/macos.sh "$build"
             grep '^skipped' "$tally_out" ;;
@@ -226,7 +220,8 @@ for test in "$@"; do
             suite documents sh dev/test/documents.sh ;;
         gpu_check) suite "dev/gpu/gpu_check.sh, with fakes" sh dev/test/test_gpu_check.sh "$build" ;;
         machines) suite "several machines" sh dev/test/test_machines.sh "$build/train-FP32" "$build" ;;
-        *) suite "$test" "$build/$test" ;;
+        # shellcheck disable=SC2046
+        *) suite "$test" "$build/$test" $(arguments "$test") ;;
     esac
 done
 echo "the tests' own lines are in $log"

@@ -270,9 +270,9 @@ static void test_log(void) {
     free(source.rows);
     char* text = text_read(path, &bytes);
     expect(count_in(text, "\n") == rows + 1, "%zu lines for %zu items", count_in(text, "\n"), rows);
-    for (size_t length = 0; length <= bytes; length += length == bytes ? 1 : min_size(37, bytes - length)) {
+    // Everywhere in the first line, which has 45 bytes, and at some places of the others.
+    for (size_t length = 0; length <= bytes; length += length < 46 || length == bytes ? 1 : min_size(37, bytes - length)) {
         put_bytes(cut, text, length);
-        if (length > 0 && length < 45) continue;  // a truncated header: see the refusals
         Score* again = scores_of(&model, &data, 0, cut, &source);
         expect(same_scores(scores, again, rows), "cut to %zu bytes: other scores", length);
         free(again);
@@ -309,8 +309,15 @@ static void test_log(void) {
     expect_refusal(ok, &error, "another evaluation", "other weights");
     source.hash++;
     expect_refusal(evaluate(&again, &model, &source, path, &error), &error, "another evaluation", "another text");
-    put_text(cut, "some text of mine\n");
-    expect_refusal(evaluate(&again, &model, &source, cut, &error), &error, "not a file of scores", "another file");
+    static const char* const others[] = {"some text of mine\n", "evaluation of mine", "evaluation\n"};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        put_text(cut, others[i]);
+        expect_refusal(evaluate(&again, &model, &source, cut, &error), &error, "not a file of scores", others[i]);
+        size_t kept;
+        char* still = text_read(cut, &kept);
+        expect(strcmp(still, others[i]) == 0, "%s became %s", others[i], still);
+        free(still);
+    }
     expect_refusal(evaluate(&again, &model, &source, root, &error), &error, "open", "a directory");
     verdict("a log of another evaluation, and what is no log, is refused");
     model_free(&other_model);

@@ -417,7 +417,7 @@ static void test_storage(void) {
 // ------------------------------------------------------------------------------------------------
 // Recomputation
 
-// Each level with each number of ranks and stage in turn; test_model has every level with every dtype.
+// Levels and models in turn, with each number of ranks and stage; test_model has every level with every dtype.
 static void test_recompute(void) {
 #ifdef __SANITIZE_ADDRESS__  // uses more memory than the model
     static const char* const levels[] = {"norms", "gelu", "attention", "block", "auto --memory 1"};
@@ -425,17 +425,17 @@ static void test_recompute(void) {
     static const char* const levels[] = {"norms", "gelu", "attention", "block", "auto --memory 0.02"};
 #endif
     size_t turn = 0;
-    for (size_t shape = GPT2; shape <= ODD; shape++)
-        for (size_t world = 1; world <= 3; world++)
-            for (size_t zero = 0; zero < 3; zero++, turn++) {
-                const char* level = levels[turn % COUNT_OF(levels)];
-                const char* run = run_make(kept("recompute-%zu", turn), forked(world), SHAPES[shape].arguments,
-                                           kept("%s--zero %zu --recompute %s", world == 1 ? "--reduce exact " : "",
-                                                zero, level));
-                check(same_runs(run, run_usual(shape, world, zero)),
-                      "%s, %zu ranks, stage %zu, --recompute %s: the same bits as without", SHAPES[shape].name, world,
-                      zero, level);
-            }
+    for (size_t world = 1; world <= 3; world++)
+        for (size_t zero = 0; zero < 3; zero++, turn++) {
+            const char* level = levels[turn % COUNT_OF(levels)];
+            size_t shape = GPT2 + (world + zero) % 3;
+            const char* run = run_make(kept("recompute-%zu", turn), forked(world), SHAPES[shape].arguments,
+                                       kept("%s--zero %zu --recompute %s", world == 1 ? "--reduce exact " : "", zero,
+                                            level));
+            check(same_runs(run, run_usual(shape, world, zero)),
+                  "%s, %zu ranks, stage %zu, --recompute %s: the same bits as without", SHAPES[shape].name, world, zero,
+                  level);
+        }
 }
 
 // ------------------------------------------------------------------------------------------------
