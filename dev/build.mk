@@ -27,9 +27,11 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 
 # Tests that compute little take longer to optimize than to run. The code that they share with the trainer is tested at
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
-QUICK := test_convert test_trace test_evaluate test_plan test_optimizers test_optimizers_matrix pairs first \
-    golden-BF16 test_kernels-BF16 test_kernels-FP16 $(foreach t,train model runs,$(PRECISIONS:%=test_$t-%))
+QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
+QUICKEST := test_convert test_trace test_evaluate test_plan test_optimizers test_optimizers_matrix test_seams test_text \
+    test_calls pairs first test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
+$(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
 
 # Programs whose calls of the C library test_calls sees and makes fail (dev/test/fail_calls.h), where that is glibc; not
 # once more in other builds.
@@ -272,14 +274,14 @@ soak: $(B)/soak $(B)/train-FP32
 # With sanitizers gcc's warnings are not reliable.
 sanitize:
 	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= PROGRAMS_CHECKS= PROCESSES_CHECKS= \
-	    OPTIMIZE="-O1 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all $(SMALL_PIECES)" test-cpu
+	    OPTIMIZE="-Og -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all $(SMALL_PIECES)" test-cpu
 	@$(MAKE) --no-print-directory races
 
 ## races: the loader, offloading, the saver and the transport under ThreadSanitizer
 # Without OpenMP, whose barriers it does not know.
 races:
 	@TSAN_OPTIONS=exitcode=66 $(MAKE) --no-print-directory B=build/races WARNINGS= OPENMP=-Wno-unknown-pragmas \
-	    OPTIMIZE="-O1 -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
+	    OPTIMIZE="-Og -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
 test-races: $(addprefix $(B)/,test_data test_offload test_comm train-FP32 tokenize)
 	@sh dev/test/test.sh races $(B) "$(CC)" test_data test_offload test_comm races
 

@@ -58,8 +58,7 @@ static inline bool fail_file(Error* error, const char* action, const char* path)
 
 // Flushes standard output; false if not all that was printed could be written.
 static inline bool output_written(Error* error) {
-    if (fflush(stdout) != 0) return fail_file(error, "write", "standard output");
-    return !ferror(stdout) || fail_with(error, "cannot write all of standard output");
+    return (fflush(stdout) == 0 && !ferror(stdout)) || fail_file(error, "write", "standard output");
 }
 
 // Whether there is something at a path; false, with an error, if the system does not say.
