@@ -480,7 +480,7 @@ static inline void dropout_apply(floatX* out, const floatX* in, float p, uint64_
     (void)stream;
     uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
     float scale = 1.0f / (1.0f - p);
-    enum { PIECE = LLMTRAIN_PIECE(512, 7) };
+    enum { PIECE = LLMTRAIN_PIECE(512, 29) };
     #pragma omp parallel for
     for (size_t begin = 0; begin < n; begin += PIECE) {
         size_t count = min_size(PIECE, n - begin);

@@ -168,7 +168,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     // Logits of all rows at once would be the largest array, so the rows are cut into equal parts of at most
     // head_elements() logits.
     size_t N = options.B * options.T, Vp = config_padded_vocab(config);
-    size_t parts = divide_up(N, max_size(head_elements(N * Vp) / Vp, LLMTRAIN_PIECE(64, 3)));
+    size_t parts = divide_up(N, max_size(head_elements(N * Vp) / Vp, LLMTRAIN_PIECE(64, 7)));
     model->logits_rows = divide_up(N, parts);
     FlatOptions holds = {options.training, &model->options.optimizer, (options.offload & OFFLOAD_OPTIMIZER) != 0,
                          options.offload_dir};

@@ -171,7 +171,7 @@ NAMED := $(shell echo | $(CC) -march=x86-64-v2 -E -x c - > /dev/null 2>&1 && ech
 ISAS := $(if $(NAMED),$(if $(findstring __SSE4_2__,$(MACHINE)),x86-64-v2) \
     $(if $(findstring __AVX2__,$(MACHINE)),x86-64-v3) $(if $(findstring __AVX512VL__,$(MACHINE)),x86-64-v4))
 LESSER_ISAS := $(filter-out %-v4,$(ISAS))
-ISA_TESTS := $(ISAS:%=$(B)/golden-%) $(LESSER_ISAS:%=$(B)/gemm-%) \
+ISA_TESTS := $(LESSER_ISAS:%=$(B)/gemm-%) \
     $(if $(shell command -v aarch64-linux-gnu-gcc 2>/dev/null),$(B)/golden-aarch64 $(B)/gemm-aarch64)
 STRICT := -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -I.
 FOR_ISA = $(CC) $(STRICT) -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ \
@@ -205,7 +205,7 @@ TESTS := gemm test_files test_offload test_data test_tokenizer test_template tes
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
     export evaluate-FP32 plan-BF16 corpus tokenize $(if $(MPICC),train-mpi-FP32))
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(RANKS_TESTS) $(CALLS) \
-    $(if $(PROGRAMS_CHECKS),$(addprefix $(B)/,golden-FP32 golden-BF16 bench-FP32 llmtrain_single.h) $(ISA_TESTS))
+    $(if $(PROGRAMS_CHECKS),$(addprefix $(B)/,golden-FP32 golden-BF16 bench-FP32 llmtrain_single.h $(ISAS:%=golden-%)))
 # The programs whose flags have rows in dev/test/pairs.txt.
 PAIRED := $(addprefix $(B)/,pairs supervise train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export \
     tokenize corpus)
@@ -249,8 +249,8 @@ test-more-cuda: $(MORE_CUDA) $(COMPILED_MORE)
 	@$(call TEST_EMULATED,more) $(EMULATED_MORE)
 MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
     $(if $(shell command -v clang 2>/dev/null),golden-clang)
-test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED)
-	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) macos more_pairs
+test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(ISA_TESTS)
+	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) other_isas macos more_pairs
 test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
 	@sh dev/test/test.sh more-alone $(B) "$(CC)" $(LESSER_ISAS:%=cliffs-%)
 

@@ -80,7 +80,7 @@ static void report(bool good, const char* family, const char* details, double er
 
 // Checks one matmul of every so many on the list: more than 1 where an emulator is slow.
 #ifndef GEMM_CHECK_EVERY
-#define GEMM_CHECK_EVERY LLMTRAIN_PIECE(1, 3)  // of all cases; small pieces and sanitizers take long
+#define GEMM_CHECK_EVERY LLMTRAIN_PIECE(1, 7)  // of all cases; small pieces and sanitizers take long
 #endif
 
 enum { ARENA_BYTES = 8 << 20, POOL = 1 << 20 };

@@ -77,6 +77,12 @@ orders() {  # orders PROGRAM [LADDER]
     esac
     case $* in
         *-plain-FP16-*) once "$@" ;;  # what order changes, it changes in both 16-bit types
+        *-plain-FP32-*)  # all its kernels are in the 16-bit builds too
+            once "$@"
+            for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1 EMULATE_COPIES=early" "STREAMS=delayed"; do
+                # shellcheck disable=SC2086
+                once env EMULATE_$mode "$@" $tiny
+            done ;;
         *-plain-*)
             once "$@"
             for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2 EMULATE_COPIES=early" \

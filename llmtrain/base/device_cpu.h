@@ -95,7 +95,7 @@ static inline size_t device_available(size_t world) {
 
 static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
     (void)stream;
-    const size_t piece = LLMTRAIN_PIECE(1 << 18, 7);
+    const size_t piece = LLMTRAIN_PIECE(1 << 18, 509);
     #pragma omp parallel for if (bytes > piece)
     for (size_t first = 0; first < bytes; first += piece)
         memset((char*)memory + first, 0, min_size(piece, bytes - first));
@@ -144,7 +144,7 @@ static inline void copy_past_caches(char* to, const char* from, size_t bytes) {
 
 static inline void device_download(void* host, const void* device, size_t bytes, Stream stream) {
     (void)stream;
-    const size_t piece = LLMTRAIN_PIECE(1 << 18, 7);
+    const size_t piece = LLMTRAIN_PIECE(1 << 18, 509);
     if (bytes < piece) {
         memcpy(host, device, bytes);
         return;

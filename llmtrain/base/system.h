@@ -175,7 +175,7 @@ static inline int disk_reserve(int file, size_t bytes) {
     fstore_t room = {F_ALLOCATEALL, F_PEOFPOSMODE, 0, (off_t)bytes, 0};
     result = fcntl(file, F_PREALLOCATE, &room) != 0 || ftruncate(file, (off_t)bytes) != 0 ? errno : 0;
 #elif defined(LLMTRAIN_POSIX_ONLY)
-    static const char zeros[LLMTRAIN_PIECE(1 << 16, 7)];
+    static const char zeros[LLMTRAIN_PIECE(1 << 16, 509)];
     for (size_t done = 0; result == 0 && done < bytes;) {
         ssize_t written = pwrite(file, zeros, min_size(bytes - done, sizeof zeros), (off_t)done);
         if (written > 0) done += (size_t)written;

@@ -67,7 +67,7 @@ static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS]
 }
 
 // Without a snapshot, tensors are copied to and from the device in chunks, through host memory.
-enum { CHECKPOINT_CHUNK = LLMTRAIN_PIECE(1 << 20, 101) };  // elements
+enum { CHECKPOINT_CHUNK = LLMTRAIN_PIECE(1 << 20, 509) };  // elements
 
 static inline bool checkpoint_is_master(const CheckpointArray* array, const Tensor* t) {
     return array->masters && t->trains;

@@ -36,7 +36,7 @@
 
 #define COMM_IN_FLIGHT ((uint64_t)256)  // requests started and not finished; starting another one blocks
 // Bytes that one rank sends to another for a sum at a time: staging memory.
-#define COMM_CHUNK LLMTRAIN_PIECE((size_t)256 << 10, (size_t)56)
+#define COMM_CHUNK LLMTRAIN_PIECE((size_t)256 << 10, (size_t)504)
 
 // ------------------------------------------------------------------------------------------------
 // 1. Collectives
@@ -182,7 +182,7 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
 //
 // Over the sources, one vector per rank, in the order of the ranks, in blocks that stay in the L1 cache.
 
-#define COMM_BLOCK LLMTRAIN_PIECE((size_t)1024, (size_t)7)
+#define COMM_BLOCK LLMTRAIN_PIECE((size_t)1024, (size_t)61)
 
 // out (n) may be one of the sources. Integer sums that overflow wrap around.
 static inline void comm_sum(char* out, const char* const* sources, size_t world, Dtype type, size_t n) {

@@ -139,7 +139,7 @@ static inline bool tokenizer_save(const Tokenizer* tokenizer, const char* direct
 //
 // A long text is cut where no word can cross, and each thread encodes pieces; the tokens do not depend on the cuts.
 
-enum { ENCODE_PIECE = LLMTRAIN_PIECE(1 << 18, 7), ENCODE_CACHE_FROM = LLMTRAIN_PIECE(1 << 13, 7) };
+enum { ENCODE_PIECE = LLMTRAIN_PIECE(1 << 18, 29), ENCODE_CACHE_FROM = LLMTRAIN_PIECE(1 << 13, 29) };
 
 // Appends the tokens of a part of a text that holds no added token.
 static inline bool tokenizer_encode_words(Tokens* out, const Rules* rules, WordEncoder* encoder, const char* text,

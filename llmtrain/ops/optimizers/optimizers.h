@@ -314,7 +314,7 @@ static inline float* optimizer_weights(float* memory, const OptimizerSlice* slic
 static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerStep* o, const float* w, size_t begin,
                                    size_t n) {
     floatX* p = slice->params + begin;
-    enum { PIECE = LLMTRAIN_PIECE(512, 7) };
+    enum { PIECE = LLMTRAIN_PIECE(512, 29) };
     uint32_t random[PIECE];
     if (FLOATX_IS_FLOAT && slice->master_weights == NULL) return;
     if (slice->master_weights != NULL) {

@@ -143,7 +143,7 @@ LLMTRAIN_CPU_BEGIN
 
 // codes (n) of x (n), at most 256; returns the scale.
 static inline float quantize_block(uint8_t* codes, const float* x, const DynamicMap* map, bool is_signed, size_t n) {
-    enum { CHUNK = LLMTRAIN_PIECE(64, 7) };
+    enum { CHUNK = LLMTRAIN_PIECE(64, 13) };
     const DynamicParts parts = map->parts;  // a copy, which the compiler knows is not written
     uint32_t largest = 0;
     #pragma omp simd reduction(max : largest)
@@ -201,7 +201,7 @@ static inline void adamw_8bit_update(const OptimizerSlice* slice, const Optimize
 // An element's random number serves both states: its lower half m, its upper half v.
 
 static inline void adamw_bf16_update(const OptimizerSlice* slice, const OptimizerStep* o) {
-    enum { PIECE = LLMTRAIN_PIECE(512, 7) };
+    enum { PIECE = LLMTRAIN_PIECE(512, 29) };
     uint16_t *m_halves = (uint16_t*)slice->states[0], *v_halves = (uint16_t*)slice->states[1];
     const ElementStep e = element_step(o);
     #pragma omp parallel for schedule(static)

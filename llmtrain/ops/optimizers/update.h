@@ -31,7 +31,7 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
 // One step of an elementwise optimizer over a slice.
 static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
     (void)stream;
-    enum { PIECE = LLMTRAIN_PIECE(2048, 7) };
+    enum { PIECE = LLMTRAIN_PIECE(2048, 29) };
     const ElementStep e = element_step(o);
     float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
     #pragma omp parallel for
