@@ -32,6 +32,9 @@ QUICKEST := test_convert test_trace test_evaluate test_plan test_optimizers test
     test_calls pairs first test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
+# Under sanitizers -Og is enough for all but these.
+SLOW := $(foreach t,FP32 BF16,train-$t test_kernels-$t test_model-$t)
+$(SLOW:%=$(B)/%): CFLAGS := $(if $(filter build/sanitize,$(B)),$(CFLAGS:-Og=-O1),$(CFLAGS))
 
 # Programs whose calls of the C library test_calls sees and makes fail (dev/test/fail_calls.h), where that is glibc; not
 # once more in other builds.

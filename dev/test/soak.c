@@ -1886,7 +1886,11 @@ int main(int argc, char** argv) {
     const char* train = "./train";
     char train_path[PATH_MAX];
     int code;
+#ifdef __SANITIZE_ADDRESS__  // runs take several times as long
+    test.kills = 20;
+#else
     test.kills = 60;
+#endif
     test.seed = 1;
     test.workers = 4;
     const Flag rows[] = {

@@ -343,9 +343,14 @@ static void expect_stages(size_t shape, size_t world) {
           "%s: the log has the least, the middle and the largest of the ranks' losses", what);
 }
 
+// Where runs take ten times as long, each number of ranks with one of the models.
 static void test_stages(void) {
+#ifdef __SANITIZE_ADDRESS__
+    for (size_t world = 1; world <= RANKS_MAX; world++) expect_stages(world % SHAPE_COUNT, world);
+#else
     for (size_t shape = 0; shape < SHAPE_COUNT; shape++)
         for (size_t world = 1; world <= RANKS_MAX; world++) expect_stages(shape, world);
+#endif
 }
 
 // ------------------------------------------------------------------------------------------------
