@@ -280,6 +280,12 @@ static void test_log(void) {
         again = scores_of(&model, &data, 0, cut, &source);
         expect(same_scores(scores, again, rows), "cut to %zu bytes, the second time: other scores", length);
         free(again);
+        size_t lines = 0, complete;
+        char* log = text_read(cut, &complete);
+        for (size_t item = 0; item < source.items; item++) lines += count_in(log, text_of("\nitem %zu ", item));
+        expect(lines >= source.items && lines <= source.items + 1, "cut to %zu bytes: %zu lines of %zu items", length,
+               lines, source.items);
+        free(log);
         free(source.rows);
     }
     verdict("a score log that was cut anywhere continues with the same scores");

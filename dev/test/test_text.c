@@ -218,8 +218,15 @@ static bool read_documents(Read* r, const char* patterns, const char* field, uin
         r->bytes = r->documents = r->pieces = r->longest = 0;
         r->ordered = true;
         documents_rewind(&documents);
-        while ((ok = documents_next(&documents, &batch, &error)) && batch.count > 0)
+        uint64_t before = 0, taken;
+        bool progress = true;
+        while ((ok = documents_next(&documents, &batch, &error)) && batch.count > 0) {
             for (size_t k = 0; k < batch.count; k++) read_piece(r, &batch, &batch.pieces[k]);
+            taken = documents_taken(&documents);
+            progress = progress && taken > 0 && taken >= before && taken <= documents.size;
+            before = taken;
+        }
+        expect(progress, "%s: the bytes read do not grow from above 0 to all", patterns);
     }
     if (ok) expect(documents_taken(&documents) == documents.size, "%s: not all bytes count as read", patterns);
     batch_free(&batch);
