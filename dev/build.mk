@@ -28,8 +28,8 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 # Tests that compute little take longer to optimize than to run. The code that they share with the trainer is tested at
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
 QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
-QUICKEST := test_convert test_trace test_evaluate test_plan test_optimizers test_optimizers_matrix test_seams test_text \
-    test_calls pairs first test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)
+QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
+    test_optimizers_matrix test_seams test_text test_zero test_calls soak pairs first test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
 # Under sanitizers -Og is enough for all but these.
@@ -84,13 +84,12 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 
 # The test of all kernels, and the ladders as one program, as build/emulated-BUILD-PRECISION-NAME: plain, under the
 # sanitizers, and with the race check. The last two builds check memory accesses, which are the same for both 16-bit
-# dtypes; for ladders one dtype is enough. make test has the kernels in two dtypes, and in one with the race check; make
-# test-more has the rest.
+# dtypes; for ladders one dtype is enough. make test has the kernels in two dtypes; make test-more has the rest.
 LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm \
     matmul muon optimizers qk_norm rope
-EMULATED := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-BF16-test_cuda plain-BF16-ladders race-BF16-test_cuda)
-EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-ladders plain-FP16-test_cuda plain-FP16-ladders \
-    asan-BF16-test_cuda $(foreach b,asan race,$b-FP32-test_cuda $b-BF16-ladders))
+EMULATED := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-BF16-test_cuda plain-BF16-ladders)
+EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-ladders plain-FP16-test_cuda \
+    asan-BF16-test_cuda race-BF16-test_cuda $(foreach b,asan race,$b-FP32-test_cuda $b-BF16-ladders))
 TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
     $(B)/$(if $(filter %-test_cuda,$*),emulated/dev/test/)$(word 2,$(subst -, ,$*)).cu
 $(EMULATED) $(EMULATED_MORE): $(EMULATED_NEEDS) $(B)/ladders.cu
@@ -247,7 +246,7 @@ test-cuda-runs: $(RUNS_TESTS)
 	@$(call TEST_EMULATED,runs)
 
 ## test-more: longer tests: FP16, ladders under sanitizers and race check, the emulator's own, clang, macOS, flags
-MORE_CUDA := $(EMULATED_MORE) $(call TRAINERS_OF,BF16 FP16) $(addprefix $(B)/,emulated-plain-BF16-ladders test_tune)
+MORE_CUDA := $(EMULATED_MORE) $(call TRAINERS_OF,BF16) $(addprefix $(B)/,emulated-plain-BF16-ladders test_tune)
 test-more-cuda: $(MORE_CUDA) $(COMPILED_MORE)
 	@$(call TEST_EMULATED,more) $(EMULATED_MORE)
 MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \

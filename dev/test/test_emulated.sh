@@ -1,7 +1,7 @@
 # test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and
 # every rung of the ladders in many thread orders; the programs are build/emulated-BUILD-TYPE-NAME. PART runs: the
 # emulated libraries, the whole model, and the trainer's CUDA build, in FP32; operations alone in a folder; the machine
-# code. PART more: more programs of the first kind, the model and the trainer in BF16 and FP16, the emulator's own tests.
+# code. PART more: more programs of the first kind, the model and the trainer in BF16, the emulator's own tests.
 # NVCC: yes if nvcc has just compiled everything, which make does before it calls this. LADDERS: the names of the ladders
 # in the programs named ladders.
 set -u
@@ -151,7 +151,7 @@ if [ "$part" = kernels ]; then
     end "a step by operation, in a CUDA build"
 elif [ "$part" = more ]; then
     kernels "$@"
-    trainers "BF16 FP16"
+    trainers BF16
     begin
     once sh dev/gpu/gpu_check.sh --try "$build"
     end "command lines of dev/gpu/gpu_check.sh"
