@@ -224,6 +224,19 @@ static void test_json_limits(void) {
         expect(json_accepts(text, sizes[i].bytes) == sizes[i].good, "%zu times %c", sizes[i].bytes, sizes[i].fill);
     }
 
+    // Commas and brackets in a string are no values; those after a string that ends in a backslash are.
+    size_t long_bytes = JSON_NODES_MAX + 1000;
+    char* commas = (char*)malloc(long_bytes);
+    need(commas != NULL, "memory");
+    memset(commas, ',', long_bytes);
+    memcpy(commas, "[\"\\\"", 4);
+    memcpy(commas + long_bytes - 15, "[{\",\"\\\\\",[1,2]]", 15);
+    Json strings;
+    if (holds(json_parse(&strings, commas, long_bytes, "text", &error), "commas in a string"))
+        expect(strings.count == 6 && strings.nodes[0].count == 3, "%u values", strings.count);
+    json_free(&strings);
+    free(commas);
+
     double ms[2];
     for (int pass = 0; pass < 2; pass++) {  // names in one object: time must be linear in their number
         size_t names = pass == 0 ? 25000 : 200000, n = 0;
