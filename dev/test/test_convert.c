@@ -802,10 +802,12 @@ static double recorded_size(const char* type, const char* key, bool null) {
 // are those of a published model.
 static const struct { const char *types, *key; } IMPLIED[] = {
     {"gpt2", "n_inner"},
+    {"gpt2", "n_positions"},
     {"gpt2", "layer_norm_epsilon"},
     {"gpt2", "tie_word_embeddings"},
     {"llama", "num_key_value_heads"},
     {"llama|mistral|qwen2", "head_dim"},
+    {"llama|mistral|qwen2|qwen3", "max_position_embeddings"},
     {"llama|mistral|qwen2|qwen3", "rms_norm_eps"},
     {"llama|mistral|qwen2|qwen3", "rope_theta"},
     {"llama|mistral|qwen2|qwen3", "tie_word_embeddings"},
