@@ -807,6 +807,8 @@ static void test_safetensors_headers(void) {
         expect(opened == is_good, "must be %s: %s", is_good ? "accepted" : "refused", header);
     }
     for (size_t i = 0; i < COUNT_OF(lengths); i++) refused(header_opens(lengths[i], "", 56), "", "a wrong length");
+    char fp8[] = "{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[8],\"data_offsets\":[0,8]}}";
+    refused(header_opens(strlen(fp8), fp8, 8), "give F32, F16 or BF16", "a type that is not read here");
     char* text = (char*)malloc(20000000);  // many tensors, many bytes: refused for the number, not for memory
     size_t n = 0;
     for (int i = 0; i < 70000; i++)

@@ -254,6 +254,7 @@ static const ConfigRule CONFIG_RULES[] = {
     {RULE_LLAMAS, "layer_types", RULE_LAYERS, "full_attention", NULL},
     {"", "is_encoder_decoder|add_cross_attention", RULE_VALUES, "false", NULL},
     {"", "pruned_heads", RULE_LAYERS, "", NULL},
+    {"", "quantization_config", RULE_VALUES, "null", NULL},  // what the bytes of the weights mean
     {"gpt2", "n_ctx|n_special|predict_special_tokens|attn_pdrop|embd_pdrop|resid_pdrop|reorder_and_upcast_attn|"
      "summary_activation|summary_first_dropout|summary_proj_to_labels|summary_type|summary_use_proj",
      RULE_UNREAD, NULL, NULL},
