@@ -482,6 +482,9 @@ static inline bool piece_decode(Piece* piece, char* text, const char* field, Err
         return true;
     }
     snprintf(what, sizeof what, "%.600s, line %llu", piece->file, (unsigned long long)piece->line);
+    if (text[piece->start + blank] == '[')
+        return fail_with(error, "%s begins a JSON array, but --jsonl wants an object on each line; write the array's "
+                         "elements on lines of their own (jq -c '.[]')", what);
     if (!json_parse(&json, text + piece->start, piece->bytes, what, error)) return false;
     uint32_t node = json_get(&json, 0, field);
     bool ok = json_is(&json, node, JSON_STRING);

@@ -140,31 +140,36 @@ static inline uint32_t question_member(const Json* json, const char* name, const
     return node != JSON_NONE ? node : json_get(json, 0, other);
 }
 
-// The right answer: its number, also as text, or one of the texts in `names`. False if it is neither.
-static inline bool question_label(size_t* label, const Json* json, uint32_t node, uint32_t names) {
-    char text[64], name[64];
+// The right answer of `count`: its number, also as text, its letter, or one of the texts in `names`. Returns NULL, or
+// what is wrong.
+static inline const char* question_label(size_t* label, size_t count, const Json* json, uint32_t node, uint32_t names) {
+    char text[64] = "", name[64];
     uint64_t number;
     int length = 0;
     size_t i = 0;
+    if (node == JSON_NONE) return "there is no \"label\", \"answer\" or \"answerKey\"";
     if (json_u64(json, node, &number)) {
         *label = (size_t)number;
-        return true;
+        return *label < count ? NULL : "its label is not the number of an ending; the first is 0";
     }
-    if (!json_string(json, node, text, sizeof text)) return false;
-    for (uint32_t n = json_first(json, names); n != JSON_NONE; n = json_next(json, n), i++) {
-        if (!json_string(json, n, name, sizeof name) || strcmp(name, text) != 0) continue;
-        *label = i;
-        return true;
-    }
-    return names == JSON_NONE && sscanf(text, "%6zu%n", label, &length) == 1 && text[length] == 0;
+    if (json_string(json, node, text, sizeof text))
+        for (uint32_t n = json_first(json, names); n != JSON_NONE; n = json_next(json, n), i++) {
+            if (!json_string(json, n, name, sizeof name) || strcmp(name, text) != 0) continue;
+            *label = i;
+            return i < count ? NULL : "there are more labels than endings";
+        }
+    if (names != JSON_NONE) return "its answer is none of the labels of its endings";
+    if (text[0] >= 'A' && text[0] <= 'Z' && text[1] == 0) *label = (size_t)(text[0] - 'A');
+    else if (sscanf(text, "%6zu%n", label, &length) != 1 || text[length] != 0) *label = SIZE_MAX;
+    return *label < count ? NULL : "its label is neither the number of an ending, the first being 0, nor its letter";
 }
 
-// Reads line `item`. The caller frees question->json after success.
-static inline bool question_read(Question* q, const Choices* c, size_t item, const char* line, size_t bytes,
+// Reads line `number`, from 1. The caller frees question->json after success.
+static inline bool question_read(Question* q, const Choices* c, size_t number, const char* line, size_t bytes,
                                  Error* error) {
     char what[FILE_PATH_MAX + 32];
     const char* problem = NULL;
-    snprintf(what, sizeof what, "%.600s, line %zu", c->path, item + 1);
+    snprintf(what, sizeof what, "%.600s, line %zu", c->path, number);
     if (!json_parse(&q->json, line, bytes, what, error)) return false;
     uint32_t names = JSON_NONE, label = question_member(&q->json, "label", "answer");
     q->context = question_member(&q->json, "ctx", "question");
@@ -178,8 +183,7 @@ static inline bool question_read(Question* q, const Choices* c, size_t item, con
     if (!json_is(&q->json, q->context, JSON_STRING)) problem = "there is no string \"ctx\"";
     else if (!json_is(&q->json, q->endings, JSON_ARRAY)) problem = "there is no array \"endings\"";
     else if (q->count < 2 || q->count > CHOICES_ENDINGS_MAX) problem = "there must be 2 to 1024 endings";
-    else if (!question_label(&q->label, &q->json, label, names)) problem = "there is no \"label\", a whole number";
-    else if (q->label >= q->count) problem = "its label is not the number of an ending; the first is 0";
+    else problem = question_label(&q->label, q->count, &q->json, label, names);
     for (uint32_t n = json_first(&q->json, q->endings); n != JSON_NONE && !problem; n = json_next(&q->json, n))
         if (!json_is(&q->json, n, JSON_STRING) || q->json.nodes[n].bytes == 0)
             problem = "an ending is empty, or not a string";
@@ -245,12 +249,12 @@ static inline bool choices_reserve(Choices* c, size_t rows, Error* error) {
     return true;
 }
 
-// Reads question `item` and tokenizes its answers.
-static inline bool choices_read(Choices* c, Source* source, size_t item, const char* line, size_t bytes,
+// Reads question `item`, of line `number`, and tokenizes its answers.
+static inline bool choices_read(Choices* c, Source* source, size_t item, size_t number, const char* line, size_t bytes,
                                 Error* error) {
     Question q;
     Error reason;
-    if (!question_read(&q, c, item, line, bytes, error)) return false;
+    if (!question_read(&q, c, number, line, bytes, error)) return false;
     const Json* json = &q.json;
     const JsonNode* asked = &json->nodes[q.context];
     const char* context = json->text + asked->start;
@@ -264,7 +268,7 @@ static inline bool choices_read(Choices* c, Source* source, size_t item, const c
                           &reason) && choices_shorten(&c->rows[row], c, &reason);
     }
     json_free(&q.json);
-    return ok || fail_with(error, "%.600s, line %zu: %.300s", c->path, item + 1, reason.text);
+    return ok || fail_with(error, "%.600s, line %zu: %.300s", c->path, number, reason.text);
 }
 
 static inline bool choices_append(Tokens* out, size_t* first, size_t* bytes, void* context, size_t item, size_t row,
@@ -288,6 +292,14 @@ static inline void choices_close(Choices* c, Source* source) {
     memset(source, 0, sizeof *source);
 }
 
+// Finds the end of a line. False for a blank line, which is no question.
+static inline bool choices_line(const char** next, const char* line, const char* end) {
+    const char* newline = (const char*)memchr(line, '\n', (size_t)(end - line));
+    *next = newline ? newline + 1 : end;
+    while (line < *next && memchr(" \t\r\n", *line, 4)) line++;
+    return line < *next;
+}
+
 // Reads and tokenizes all questions: one that cannot be scored is found now, not after hours. T: the longest sequence
 // that the model will be given. The path and the tokenizer must outlive the source. After a failure there is nothing to
 // close.
@@ -299,20 +311,20 @@ static inline bool choices_open(Choices* c, Source* source, const char* path, co
     c->tokenizer = tokenizer;
     c->T = T;
     bool ok = file_read(path, CHOICES_BYTES_MAX, &c->text, &c->bytes, error);
-    size_t bytes = ok ? c->bytes : 0, items = 0;
-    while (bytes > 0 && memchr(" \t\r\n", c->text[bytes - 1], 4)) bytes--;  // blank lines at the end are no questions
-    for (size_t i = 0; i < bytes; i++) items += i == 0 || c->text[i - 1] == '\n';
+    const char *text = ok ? c->text : "", *end = text + (ok ? c->bytes : 0), *next;
+    if (ok && c->bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) text += 3;  // a byte order mark
+    size_t items = 0, number = 0;
+    for (const char* line = text; line < end; line = next) items += choices_line(&next, line, end);
     if (ok && items == 0) ok = fail_with(error, "%.600s has no questions; give a line of JSON for each", path);
     ok = ok && source_allocate(source, items, error);
     c->labels = (size_t*)memory_allocate(items * sizeof *c->labels);
     c->first_rows = source->rows;
     if (ok && !c->labels) ok = fail_memory(error, path, c->bytes);
-    const char *line = c->text, *end = ok ? line + bytes : line;
-    for (size_t i = 0; ok && i < items; i++) {
-        const char* newline = (const char*)memchr(line, '\n', (size_t)(end - line));
-        const char* next = newline ? newline + 1 : c->text + c->bytes;
-        ok = choices_read(c, source, i, line, (size_t)(next - line), error);
-        line = next;
+    items = 0;
+    for (const char* line = text; ok && line < end; line = next) {
+        number++;
+        if (choices_line(&next, line, end))
+            ok = choices_read(c, source, items++, number, line, (size_t)(next - line), error);
     }
     if (!ok) choices_close(c, source);
     if (!ok) return false;

@@ -178,8 +178,12 @@ static bool generate(Options* o, Error* error) {
     if (o->chat) {
         ok = chat(o, &model, &tokenizer, error);
     } else {
-        ok = sampler_open(&o->sampler, &model, &tokenizer, error) &&
-             (o->kv != KV_Q8 || show_kv_error(&model, &o->sampler.ids, error)) &&
+        ok = sampler_open(&o->sampler, &model, &tokenizer, error);
+        size_t tokens = o->sampler.ids.count, room = model.cache.context;
+        if (ok && tokens > room)
+            fprintf(stderr, "generate: the prompt has %zu tokens, and there is room for %zu: the first %zu are not "
+                    "read\n", tokens, room, tokens - room);
+        ok = ok && (o->kv != KV_Q8 || show_kv_error(&model, &o->sampler.ids, error)) &&
              sampler_write(&o->sampler, stdout, error);
         sampler_close(&o->sampler);
     }

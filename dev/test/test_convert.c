@@ -802,10 +802,12 @@ static double recorded_size(const char* type, const char* key, bool null) {
 // are those of a published model.
 static const struct { const char *types, *key; } IMPLIED[] = {
     {"gpt2", "n_inner"},
+    {"gpt2", "n_positions"},
     {"gpt2", "layer_norm_epsilon"},
     {"gpt2", "tie_word_embeddings"},
     {"llama", "num_key_value_heads"},
     {"llama|mistral|qwen2", "head_dim"},
+    {"llama|mistral|qwen2|qwen3", "max_position_embeddings"},
     {"llama|mistral|qwen2|qwen3", "rms_norm_eps"},
     {"llama|mistral|qwen2|qwen3", "rope_theta"},
     {"llama|mistral|qwen2|qwen3", "tie_word_embeddings"},
@@ -824,6 +826,7 @@ static const struct { const char *types, *key; const char* values[3]; } COMPUTED
     {"llama|mistral|qwen2|qwen3", "use_mrope", {"false"}},
     {"llama|mistral|qwen2|qwen3", "partial_rotary_factor", {"null", "1", "1.0"}},
     {"qwen2|qwen3", "use_sliding_window", {"false"}},
+    {"gpt2|llama|mistral|qwen2|qwen3", "quantization_config", {"null"}},
     {"gpt2|llama|mistral|qwen2|qwen3", "is_encoder_decoder", {"false"}},
     {"gpt2|llama|mistral|qwen2|qwen3", "add_cross_attention", {"false"}},
 };
@@ -1128,6 +1131,10 @@ static void expect_bad(const char* path, const char* words, const char* what) {
 static void test_bad_configs(void) {
     static const struct { const char *fixture, *old, *with, *words; } cases[] = {
         {"gpt2", "\"n_layer\": 2,", "", "lacks \"n_layer\""},
+        {"gpt2", "\"n_layer\": 2,", "\"n_layer\": 2, \"new_a\": 1, \"new_b\": [2],",
+         "gpt2: \"new_a\", \"new_b\"; remove"},
+        {"gpt2", "\"n_layer\": 2,", "\"n_layer\": 2, \"quantization_config\": {\"quant_method\": \"fp8\"},",
+         "\"quantization_config\" is an object, which this program does not support"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": \"16\"", "\"n_embd\" is 16, which is not a valid value"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": -16", "\"n_embd\" is -16"},
         {"gpt2", "\"n_head\": 4", "\"n_head\": 5", "do not divide"},

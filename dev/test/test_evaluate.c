@@ -121,7 +121,7 @@ static void test_text(void) {
 // Choices
 
 static const char* const QUESTIONS =
-    "{\"ctx\": \"the cat\", \"endings\": [\"zz\", \"ab\", \"b\"], \"label\": 2}\n"
+    "\xEF\xBB\xBF{\"ctx\": \"the cat\", \"endings\": [\"zz\", \"ab\", \"b\"], \"answer\": \"C\"}\n \r\n\n"
     "{\"ctx\": \"a  \", \"endings\": [\"b\", \"bbbb\", \"b\"], \"label\": \"0\"}\r\n"
     "{\"question\": \"q\", \"choices\": {\"label\": [\"A\", \"B\"], \"text\": [\"zy\", \"aaa\"]}, "
     "\"answerKey\": \"B\"}\n"
@@ -271,7 +271,8 @@ static void test_log(void) {
     char* text = text_read(path, &bytes);
     expect(count_in(text, "\n") == rows + 1, "%zu lines for %zu items", count_in(text, "\n"), rows);
     // Everywhere in the first line, which has 45 bytes, and at some places of the others.
-    for (size_t length = 0; length <= bytes; length += length < 46 || length == bytes ? 1 : min_size(37, bytes - length)) {
+    for (size_t length = 0, step; length <= bytes; length += step) {
+        step = length < 46 || length == bytes ? 1 : min_size(37, bytes - length);
         put_bytes(cut, text, length);
         Score* again = scores_of(&model, &data, 0, cut, &source);
         expect(same_scores(scores, again, rows), "cut to %zu bytes: other scores", length);
@@ -282,7 +283,11 @@ static void test_log(void) {
         free(again);
         size_t lines = 0, complete;
         char* log = text_read(cut, &complete);
-        for (size_t item = 0; item < source.items; item++) lines += count_in(log, text_of("\nitem %zu ", item));
+        for (size_t item = 0; item < source.items; item++) {
+            char begins[64];
+            snprintf(begins, sizeof begins, "\nitem %zu ", item);
+            lines += count_in(log, begins);
+        }
         expect(lines >= source.items && lines <= source.items + 1, "cut to %zu bytes: %zu lines of %zu items", length,
                lines, source.items);
         free(log);
@@ -337,6 +342,8 @@ static void test_log(void) {
 // ------------------------------------------------------------------------------------------------
 // Bad questions
 
+#define NO_ENDING "neither the number of an ending"
+
 static void test_bad_questions(void) {
     static const struct {
         const char *line, *says;
@@ -352,13 +359,16 @@ static void test_bad_questions(void) {
         {"{\"ctx\": \"a\", \"endings\": [\"a\", \"\"], \"label\": 0}", "an ending is empty, or not a string"},
         {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"]}", "there is no \"label\""},
         {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": 2}", "not the number of an ending"},
-        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": -1}", "there is no \"label\""},
-        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": \"\"}", "there is no \"label\""},
-        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": \"1x\"}", "there is no \"label\""},
-        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": \"99999999999999999999\"}", "there is no \"label\""},
+        {"{\"question\": \"a\", \"choices\": [\"a\", \"b\"], \"answer\": \"C\"}", NO_ENDING},
+        {"{\"question\": \"a\", \"choices\": {\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\", \"C\"]}, "
+         "\"answerKey\": \"C\"}", "more labels than endings"},
+        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": -1}", NO_ENDING},
+        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": \"\"}", NO_ENDING},
+        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": \"1x\"}", NO_ENDING},
+        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": \"99999999999999999999\"}", NO_ENDING},
         {"{\"question\": \"a\", \"choices\": {\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\"]}, "
-         "\"answerKey\": \"C\"}", "there is no \"label\""},
-        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": 0}\n\n{\"ctx\": 1}", "line 2"},
+         "\"answerKey\": \"C\"}", "none of the labels"},
+        {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": 0}\n\n{\"ctx\": 1}", "line 3"},
         {"{\"ctx\": \"\", \"endings\": [\"a\", \"b\"], \"label\": 0}", "line 1: a question without context"},
         {"{\"ctx\": \"a\", \"endings\": [\"b\", \"an ending longer than a sequence\"], \"label\": 0}",
          "line 1: an ending has more than 24 tokens"},

@@ -224,6 +224,19 @@ static void test_json_limits(void) {
         expect(json_accepts(text, sizes[i].bytes) == sizes[i].good, "%zu times %c", sizes[i].bytes, sizes[i].fill);
     }
 
+    // Commas and brackets in a string are no values; those after a string that ends in a backslash are.
+    size_t long_bytes = JSON_NODES_MAX + 1000;
+    char* commas = (char*)malloc(long_bytes);
+    need(commas != NULL, "memory");
+    memset(commas, ',', long_bytes);
+    memcpy(commas, "[\"\\\"", 4);
+    memcpy(commas + long_bytes - 15, "[{\",\"\\\\\",[1,2]]", 15);
+    Json strings;
+    if (holds(json_parse(&strings, commas, long_bytes, "text", &error), "commas in a string"))
+        expect(strings.count == 6 && strings.nodes[0].count == 3, "%u values", strings.count);
+    json_free(&strings);
+    free(commas);
+
     double ms[2];
     for (int pass = 0; pass < 2; pass++) {  // names in one object: time must be linear in their number
         size_t names = pass == 0 ? 25000 : 200000, n = 0;
@@ -794,6 +807,8 @@ static void test_safetensors_headers(void) {
         expect(opened == is_good, "must be %s: %s", is_good ? "accepted" : "refused", header);
     }
     for (size_t i = 0; i < COUNT_OF(lengths); i++) refused(header_opens(lengths[i], "", 56), "", "a wrong length");
+    char fp8[] = "{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[8],\"data_offsets\":[0,8]}}";
+    refused(header_opens(strlen(fp8), fp8, 8), "give F32, F16 or BF16", "a type that is not read here");
     char* text = (char*)malloc(20000000);  // many tensors, many bytes: refused for the number, not for memory
     size_t n = 0;
     for (int i = 0; i < 70000; i++)

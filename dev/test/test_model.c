@@ -1238,15 +1238,25 @@ static void test_generation(void) {
     for (size_t s = 0; s < SAMPLES; s++) same = same && memcmp(many + s * total, first, bytes) == 0;
     check(same, "generation: at temperature 0 every sample continues the prompt as one alone");
     o.temperature = 1;
-    random_tokens(longer, total, c.vocab, 6);
-    generate_all(longer, &model, &o, 1, total - 10, total);
-    // The context of 24 is full: the next token depends on its later half alone.
-    int32_t half[13];
-    memcpy(half, longer + total - 22, 12 * sizeof(int32_t));
+    // Of a prompt longer than the context of 24 the last 24 tokens count; then it is full, and its later half counts.
+    size_t as_end = 0, as_half = 0, differ = 0, cases = 8, known = total - 10;
     o.temperature = 0;
-    generate_all(longer, &model, &o, 1, total - 10, total - 9);
-    generate_all(half, &model, &o, 1, 12, 13);
-    check(longer[total - 10] == half[12], "generation: a prompt longer than the context is cut to half of it");
+    for (size_t n = 0; n < cases; n++) {
+        int32_t end[25], half[13];
+        random_tokens(longer, total, c.vocab, 6 + (uint32_t)n);
+        generate_all(longer, &model, &o, 1, known, known + 2);
+        memcpy(end, longer + known - 24, 24 * sizeof(int32_t));
+        generate_all(end, &model, &o, 1, 24, 25);
+        as_end += longer[known] == end[24];
+        memcpy(half, longer + known - 12, 12 * sizeof(int32_t));
+        generate_all(half, &model, &o, 1, 12, 13);
+        differ += longer[known] != half[12];
+        memcpy(half, longer + known - 11, 12 * sizeof(int32_t));
+        generate_all(half, &model, &o, 1, 12, 13);
+        as_half += longer[known + 1] == half[12];
+    }
+    check(as_end == cases && as_half == cases && differ > 0,
+          "generation: of a prompt longer than the context its end counts, then half of that");
 
     // A text cut back to the prefix that it shares with another continues as if written after it.
     Generator g;

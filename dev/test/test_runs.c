@@ -322,6 +322,17 @@ static void test_torn_log(void) {
     for (size_t i = 0; i < lines; i++) right = right && steps[i] == (double)(i < 4 ? i + 1 : i < 6 ? i + 2 : i + 3);
     check(ok && lines == STEPS - 2 && right,
           "a torn line of the log is removed, and one of a wrong step, and reported");
+
+    // The same for the last line, unless it is of a step after the checkpoint's.
+    for (int later = 0; later < 2; later++) {
+        text = text_read("a/metrics.jsonl", &bytes);
+        put_bytes("a/metrics.jsonl", text, bytes - 30);
+        free(text);
+        if (later) remove_tree("a/step_00000020");
+        ok = train(small_run("a", "--resume")) == 0;
+        check(ok && output_contains("removed 1 damaged line") == !later, "a last line that is cut: %s",
+              later ? "its step is done again" : "reported");
+    }
 }
 
 // The log of one or two ranks, with one or several micro-batches: the losses of all ranks, the tokens of all, and the

@@ -292,7 +292,9 @@ static void test_documents(void) {
     static const struct { const char *line, *words; } bad[] = {
         {"{\"body\": \"a\"}", "bad.jsonl, line 3 has no member \"text\"; name"},
         {"{\"text\": 5}", "bad.jsonl, line 3: its member \"text\" is not a string"},
-        {"[\"text\"]", "bad.jsonl, line 3 has no member"},
+        {"\"text\"", "bad.jsonl, line 3 has no member"},
+        {"[{\"text\": \"a\"}, {\"text\": \"b\"}]", "bad.jsonl, line 3 begins a JSON array"},
+        {" [", "bad.jsonl, line 3 begins a JSON array"},
         {"{\"text\": \"a}", "bad.jsonl, line 3 is not valid JSON"},
         {"{\"text\": \"a\"} x", "bad.jsonl, line 3 is not valid JSON"},
         {"{\"text\": \"\xFF\"}", "bad.jsonl, line 3 is not valid JSON"},

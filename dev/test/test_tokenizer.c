@@ -657,9 +657,9 @@ static void test_rank_specials(void) {
 
 static const struct { const char *old, *put, *words; } bad_files[] = {
     {BASE, "", "not valid JSON"},
-    {BASE, "[]", "no tokens"},
-    {BASE, "3", "no tokens"},
-    {BASE, "{}", "no tokens"},
+    {BASE, "[]", "it has no \"model\""},
+    {BASE, "3", "it has no \"model\""},
+    {BASE, "{}", "it has no \"model\""},
     {"\"ab\":2", "\"ab\":\xFF", "not valid JSON"},
     {"\"ab\"", "\"\xFF\xFE\"", "not UTF-8"},
     {"\"ab\":2", "\"ab\":2,\"ab\":3", "duplicate name"},
@@ -680,6 +680,9 @@ static const struct { const char *old, *put, *words; } bad_files[] = {
     {"\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"aba\":3},", "", "no \"vocab\""},
     {"\"model\":", "\"modem\":", "modem"},
     {"\"BPE\"", "\"Unigram\"", "model is 'Unigram'"},
+    {"\"type\":\"BPE\",\"dropout\":null,\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"aba\":3},"
+     "\"merges\":[\"a b\",[\"ab\",\"a\"]]",
+     "\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"<unk>\",0.0],[\"a\",-1.5]]", "model is 'Unigram'"},
     {"\"dropout\":null", "\"dropout\":0.1", "dropout"},
     {"\"dropout\":null", "\"end_of_word_suffix\":\"</w>\"", "end_of_word_suffix"},
     {"\"dropout\":null", "\"continuing_subword_prefix\":\"##\"", "continuing_subword_prefix"},
@@ -762,6 +765,10 @@ static void test_good_files(void) {
         {"[\"ab\",\"a\"]", "", -1, 2},
         {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"ab\"},\"content\":"
          "\"b\"}", -1, 1},
+        {"\"truncation\":null", "\"truncation\":{\"direction\":\"Right\",\"max_length\":1,\"strategy\":"
+         "\"LongestFirst\",\"stride\":0}", -1, 2},
+        {"\"padding\":null", "\"padding\":{\"strategy\":{\"Fixed\":8},\"direction\":\"Right\","
+         "\"pad_to_multiple_of\":null,\"pad_id\":0,\"pad_type_id\":0,\"pad_token\":\"a\"}", -1, 2},
     };
     for (size_t i = 0; i < COUNT_OF(good); i++) {
         Tokenizer tokenizer;

@@ -245,8 +245,13 @@ static inline void json_free(Json* json) {
 // nothing to free.
 static inline bool json_parse(Json* json, const char* text, size_t bytes, const char* what, Error* error) {
     memset(json, 0, sizeof *json);
-    size_t nodes = 1;  // enough: every value but the first follows one of these characters
-    for (size_t i = 0; i < bytes; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    size_t nodes = 1;  // enough: every value but the first follows one of these characters, outside strings
+    bool inside = false;
+    for (size_t i = 0; i < bytes; i++) {
+        if (text[i] == '"') inside = !inside;
+        else if (inside) i += text[i] == '\\';
+        else nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    }
     if (bytes > JSON_BYTES_MAX || nodes > JSON_NODES_MAX)
         return fail_with(error, "%.600s: the JSON text is too large (%zu bytes, %zu values); is this the right file?",
                          what, bytes, nodes);

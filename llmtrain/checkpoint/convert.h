@@ -28,15 +28,16 @@ typedef struct {
     bool qkv_bias, qk_norm;
     bool heads_divide;              // hidden_size must be a multiple of num_attention_heads
     const char* needs;              // keys that have no default there, separated by |
+    const char* context;            // of a file that does not give it
 } Architecture;
 
 // An export uses the first that computes the same: most Mistral models become a Llama.
 static const Architecture ARCHITECTURES[] = {
-    {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2, false, false, true, ""},
-    {"llama", "LlamaForCausalLM", FAMILY_LLAMA, false, false, true, ""},
-    {"mistral", "MistralForCausalLM", FAMILY_LLAMA, false, false, false, "num_key_value_heads"},
-    {"qwen2", "Qwen2ForCausalLM", FAMILY_LLAMA, true, false, false, "num_key_value_heads"},
-    {"qwen3", "Qwen3ForCausalLM", FAMILY_LLAMA, false, true, false, "num_key_value_heads|head_dim"},
+    {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2, false, false, true, "", "1024"},
+    {"llama", "LlamaForCausalLM", FAMILY_LLAMA, false, false, true, "", "2048"},
+    {"mistral", "MistralForCausalLM", FAMILY_LLAMA, false, false, false, "num_key_value_heads", "131072"},
+    {"qwen2", "Qwen2ForCausalLM", FAMILY_LLAMA, true, false, false, "num_key_value_heads", "32768"},
+    {"qwen3", "Qwen3ForCausalLM", FAMILY_LLAMA, false, true, false, "num_key_value_heads|head_dim", "32768"},
 };
 enum { ARCHITECTURE_COUNT = sizeof ARCHITECTURES / sizeof ARCHITECTURES[0] };
 
@@ -253,15 +254,18 @@ static const ConfigRule CONFIG_RULES[] = {
     {RULE_LLAMAS, "layer_types", RULE_LAYERS, "full_attention", NULL},
     {"", "is_encoder_decoder|add_cross_attention", RULE_VALUES, "false", NULL},
     {"", "pruned_heads", RULE_LAYERS, "", NULL},
+    {"", "quantization_config", RULE_VALUES, "null", NULL},  // what the bytes of the weights mean
     {"gpt2", "n_ctx|n_special|predict_special_tokens|attn_pdrop|embd_pdrop|resid_pdrop|reorder_and_upcast_attn|"
      "summary_activation|summary_first_dropout|summary_proj_to_labels|summary_type|summary_use_proj",
      RULE_UNREAD, NULL, NULL},
     {RULE_LLAMAS, "attention_dropout|is_llama_config|max_window_layers|pretraining_tp", RULE_UNREAD, NULL, NULL},
-    {"", "_attn_implementation|_attn_implementation_autoset|_name_or_path|architectures|bos_token_id|"
-     "chunk_size_feed_forward|dtype|eos_token_id|finetuning_task|gradient_checkpointing|id2label|initializer_range|"
-     "is_decoder|label2id|model_type|num_labels|output_attentions|output_hidden_states|output_past|pad_token_id|"
-     "return_dict|task_specific_params|tokenizer_class|torch_dtype|torchscript|transformers.js_config|"
-     "transformers_version|unk_token_id|use_bfloat16|use_cache", RULE_UNREAD, NULL, NULL},
+    {"", "_attn_implementation|_attn_implementation_autoset|_flash_attn_2_enabled|_name_or_path|_num_labels|"
+     "architectures|auto_map|bos_token_id|chunk_size_feed_forward|decoder_start_token_id|do_sample|dtype|eos_token_id|"
+     "finetuning_task|gradient_checkpointing|id2label|initializer_range|is_decoder|label2id|max_length|"
+     "max_sequence_length|model_type|neftune_noise_alpha|num_labels|output_attentions|output_hidden_states|output_past|"
+     "pad_token_id|problem_type|repetition_penalty|return_dict|sep_token_id|task_specific_params|temperature|"
+     "tokenizer_class|top_k|top_p|torch_dtype|torchscript|transformers.js_config|transformers_version|unk_token_id|"
+     "unsloth_fixed|unsloth_version|use_bfloat16|use_cache", RULE_UNREAD, NULL, NULL},
 };
 enum { CONFIG_RULE_COUNT = sizeof CONFIG_RULES / sizeof CONFIG_RULES[0] };
 #define CONFIG_JSON_MAX ((size_t)1 << 24)  // bytes of a config.json
@@ -389,24 +393,29 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
     for (size_t i = 0; i < count; i++) {
         Field key = keys[i];
         if (choice_find(a->needs, key.name) >= 0) key.missing = NULL;
+        if (key.offset == offsetof(Config, context)) key.missing = a->context;
         if (!hf_read_key(c, &key, json, 0, path, error)) return false;
     }
     // A Mistral configuration that does not mention its window has one of 4096 tokens.
     if (strcmp(a->type, "mistral") == 0 && json_get(json, 0, "sliding_window") == JSON_NONE && c->context > 4096)
         return fail_with(error, "%.600s lacks \"sliding_window\", whose default is 4096 tokens, fewer than its context "
                          "of %zu; use a model without a window", path, c->context);
+    char unknown[400] = "";
+    size_t length = 0, more = 0;
     for (uint32_t i = json_first(json, 0); i != JSON_NONE; i = json_next(json, i)) {
         const char* name = json_key(json, i);
         const ConfigRule* rule = hf_rule(a, name);
         bool member = false;
         for (size_t k = 0; k < count; k++) member |= strcmp(keys[k].name, name) == 0;
         if (member) continue;
-        if (rule == NULL)
-            return fail_with(error, "%.600s has the key \"%.80s\", which this program does not know for %s; remove it "
-                             "if it does not change what the model computes", path, name, a->type);
-        if (!hf_check_key(c, rule, json, i, path, error)) return false;
+        if (rule && !hf_check_key(c, rule, json, i, path, error)) return false;
+        if (rule == NULL && length + strlen(name) + 8 < sizeof unknown)
+            length += (size_t)sprintf(unknown + length, "%s\"%s\"", length ? ", " : "", name);
+        else if (rule == NULL) more++;
     }
-    return true;
+    if (length + more == 0) return true;
+    return fail_with(error, "%.600s has keys that this program does not know for %s: %s%s; remove those that do not "
+                     "change what the model computes", path, a->type, unknown, more ? " and more" : "");
 }
 
 // Completes and checks a configuration from a file; refuses a value outside the limits of its flag. config_complete

@@ -82,9 +82,10 @@ static inline const char* safetensors_tensor_parse(SafetensorsTensor* tensor, co
     if (json_count(json, node) != 3 || !json_is(json, shape, JSON_ARRAY) || !json_is(json, range, JSON_ARRAY))
         return "it does not consist of dtype, shape and data_offsets";
 
-    if (!json_string(json, json_get(json, node, "dtype"), dtype, sizeof dtype)) return "its dtype is not known";
+    static const char unread[] = "its dtype, like that of FP8 weights, is not read here: give F32, F16 or BF16";
+    if (!json_string(json, json_get(json, node, "dtype"), dtype, sizeof dtype)) return unread;
     tensor->type = dtype_find(dtype);
-    if (tensor->type == DTYPE_COUNT) return "its dtype is not known";
+    if (tensor->type == DTYPE_COUNT) return unread;
 
     if (json_count(json, shape) > SAFETENSORS_DIMS_MAX) return "it has too many dimensions";
     for (uint32_t i = json_first(json, shape); i != JSON_NONE; i = json_next(json, i)) {
@@ -162,7 +163,7 @@ static inline bool safetensors_header_parse(SafetensorsHeader* header, const cha
         problem = "its tensors do not end where the file ends";
     }
     if (!problem) return true;
-    fail_with(error, "%.600s is not a valid safetensors file: %.100s: %s; use another copy", path, name, problem);
+    fail_with(error, "%.600s cannot be read as a safetensors file: %.100s: %s; use another copy", path, name, problem);
     safetensors_header_free(header);
     return false;
 }

@@ -108,14 +108,19 @@ static inline bool log_line_step(uint64_t* step, const char* line, size_t bytes)
 }
 
 // Keeps the complete lines of a log whose step is `step` or below, in place; returns the remaining bytes. *damaged: the
-// lines lost among them, which are incomplete, or of a step that the lines after them have not reached.
+// lines lost among them, which are incomplete, or of a step that the lines after them have not reached. An incomplete
+// last line is one of them if the lines before it have not reached `step`.
 static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, size_t* damaged) {
     size_t kept = 0, position = 0, later = 0;  // later: lines of seemingly later steps, since the last that was kept
+    uint64_t reached = 0;
     *damaged = 0;
     while (position < bytes) {
         char* end = (char*)memchr(text + position, '\n', bytes - position);
         uint64_t line_step = 0;
-        if (end == NULL) break;  // an incomplete last line
+        if (end == NULL) {
+            *damaged += reached < step;
+            break;
+        }
         size_t length = (size_t)(end - text) + 1 - position;
         bool whole = log_line_step(&line_step, text + position, length - 1);
         if (whole && line_step <= step) {
@@ -123,6 +128,7 @@ static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, siz
             kept += length;
             *damaged += later;
             later = 0;
+            reached = line_step;
         } else if (whole || later > 0) {
             later++;
         } else {

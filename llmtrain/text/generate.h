@@ -109,12 +109,14 @@ static inline void generator_forward(Generator* g, size_t samples, size_t count)
 }
 
 // Runs the model on all tokens that it has not read, the last one by itself, so that its hidden states are the first S
-// rows. When the context, or what the cache holds of it, is full, its second half becomes the start of a new one.
+// rows. When the context, or what the cache holds of it, is full, its second half becomes the start of a new one; or
+// what the model has not read, if that is more: of a prompt that does not fit, its end.
 static inline void generator_read(Generator* g) {
     KvCache* cache = &g->model->cache;
     size_t context = cache->context, rows = g->model->options.B * g->model->options.T, last = g->known - 1;
-    if (g->known - g->seen > context - cache->length) {  // what is still to be read does not fit
-        g->seen = g->known - max_size(context / 2, 1);
+    size_t unread = g->known - g->seen;
+    if (unread > context - cache->length) {
+        g->seen = g->known - max_size(context / 2, min_size(unread, context));
         cache->length = 0;
     }
     size_t common = min_size(g->common, last);

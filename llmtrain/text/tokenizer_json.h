@@ -281,11 +281,7 @@ static inline bool read_merges(const TokenizerReader* r, uint32_t merges) {
 static inline bool read_model(TokenizerReader* r, uint32_t model, size_t size) {
     const Json* json = r->json;
     Vocabulary* v = &r->rules->vocabulary;
-    uint32_t type = json_get(json, model, "type"), node;
-    if (!json_is(json, model, JSON_OBJECT))
-        return fail_with(r->error, "%.600s: it has no \"model\"; is this a tokenizer.json of Hugging Face?", r->path);
-    if (type != JSON_NONE && strcmp(json_type(r, model), "BPE") != 0)
-        return tokenizer_refuse(r, "model", json_type(r, model));
+    uint32_t node;
     if (!known_members(r, model, "type|dropout|unk_token|continuing_subword_prefix|end_of_word_suffix|fuse_unk|"
                        "byte_fallback|ignore_merges|vocab|merges", "model's member")) return false;
     double dropout = 0;
@@ -593,6 +589,15 @@ static inline bool merges_stay_in_words(const Vocabulary* v) {
     return true;
 }
 
+// "truncation" or "padding", which the program that saved the file asked for last: they change no tokens.
+static inline bool check_request(const TokenizerReader* r, const char* name, const char* members) {
+    uint32_t node = json_get(r->json, 0, name);
+    if (json_absent(r->json, node)) return true;
+    if (!json_is(r->json, node, JSON_OBJECT) || json_count(r->json, node) == 0)
+        return tokenizer_refuse(r, "member", name);
+    return known_members(r, node, members, name);
+}
+
 static inline bool read_rules(TokenizerReader* r) {
     const Json* json = r->json;
     Rules* rules = r->rules;
@@ -602,8 +607,13 @@ static inline bool read_rules(TokenizerReader* r) {
     if (!known_members(r, 0, "version|truncation|padding|added_tokens|normalizer|pre_tokenizer|post_processor|decoder|"
                        "model", "member")) return false;
     if (version && strcmp(version, "1.0") != 0) return tokenizer_refuse(r, "version", version);
-    if (!json_absent(json, json_get(json, 0, "truncation"))) return tokenizer_refuse(r, "member", "truncation");
-    if (!json_absent(json, json_get(json, 0, "padding"))) return tokenizer_refuse(r, "member", "padding");
+    if (!check_request(r, "truncation", "direction|max_length|strategy|stride") ||
+        !check_request(r, "padding", "direction|pad_id|pad_to_multiple_of|pad_token|pad_type_id|strategy"))
+        return false;
+    if (!json_is(json, model, JSON_OBJECT))
+        return fail_with(r->error, "%.600s: it has no \"model\"; is this a tokenizer.json of Hugging Face?", r->path);
+    if (json_get(json, model, "type") != JSON_NONE && strcmp(json_type(r, model), "BPE") != 0)
+        return tokenizer_refuse(r, "model", json_type(r, model));
     if (!read_parts(r, json_get(json, 0, "normalizer"), "normalizers", read_normalizer) ||
         !read_parts(r, json_get(json, 0, "pre_tokenizer"), "pretokenizers", read_pre_tokenizer))
         return false;
