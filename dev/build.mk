@@ -29,7 +29,8 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
 QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
 QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
-    test_optimizers_matrix test_seams test_text test_zero test_calls soak pairs first test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)
+    test_optimizers_matrix test_seams test_text test_zero test_calls soak pairs first \
+    test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
 # Under sanitizers -Og is enough for all but these.
@@ -195,8 +196,8 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 # ---------------------------------------------------------------------------------------------------------------------
 # 5. Tests
 
-# Checks of sources, of what is installed, of bits: in a build with sanitizers they would find the same, or are of pieces
-# of ordinary size.
+# Checks of sources, of what is installed, of bits: in a build with sanitizers they would find the same, or are of
+# pieces of ordinary size.
 PROGRAMS_CHECKS := golden compilers inlined tour single install floors
 PROCESSES_CHECKS := same_weights gpu_check
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate \

@@ -152,7 +152,8 @@ static void log_read(TreeFile* file, const char* text) {
 
 // Whether the whole lines of a log are the first of another.
 static bool log_begins(const TreeFile* log, const TreeFile* whole) {
-    return log->lines == 0 || (log->lines <= whole->lines && log->until[log->lines - 1] == whole->until[log->lines - 1]);
+    size_t n = log->lines;
+    return n == 0 || (n <= whole->lines && log->until[n - 1] == whole->until[n - 1]);
 }
 
 // A manifest, without the names of the kernels, whose bits are the same, and without its own checksum.
