@@ -410,7 +410,7 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
         if (member) continue;
         if (rule && !hf_check_key(c, rule, json, i, path, error)) return false;
         if (rule == NULL && length + strlen(name) + 8 < sizeof unknown)
-            length += (size_t)sprintf(unknown + length, "%s\"%s\"", length ? ", " : "", name);
+            length += (size_t)snprintf(unknown + length, sizeof unknown - length, "%s\"%s\"", length ? ", " : "", name);
         else if (rule == NULL) more++;
     }
     if (length + more == 0) return true;
