@@ -421,7 +421,7 @@ static inline bool score_log_open(ScoreLog* log, Score* scores, bool* done, cons
                            "another --seq; remove it, or name another file", path);
         begun = true;
     }
-    if (ok && !begun && bytes > 0) {  // nothing, or a first line that was cut short
+    if (ok && !begun && bytes > 0) {  // another file, or a first line that was cut short
         bool cut = !whole && strncmp(text, header, min_size(bytes, strlen(header))) == 0;
         if (!cut) ok = fail_with(error, "%.600s is not a file of scores; name another one", path);
         else if (first_rank && ftruncate(log->file, 0) != 0) ok = fail_file(error, "empty", path);

@@ -503,7 +503,7 @@ def mutants_main(build_folder, count, seed, entries=()):
 
 def compiled_main(build_folder, entries):
     """Mutants without a switch, each compiled for itself. Returns how many are not caught, or not judged."""
-    work = Work(build_folder, 'mutants', '')
+    work = Work(build_folder, 'mutants-one', '')
     suites = sorted({s for e in entries for s in e['suites']})
     if work.make({p for s in suites for p in suite_parts(s)[1]}).returncode:
         sys.exit(f'the programs do not build: see {work.work}/make.log')
