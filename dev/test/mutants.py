@@ -112,7 +112,7 @@ esac
 exec %(compiler)s %(flags)s "$@" -fsyntax-only %(last)s
 '''
 ERROR = re.compile(r'^(?:translate: )?(?:\./)?([\w./-]+):(\d+)(?::\d+)?: '
-                   r'(?!warning: (?!pointer.* type mismatch)|note: |  )', re.M)
+                   r'(?!warning: (?!pointer.* type mismatch)|note: (?!in expansion of macro)|  )', re.M)
 
 
 class Work:
