@@ -684,8 +684,9 @@ static inline void model_backward(Model* model) {
 // model_update changes the parameters. With FP16 the objective, and so every gradient, is loss_scale times what it
 // would be; fixed-point sums (REDUCE_EXACT), the norm and the update divide by it.
 
-// Begins a step of `micro_batches` on each rank. Its objective is loss_scale times the mean, over ranks and
-// micro-batches, of each one's mean loss; targets of -1 do not count.
+// Begins a step of `micro_batches` on each rank. Its objective is loss_scale times the mean loss of its targets, over
+// all ranks and micro-batches; targets of -1 do not count. How many do is known at the end of the step: until then
+// gradients are of a mean over all tokens, and the norm and the update multiply them by flat.mean_factor.
 static inline void model_begin_step(Model* model, double loss_scale, size_t micro_batches) {
     if (model->clock.began_ms == 0) clock_start(&model->clock, &model->flat);
     flat_begin_step(&model->flat, loss_scale, micro_batches);
@@ -703,9 +704,9 @@ static inline void model_losses(Model* model, const int32_t* tokens, const int32
 // Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host.
 static inline void model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     FlatVector* flat = &model->flat;
-    size_t N = B * T, count = max_size(targets_count(targets, N), 1);
-    double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)count;
-    flat->micro++;
+    size_t N = B * T;
+    double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)N;
+    flat_begin_micro_batch(flat, N, targets_count(targets, N));
     if (!flat->discards) collective_barrier(&flat->collectives);  // discards: for a trace, which each rank does alone
     model_upload(model, tokens, targets, B, T, false);
     fault_point("forward");
@@ -715,7 +716,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     flat_begin_bucket(flat, model_head_bucket(model));
     model_head(model, NULL, (float)dloss);
     model_backward(model);
-    sum_scaled(flat->scalars + SUM_LOSS, model->activations->losses, 1.0 / (double)count, N, model->stream);
+    sum_scaled(flat->scalars + SUM_LOSS, model->activations->losses, 1.0 / (double)N, N, model->stream);
 }
 
 // Reads the next micro-batch, tokens and targets (B, T); false on an error.
@@ -740,10 +741,9 @@ static inline bool model_finish_step(Model* model, StepResult* result, StepFlags
            ranks_finish_step(result, &model->stats, &model->clock, &model->flat, flags, error);
 }
 
-// One optimizer step, number `update` from 1; gradients are multiplied by `factor` first, and divided by the loss scale
-// that the step began with.
+// One optimizer step, number `update` from 1; gradients are multiplied by `factor` first.
 static inline void model_update(Model* model, uint64_t update, double lr, double factor) {
-    OptimizerStep step = optimizer_step(&model->options.optimizer, update, lr, factor / model->flat.loss_scale);
+    OptimizerStep step = optimizer_step(&model->options.optimizer, update, lr, factor * model->flat.mean_factor / model->flat.loss_scale);
     flat_update(&model->flat, &step);
 }
 

@@ -19,7 +19,7 @@
 #include "llmtrain/run/plan.h"       // --plan: plan_fit, plan_show
 #include "llmtrain/run/rewind.h"     // run_rewind
 #include "llmtrain/run/step.h"       // Due; with it run.h (Run), save.h, checks.h, log.h (StepLog), state.h (guard)
-#include "llmtrain/run/validate.h"   // model_validate
+#include "llmtrain/run/validation.h" // run_validate
 #include "llmtrain/text/generate.h"  // Sampler
 
 #include <signal.h>
@@ -43,8 +43,9 @@ typedef struct {
     int documents;                // 0: join; 1: mask
     uint64_t end_of_text;         // only used if the flag was given
     int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
-    uint64_t val_every, val_windows, val_overlap, sample_every, log_every;
-    PlanOptions plan;             // these have their flags in plan.h, generate.h and run.h
+    uint64_t sample_every, log_every;
+    ValidationOptions validation; // these have their flags in validation.h, plan.h, generate.h and run.h
+    PlanOptions plan;
     Sampler sampler;
     RunOptions run;
 } Options;
@@ -116,11 +117,6 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_COUNT("log-every", &o->log_every, 1, 1, 1e12, FREE, "log every N steps"),
         FLAG_REAL("peak-tflops", &o->peak_tflops, 0, 0, 1e6, LOCAL,
                   "peak TFLOP/s for computing MFU; 0: the GPU's datasheet value (if unknown, MFU is n/a)"),
-        FLAG_COUNT("val-every", &o->val_every, 0, 0, 1e12, FREE, "validate every N steps; 0: only after the last"),
-        FLAG_COUNT("val-windows", &o->val_windows, 0, 0, 1e12, FREE,
-                   "number of validation sequences, of --seq tokens each; 0: all of --val"),
-        FLAG_COUNT("val-overlap", &o->val_overlap, 0, 0, 1e7, FREE,
-                   "tokens shared by consecutive validation sequences, given as context and not scored again"),
         FLAG_COUNT("sample-every", &o->sample_every, 0, 0, 1e12, FREE, "print a text sample every N steps; 0: never"),
     };
     flags_append(flags, before_config, sizeof before_config / sizeof(Flag));
@@ -128,6 +124,7 @@ static void options_flags(Flags* flags, Options* o) {
     flags_append(flags, after_config, sizeof after_config / sizeof(Flag));
     schedule_flags(flags, &o->schedule);
     flags_append(flags, after_schedule, sizeof after_schedule / sizeof(Flag));
+    validation_flags(flags, &o->validation);
     plan_flags(flags, &o->plan);
     sampler_flags(flags, &o->sampler);
     run_flags(flags, &o->run);
@@ -136,7 +133,7 @@ static void options_flags(Flags* flags, Options* o) {
 // Refuses flags that do not work together. cadence: when to save, from --ckpt-every.
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
     if (o->sampler.prompt[0] == 0) return fail_with(error, "--prompt is empty; give at least one character");
-    if (o->val_every && o->val == NULL) return fail_with(error, "--val-every needs --val, the shards to validate on");
+    if (!validation_options_check(&o->validation, o->run.keep_best, o->val != NULL, error)) return false;
     if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
     return o->data || o->plan.show ||
            fail_with(error, "no training data: give --data (build/generate --out DIR --prompt TEXT samples text)");
@@ -175,9 +172,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
         return fail_with(error, "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that "
                          "is", (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
                          (unsigned long long)(o->batch * o->seq * world));
-    if (o->val_overlap >= o->seq)
-        return fail_with(error, "--val-overlap %llu leaves no new tokens in sequences of %llu; make it smaller than "
-                         "--seq", (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
+    if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.tiers = o->run.ckpt_tiers.count;
@@ -271,7 +266,8 @@ static bool next_batch(void* source, const int32_t** tokens, const int32_t** tar
     size_t B = model->options.B, T = model->options.T;
     heartbeat_send(HEARTBEAT_STEP, state->step + 1);
     fault_point("load");
-    if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
+    run_read_batch(run);
+    (void)error;  // step_read knows of a batch that cannot be read
     *tokens = run->tokens;
     *targets = run->targets;
     model->dropout.first_token = (state->samples + run->comm.rank * B) * T;  // the same masks for any number of ranks
@@ -283,24 +279,15 @@ static Due run_due(const Run* run, const Options* o, const StepFlags* flags) {
     uint64_t step = run->record.state.step;
     bool last = step == o->schedule.steps;
     Due due = {.stop = last || flags->stop, .signaled = flags->stop && !last};  // there may be time for the save alone
-    due.validate = o->val && !due.signaled && (last || step_every(step, o->val_every));
+    due.validate = o->val && !due.signaled && validation_due(&o->validation, step, o->schedule.steps);
     due.log = last || due.validate || step_every(step, o->log_every);
     due.sample = !due.signaled && step_every(step, o->sample_every);
     due.save = run_save_due(run, step, due.stop, flags->save);
     return due;
 }
 
-static bool validate(Run* run, const Options* o, double* val_loss, Error* error) {
-    fault_point("validate");
-    comm_extend_timeout(&run->comm, true);
-    bool ok = model_validate(&run->model, val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens,
-                             run->targets, o->batch, o->seq, error);
-    if (ok) comm_extend_timeout(&run->comm, false);
-    return ok;
-}
-
-// Reports a step on the console and in the log, after adding to `s` what follows from the state.
-static bool report(Run* run, const Options* o, StepLog* s, Error* error) {
+// Logs a step, after adding to `s` what follows from the state.
+static bool write_log(Run* run, const Options* o, StepLog* s, Error* error) {
     const RunState* state = &run->record.state;
     const Model* model = &run->model;
     double tokens = (double)(model->flat.micro_batches * o->batch * o->seq);  // of this rank
@@ -317,7 +304,6 @@ static bool report(Run* run, const Options* o, StepLog* s, Error* error) {
     s->minutes_left = (now_ms() - run->began_ms) / 6e4 / done * left;
     s->memory = device_is_host() ? memory_peak() : arena_bytes(&model->memory);
     s->ranks = run->comm.world;
-    step_print(stdout, s);
     return run->log.file == NULL || log_write(&run->log, s, error);
 }
 
@@ -325,16 +311,31 @@ static bool sample(Run* run, Options* o, Error* error) {
     return run_agree(run, run->comm.rank > 0 || sampler_write(&o->sampler, stdout, error), error);
 }
 
+// What is due after a step, in the order in which a kill or an error loses least: the log's line and the checkpoint
+// come before a validation, which may take minutes.
+static bool finish_step(Run* run, Options* o, StepLog* s, Due* due, Error* error) {
+    if (due->log && !write_log(run, o, s, error)) return false;
+    if (due->save && !run_save(run, due->save, due->stop, due->signaled, error)) return false;
+    bool good = !due->validate || run_validate(run, &o->validation, &s->val_loss, due, error);
+    if (due->log) step_print(stdout, s);
+    good = good && (!due->sample || due->signaled || sample(run, o, error));
+    return good || run_save_whole(run, &run->record.state);
+}
+
 // The training loop, from state.step to --steps.
 static bool run_train(Run* run, Options* o, Error* error) {
     Model* model = &run->model;
     RunState* state = &run->record.state;
-    uint64_t micro_batches = options_micro_batches(o, run->comm.world);
+    uint64_t micro_batches = options_micro_batches(o, run->comm.world), steps = o->schedule.steps;
+    Due due = {0};
+    if (!run_catch_up(run, &o->validation, steps, &due, error)) return run_save_whole(run, state);
     run_begin_clock(run);
-    for (Due due = {0}; !due.stop && state->step < o->schedule.steps;) {
+    while (!due.stop && state->step < steps) {
         StepLog s = step_begin(run);
+        RunState before = *state;
         if (!model_step(model, next_batch, run, state->loss_scale, micro_batches, error)) return false;
-        if (!step_read(run, &s, interrupted != 0, error)) return false;  // loss, norm and flags of all ranks
+        if (!step_read(run, &s, error)) return false;       // loss, norm and flags of all ranks
+        if (s.result.flags.broken) return run_broken(run, &before, error);
 
         // --check-every: are the ranks still equal? The update would overwrite a wrong bit, or spread it.
         if (step_every(state->step + 1, o->run.check_every) && !run_compare(run, error)) return false;
@@ -342,25 +343,23 @@ static bool run_train(Run* run, Options* o, Error* error) {
         double factor;                                      // of the gradients: clipping
         s.lr = state->lr_factor * schedule_lr(&o->schedule, state->step);  // reduced after each rewind
         s.updated = guard_step(state, &factor, &o->run.guard, guarded_norm(&s.result));  // false: skip this step
-        if (!run_trace(run, &s, factor, error)) return false;              // which sequences are behind a spike?
+        if (!run_trace(run, &s, factor, error)) return run_save_whole(run, &before);  // what is behind a spike?
         run_update(run, &s, factor);
         state_advance(state, s.updated);
         run_report_straggler(run, &s.result);
         if (run_diverged(run, &s.result)) {                 // not logged: back to a checkpoint, or the end
             if (!run_rewind(run, &s.result, error)) return false;
+            if (!run_catch_up(run, &o->validation, steps, &due, error)) return run_save_whole(run, state);
             run_begin_clock(run);
             continue;
         }
 
         due = run_due(run, o, &s.result.flags);
         step_end(run, &s, &due);
-        if (due.validate && !validate(run, o, &s.val_loss, error)) return false;
-        if (due.log && !report(run, o, &s, error)) return false;
-        if (due.sample && !sample(run, o, error)) return false;
-        if (due.save && !run_save(run, due.save, due.stop, due.signaled, error)) return false;
+        if (!finish_step(run, o, &s, &due, error)) return false;
         if (due_pauses(&due)) clock_start(&model->clock, &model->flat);
     }
-    return run_finish(run, o->schedule.steps, error);
+    return run_finish(run, due.signaled, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -399,7 +398,7 @@ static bool join(Run* run, Options* o, Launch* launch, Flags* flags, Error* erro
 
 int main(int argc, char** argv) {
     Options options;
-    Run run = {.options = &options.run};
+    Run run = {.options = &options.run, .interrupted = &interrupted};
     Flags flags = {.count = 0};
     Launch launch;
     Error error;

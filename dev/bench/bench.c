@@ -413,7 +413,7 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
 
     double started = now_ms(), factor = 0.0;
     StepResult result;
-    StepFlags flags = {false, false, false, false};
+    StepFlags flags = {.stop = false};
     model_begin_step(model, state->loss_scale, 1);
     model_gradients(model, b->tokens, b->targets, B, T);
     if (!model_finish_step(model, &result, flags, error)) return false;

@@ -76,7 +76,7 @@ static void save(SaveCost* c, bool snapshots, size_t round) {
     touch_memory(c);
     double began = now_ms();
     record_write(&manifest, &c->run, &c->model.flat);
-    saver_begin(&saver, c->run.state.step, c->out, &manifest, NULL);
+    saver_begin(&saver, c->run.state.step, c->out, &manifest);
     for (; saver_state(&saver) == SAVER_WRITING; steps++) during_ms += step_ms(c, &saver);
     need(saver_end(&saver, &error), "%s", error.text);
     c->ms[snapshots ? ASYNC : SYNC][round] = now_ms() - began;

@@ -19,7 +19,7 @@ static bool launches_step(const Options* o, Error* error) {
     Config config;
     Model model;
     ModelOptions options;
-    StepFlags flags = {false, false, false, false};
+    StepFlags flags = {.stop = false};
     StepResult result;
     memset(&options, 0, sizeof options);
     options.B = o->batch;

@@ -28,7 +28,7 @@ double loss_of_part_2(void) {
     Error error;
     Model model;
     StepResult result;
-    StepFlags none = {false, false, false, false};
+    StepFlags none = {.stop = false};
     Config config;
     ModelOptions options;
     int32_t tokens[LENGTH], targets[LENGTH];

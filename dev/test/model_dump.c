@@ -32,7 +32,7 @@ static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const c
     float* logits = (float*)memory_allocate(N * V * sizeof(float));
     ForeignTensor* list = NULL;
     StepResult result;
-    StepFlags flags = {false, false, false, false};
+    StepFlags flags = {.stop = false};
     SafetensorsWriter w;
     char name[128];
     memset(&result, 0, sizeof result);

@@ -95,9 +95,9 @@ static void test_text(void) {
     dataset_of(&data, 1000);
     for (size_t o = 0; o < COUNT_OF(overlaps); o++) {
         Model model;
-        double loss = NAN;
+        Validation v = {.data = &data, .overlap = overlaps[o], .tokens = tokens, .targets = targets, .B = B, .T = T};
         random_model(&model, B, T);
-        need(model_validate(&model, &loss, &data, 0, overlaps[o], tokens, targets, B, T, &error), "%s", error.text);
+        need(model_validate(&model, &v, &error), "%s", error.text);
         model_free(&model);
         for (size_t b = 0; b < COUNT_OF(batches); b++) {
             Source source;
@@ -107,7 +107,8 @@ static void test_text(void) {
             size_t scored = T + (source.items - 1) * (T - overlaps[o]);
             expect(sum.tokens == (double)scored && sum.bytes == sum.tokens, "%g tokens, not %zu", sum.tokens, scored);
             // Both are sums of the same losses, in double, in different orders.
-            expect(fabs(sum.nats / sum.tokens - loss) <= 1e-13 * loss, "%.17g, not %.17g", sum.nats / sum.tokens, loss);
+            expect(fabs(sum.nats / sum.tokens - v.loss) <= 1e-13 * v.loss, "%.17g, not %.17g", sum.nats / sum.tokens,
+                   v.loss);
             free(scores);
             free(source.rows);
             model_free(&model);

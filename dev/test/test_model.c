@@ -161,12 +161,13 @@ static void test_documents(Family family) {
     double loss = batch_gradients(&joined, NULL, tokens, targets, B, T), losses = 0;
     floats_download(hidden, joined.activations->hidden, N * C, &joined);
     device_download(grads, joined.flat.grads, P * sizeof(float), joined.stream);
+    for (size_t e = 0; e < P; e++) grads[e] *= (float)joined.flat.mean_factor;
     for (int i = 0; i < COUNT; first = ends[i++] + 1) {
         size_t length = ends[i] + 1 - first, count = targets_count(targets + first, length);
         double mean = batch_gradients(&alone, NULL, tokens + first, targets + first, 1, length);
         floats_download(expected + first * C, alone.activations->hidden, length * C, &alone);
         device_download(part, alone.flat.grads, P * sizeof(float), alone.stream);
-        for (size_t e = 0; e < P; e++) sum[e] += (float)count * part[e];
+        for (size_t e = 0; e < P; e++) sum[e] += (float)((double)count * alone.flat.mean_factor) * part[e];
         losses += mean * (double)count;
         counted += count;
     }
@@ -357,6 +358,16 @@ static void test_two_models(void) {
     check(memcmp(hash[0], hash[1], sizeof hash[0]) == 0, "two models in one process do not disturb each other");
 }
 
+// The validation loss of a model, B windows at a time; tokens and targets (B, T) in `batch`.
+static double validation_loss(Model* model, const Dataset* data, size_t windows, size_t overlap, int32_t* batch,
+                              size_t B, size_t T) {
+    Validation v = {.data = data, .windows = windows, .overlap = overlap, .tokens = batch, .targets = batch + B * T,
+                    .B = B, .T = T};
+    Error error;
+    need(model_validate(model, &v, &error) && !v.ended, "%s", error.text);
+    return v.loss;
+}
+
 // The mean over validation windows does not depend on how they are batched.
 static void test_validation(void) {
     enum { T = 8, TOKENS = 100 };
@@ -370,21 +381,21 @@ static void test_validation(void) {
     for (size_t i = 0; i < TOKENS; i++) text[i] = (uint16_t)(random_bits(3, RANDOM_TEST, 8, i) % 61);
     need(dataset_from_memory(&data, text, sizeof text[0], TOKENS, &error), "%s", error.text);
     small_create(&model, &c, small_options(5, T), 4);
-    need(model_validate(&model, &loss[0], &data, 0, 0, batch[0], batch[1], 5, T, &error), "%s", error.text);
-    need(model_validate(&model, &loss[1], &data, 0, 0, batch[0], batch[1], 1, T, &error), "%s", error.text);
-    need(model_validate(&model, &part, &data, 3, 0, batch[0], batch[1], 2, T, &error), "%s", error.text);
+    loss[0] = validation_loss(&model, &data, 0, 0, batch[0], 5, T);
+    loss[1] = validation_loss(&model, &data, 0, 0, batch[0], 1, T);
+    part = validation_loss(&model, &data, 3, 0, batch[0], 2, T);
     check_bound(fabs(loss[0] / loss[1] - 1), FLOATX_EPSILON * 100, "validation does not depend on the batch");
     check(part != loss[0] && part > 0, "validation on some windows differs from all");
-    need(model_validate(&model, &part_by_one, &data, 3, 0, batch[0], batch[1], 1, T, &error), "%s", error.text);
+    part_by_one = validation_loss(&model, &data, 3, 0, batch[0], 1, T);
     check_bound(fabs(part / part_by_one - 1), FLOATX_EPSILON * 100,
                 "validation on three windows does not depend on the batch");
     model.dropout.p = 0.5f;
-    need(model_validate(&model, &part, &data, 0, 0, batch[0], batch[1], 5, T, &error), "%s", error.text);
+    part = validation_loss(&model, &data, 0, 0, batch[0], 5, T);
     check(part == loss[0] && model.dropout.p == 0.5f, "validation runs without dropout, and leaves it as it was");
     model.dropout.p = 0;
 
     // With an overlap of T - 1 all tokens after the first T are scored one by one, each after T - 1 others.
-    need(model_validate(&model, &overlapped, &data, 0, T - 1, batch[0], batch[1], 5, T, &error), "%s", error.text);
+    overlapped = validation_loss(&model, &data, 0, T - 1, batch[0], 5, T);
     for (size_t start = 0; start + T < TOKENS; start++) {
         for (size_t t = 0; t < T; t++) {
             batch[0][t] = text[start + t];
@@ -557,7 +568,7 @@ static void test_frozen(Family family, const char* train) {
         JsonWriter manifest;
         record.state.step = step;
         record_write(&manifest, &record, &model[0].flat);
-        saver_begin(&saver, step, step % 2 ? hot : out, &manifest, NULL);
+        saver_begin(&saver, step, step % 2 ? hot : out, &manifest);
         need(saver_end(&saver, &error), "%s", error.text);
     }
     saver_close(&saver);
@@ -622,7 +633,7 @@ static void test_frozen_converted(void) {
         RunRecord record = {.config = model.config, .state = run_state_begin(false, 1)}, saved;
         record_write(&manifest, &record, &model.flat);
         need(saver_open(&saver, &model.flat, false, 0, &error), "%s", error.text);
-        saver_begin(&saver, 1, out, &manifest, NULL);
+        saver_begin(&saver, 1, out, &manifest);
         safetensors_writer_free(&saver.frozen);
         need(safetensors_create(&saver.frozen, "converted/step_00000001.tmp/" CHECKPOINT_FROZEN, &error), "%s",
              error.text);

@@ -250,7 +250,7 @@ static void test_tensors(const char* name, const Config* config, const Known* kn
                 }
             }
             need(flat_reset_optimizer(&model.flat, &error), "%s", error.text);
-            model.flat.loss_scale = 1;
+            model.flat.loss_scale = model.flat.mean_factor = 1;
             model_update(&model, 1, 0x1p-6, 1);
             for (size_t i = 0; i < model.parameters.count; i++) {
                 const Tensor* t = &model.parameters.tensors[i];

@@ -184,7 +184,7 @@ static void test_norms(void) {
         const SequenceTrace* s = &trace.worst[TRACE_NORM][i];
         Window window = {(size_t)s->shard, (size_t)s->start};
         StepResult result;
-        StepFlags flags = {false, false, false, false};
+        StepFlags flags = {.stop = false};
         need(window_read(tokens, targets, &data, window, V, T, &error), "%s", error.text);
         model_begin_step(&single, 1, 1);
         model_gradients(&single, tokens, targets, 1, T);

@@ -511,6 +511,7 @@ static const char* const SAVE_KIND_NAMES[] = {"requested", "end"};
 typedef struct {
     uint64_t newest;   // the number of newest ones to keep; 0: all
     uint64_t forever;  // and the first at or after each multiple of this step; 0: no others
+    uint64_t best;     // and that of this step; 0: none
     bool rewinds;  // the run may have to go back to those that --ckpt-every asked for: only these count, and all stay
                    // if the newest was saved amid skipped steps
 } KeepRule;
@@ -557,6 +558,7 @@ static inline void checkpoint_prune(const char* out, uint64_t newest, const Keep
         bool known = !keep_rule_is_full(rule, counted) && checkpoint_describe(&kind, &skipped, out, step);
         older = 0;
         more = checkpoint_before(&older, out, step);
+        if (step == rule->best) continue;
         if (!keep_rule_keeps(rule, step, older, counted)) checkpoint_remove(out, step);
         else counted += known && keep_rule_counts(rule, kind);
     }

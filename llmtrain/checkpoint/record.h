@@ -83,7 +83,7 @@ static inline bool model_save(Model* model, const RunRecord* record, const char*
     JsonWriter manifest;
     if (!saver_open(&saver, &model->flat, false, 0, error)) return false;
     record_write(&manifest, record, &model->flat);
-    saver_begin(&saver, record->state.step, out, &manifest, NULL);
+    saver_begin(&saver, record->state.step, out, &manifest);
     bool ok = saver_end(&saver, error);
     saver_close(&saver);
     return ok;

@@ -7,7 +7,7 @@
 // In a step loop, with `manifest` begun by manifest_begin (checkpoint.h):
 //
 //   saver_open(&saver, &model.flat, true, 0, &error)
-//   saver_begin(&saver, step, "runs/x", &manifest, NULL);     starts the snapshot, or without one writes the file
+//   saver_begin(&saver, step, "runs/x", &manifest);           starts the snapshot, or without one writes the file
 //   ... forward, backward ...
 //   saver_await_snapshot(&saver);                             before weights change
 //   if (saver_state(&saver) == SAVER_WRITTEN) ok = saver_end(&saver, &error);
@@ -325,9 +325,8 @@ static inline void* saver_run_async(void* argument) {
 }
 
 // Begins the save of a step in `out`; no other may be in progress. `manifest` was begun by manifest_begin, and belongs
-// to the saver from here on. saver_state reports a failure; `reason` is not NULL if something has already failed here.
-static inline void saver_begin(Saver* s, uint64_t step, const char* out, const JsonWriter* manifest,
-                               const Error* reason) {
+// to the saver from here on. saver_state reports a failure.
+static inline void saver_begin(Saver* s, uint64_t step, const char* out, const JsonWriter* manifest) {
     s->began_ms = now_ms();
     s->stalled_ms = 0;
     s->step = step;
@@ -336,8 +335,7 @@ static inline void saver_begin(Saver* s, uint64_t step, const char* out, const J
     s->state = SAVER_WRITING;
     snprintf(s->out, sizeof s->out, "%.4000s", out);
     bool ok = flat_await_all(s->flat, &s->error);  // parameters that have not arrived must not be saved
-    if (reason) s->error = *reason;
-    if (!ok || reason || (s->flat->options.rank == 0 && !saver_write_frozen(s, &s->error))) {
+    if (!ok || (s->flat->options.rank == 0 && !saver_write_frozen(s, &s->error))) {
         s->state = SAVER_FAILED;
         return;
     }

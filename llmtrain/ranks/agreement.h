@@ -36,7 +36,7 @@ static inline void clock_start(StepClock* c, FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 2. Statistics
 
-enum { STATS_MAX = 7 };   // statistics of a rank that are gathered at a time
+enum { STATS_MAX = 9 };   // statistics of a rank that are gathered at a time
 
 typedef struct {
     const Transport* transport;  // NULL: one rank
@@ -98,28 +98,35 @@ static inline size_t stats_min_median_max(double* min, double* median, double* m
 // After flat_finish_step: fills in the result, from all ranks' losses, squares, times and flags. False if one is lost.
 static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepClock* clock, FlatVector* flat,
                                      StepFlags flags, Error* error) {
-    enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, COUNT };
+    enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, COUNT };
     static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
     size_t world = stats->world, saved = 0;
+    double tokens = (double)flat->tokens, targets = (double)flat->targets, of_all = 0;
     double waited = clock_waited_ms(clock, flat), busy = now_ms() - clock->began_ms - waited, squares = 0;
-    double own[COUNT] = {flat->scalars_host[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)flags.stop,
-                         (double)flags.save, (double)flags.saved, (double)flags.failed};
+    double loss = flat->scalars_host[SUM_LOSS] / (double)flat->micro_batches * (tokens / fmax(targets, 1));
+    double own[COUNT] = {loss, 0, busy, (double)flags.stop,
+                         (double)flags.save, (double)flags.saved, (double)flags.failed, (double)flags.broken,
+                         targets};
     for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->scalars_host[SUM_SQUARES + b];
     if (flat->scalars_host[SUM_BAD] != 0) own[SQUARES] = NAN;
     if (!stats_gather(stats, own, COUNT, error)) return false;
     waited += clock_waited_ms(clock, flat);
     memset(result, 0, sizeof *result);
+    for (size_t r = 0; r < world; r++) of_all += stats_of(stats, r, TARGETS);
+    flat->mean_factor = tokens * (double)world / fmax(of_all, 1);
     for (size_t r = 0; r < world; r++) {
-        result->loss += stats_of(stats, r, LOSS) / (double)world;
+        double share = stats_of(stats, r, TARGETS);
+        if (share > 0) result->loss += stats_of(stats, r, LOSS) / (of_all / share);
         squares += stats_of(stats, r, SQUARES);
         result->flags.stop |= stats_of(stats, r, STOP) != 0;
         result->flags.failed |= stats_of(stats, r, FAILED) != 0;
+        result->flags.broken |= stats_of(stats, r, BROKEN) != 0;
         saved += stats_of(stats, r, SAVED) != 0;
     }
     if (isnan(result->loss)) result->loss = NAN;  // drops the sign that some NaNs have
     result->flags.save = stats_of(stats, 0, SAVE) != 0;
     result->flags.saved = saved == world;
-    result->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;
+    result->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale * flat->mean_factor;
     stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS);
     result->slowest = stats_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, stats, BUSY);
     result->wait_share = waited / (busy + waited);

@@ -14,11 +14,12 @@ typedef struct {
     bool save;               // a checkpoint is due: rank 0's counts
     bool saved;              // the rank's part of the save in progress is on the disk: all must say so
     bool failed;             // it could not be written: any rank's counts
+    bool broken;             // a rank could not read its batch: the step does not count
 } StepFlags;
 
 // The outcome of a step, the same on all ranks except for wait_share.
 typedef struct {
-    double loss;             // mean of all ranks' micro-batches' mean losses
+    double loss;             // mean over the targets of all ranks' micro-batches
     double grad_norm;        // L2 norm of the gradients of that loss, without the loss scale
     StepFlags flags;
     double loss_min, loss_median, loss_max;  // of the ranks' own losses

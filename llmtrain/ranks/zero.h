@@ -125,13 +125,16 @@ typedef struct {
     double* scalars_host;     // (SUM_SQUARES + count): the same after flat_finish_step
     Collectives collectives;
     double loss_scale;        // of the step in progress
+    size_t tokens, targets;   // of this rank in the step so far; targets that are not masked
+    double mean_factor;       // tokens of the step per such target: gradients are divided by tokens
     size_t micro_batches, micro;  // of this rank in the step: in all, and begun so far
     bool discards;            // gradients are squared and thrown away, neither summed nor reduced (run/trace.h)
     Stream stream;
 } FlatVector;
 
-// Indices of FlatVector.scalars: the sum of the micro-batches' mean losses; 1 if a gradient did not fit fixed point;
-// and from SUM_SQUARES on, for every bucket, the sum of squares of the gradients of this rank's slice.
+// Indices of FlatVector.scalars: the sum of the micro-batches' losses, each divided by its tokens; 1 if a gradient did
+// not fit fixed point; and from SUM_SQUARES on, for every bucket, the sum of squares of the gradients of this rank's
+// slice.
 enum { SUM_LOSS, SUM_BAD, SUM_SQUARES };
 
 // Fixed point: elements are multiples of 2^-50 after the loss scale is taken off, about 1e-15, and sums stay below
@@ -499,10 +502,19 @@ static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t m
     flat->loss_scale = loss_scale;
     flat->micro_batches = micro_batches;
     flat->micro = 0;
+    flat->tokens = flat->targets = 0;
+    flat->mean_factor = 1;
     if (flat->exact) fill_zero(flat->exact, flat->sums_size * sizeof(int64_t), flat->stream);
     else if (flat_stages(flat)) fill_zero(flat->grads, flat->sums_size * sizeof(float), flat->stream);
     else for (size_t b = 0; b < flat->count; b++) flat_clear(flat, b, flat->grads + flat->buckets[b].sums_offset);
     fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
+}
+
+// Each of the micro-batches: of so many tokens, of which `targets` count.
+static inline void flat_begin_micro_batch(FlatVector* flat, size_t tokens, size_t targets) {
+    flat->micro++;
+    flat->tokens += tokens;
+    flat->targets += targets;
 }
 
 // Whether the gradient of an overwritten tensor already holds a part of this step's sum.

@@ -37,17 +37,20 @@ static inline void run_refuse(Run* run, Launch* launch, double timeout) {
 }
 
 // After the last step, or at a signal.
-static inline bool run_finish(Run* run, uint64_t steps, Error* error) {
+static inline bool run_finish(Run* run, bool signaled, Error* error) {
     const char* out = run->options->out;
     uint64_t step = run->record.state.step;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
-    // A run that resumed from a tier's checkpoint of its last step, or a later one, has none in --out yet.
+    // One that stops after a validation, or has resumed from a tier's checkpoint of its last step, may have none yet.
     bool saved = out == NULL || step == 0 || run->saved == step;
-    if (step >= steps && !saved && !run_save_last(run, error)) return false;
+    if (!saved && !run_save_last(run, error)) return false;
     pruner_await(&run->pruner);
-    if (step >= steps) {
+    if (run->options->keep_best && run->validations.kept > 0)
+        printf("lowest validation loss: %.6f, %s/step_%08llu\n", run->validations.kept_loss, out,
+               (unsigned long long)run->validations.kept);
+    if (!signaled) {
         run_finish_tiers(run);
-        return true;
+        return log_sync(&run->log, error);
     }
     fail_with(error, "stopped by a signal after step %llu; %s", (unsigned long long)step,
               out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
@@ -66,7 +69,7 @@ static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error
     if (ok) heartbeat_send(HEARTBEAT_DONE, run->record.state.step);
     if (run->cadence.began_ms > 0)
         run_tell(run, false, ok ? "done" : stopped ? "stopped" : "failed", run->record.state.step, "%s",
-                 ok ? "all steps" : error->text);
+                 ok ? "all is done" : error->text);
     run_free(run);
     int code = ok ? 0 : error->kind == ERROR_USAGE ? 2 : stopped && !interrupted ? EXIT_SAVED : 1;
     return launch_reap(launch, "train", code, ok ? 1e3 * timeout : REAP_MS, &of_others);

@@ -91,18 +91,21 @@ typedef struct {
     bool refused;            // and the user has been told
 } Log;
 
-enum { LOG_WAITING_MAX = 1 << 24 };  // bytes; lines beyond that are lost
+enum { LOG_WAITING_MAX = 1 << 24 };      // bytes; lines beyond that are lost
+#define LOG_BYTES_MAX ((size_t)1 << 34)  // of the file
 
 static inline void log_path(char* path, size_t size, const char* directory) {
     snprintf(path, size, "%.4000s/metrics.jsonl", directory);
 }
 
-// The step of a line; false if the line is not complete JSON with a step, as after a power cut.
-static inline bool log_line_step(uint64_t* step, const char* line, size_t bytes) {
+// The step of a line, and its validation loss, NAN if it has none; false if the line is not complete JSON with a step,
+// as after a power cut.
+static inline bool log_line_read(uint64_t* step, double* val_loss, const char* line, size_t bytes) {
     Json json;
     Error ignored;
     if (!json_parse(&json, line, bytes, "log", &ignored)) return false;
     bool ok = json_u64(&json, json_get(&json, 0, "step"), step);
+    if (!json_number(&json, json_get(&json, 0, "val_loss"), val_loss)) *val_loss = NAN;
     json_free(&json);
     return ok;
 }
@@ -117,12 +120,13 @@ static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, siz
     while (position < bytes) {
         char* end = (char*)memchr(text + position, '\n', bytes - position);
         uint64_t line_step = 0;
+        double val_loss;
         if (end == NULL) {
             *damaged += reached < step;
             break;
         }
         size_t length = (size_t)(end - text) + 1 - position;
-        bool whole = log_line_step(&line_step, text + position, length - 1);
+        bool whole = log_line_read(&line_step, &val_loss, text + position, length - 1);
         if (whole && line_step <= step) {
             memmove(text + kept, text + position, length);
             kept += length;
@@ -166,7 +170,7 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     char* text = NULL;
     size_t bytes = 0, damaged;
     log->waiting.bytes = 0;  // of later steps: a save flushes the log first
-    if (!file_read(log->path, (size_t)1 << 34, &text, &bytes, error)) return false;
+    if (!file_read(log->path, LOG_BYTES_MAX, &text, &bytes, error)) return false;
     size_t kept = log_keep_until(text, bytes, step, &damaged);
     bool ok = kept == bytes;
     if (damaged > 0) {
@@ -216,6 +220,12 @@ static inline bool log_flush(Log* log, Error* error) {
     return true;
 }
 
+// Flushes the log to the disk; true if there is none.
+static inline bool log_sync(Log* log, Error* error) {
+    return log->file == NULL || (log_flush(log, error) && (file_sync(fileno(log->file)) ||
+                                                           fail_file(error, "flush", log->path)));
+}
+
 // Appends one line. A full disk does not end the run: the line waits.
 static inline bool log_write(Log* log, const StepLog* step, Error* error) {
     JsonWriter w;
@@ -234,6 +244,47 @@ static inline bool log_write(Log* log, const StepLog* step, Error* error) {
     if (!log->refused) fprintf(stderr, "train: %s. Training continues; log lines wait in memory\n", why.text);
     log->refused = true;
     return true;
+}
+
+// The end of a text whose last line lacks a validation loss, from byte *from on, with it.
+static inline bool log_line_fill(JsonWriter* w, size_t* from, const char* text, size_t bytes, double val_loss) {
+    static const char lacks[] = "\"val_loss\": null";
+    size_t null = 4, n = sizeof lacks - 1;
+    for (size_t i = bytes; i-- > 0 && !(text[i] == '\n' && i + 1 < bytes);) {
+        if (bytes - i < n || memcmp(text + i, lacks, n) != 0) continue;
+        *from = i + n - null;
+        json_write_number(w, val_loss);
+        json_put(w, text + i + n, bytes - i - n);
+        return true;
+    }
+    return false;
+}
+
+// Gives the last line of the log the validation loss that it lacks.
+static inline bool log_add_val_loss(Log* log, double val_loss, Error* error) {
+    char tail[4096];
+    struct stat status;
+    JsonWriter w, *waiting = &log->waiting;
+    Error why;
+    size_t from;
+    bool waits = !log_flush(log, &why), good = true;
+    memset(&w, 0, sizeof w);
+    if (waits && log_line_fill(&w, &from, waiting->text, waiting->bytes, val_loss)) {
+        waiting->bytes = from;
+        json_put(waiting, w.text, w.bytes);
+        good = json_write_done(waiting, error);
+    } else if (!waits) {
+        int file = open(log->path, O_RDWR | O_CLOEXEC);  // log->file appends
+        good = (file >= 0 && fstat(file, &status) == 0) || fail_file(error, "open", log->path);
+        size_t end = good ? (size_t)status.st_size : 0, bytes = min_size(end, sizeof tail);
+        good = good && file_read_at(file, tail, bytes, end - bytes, log->path, error);
+        if (good && log_line_fill(&w, &from, tail, bytes, val_loss))
+            good = json_write_done(&w, error) && (pwrite(file, w.text, w.bytes, (off_t)(end - bytes + from)) ==
+                                                  (ssize_t)w.bytes || fail_file(error, "write", log->path));
+        if (file >= 0) close(file);
+    }
+    json_writer_free(&w);
+    return good;
 }
 
 static inline void log_close(Log* log) {

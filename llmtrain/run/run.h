@@ -18,6 +18,8 @@
 #include "presets.h"
 #include "run_tokenizer.h"
 
+#include <signal.h>
+
 // ------------------------------------------------------------------------------------------------
 // 1. Run
 
@@ -29,6 +31,7 @@ typedef struct {
     const char* ckpt_every;
     bool ckpt_async;
     uint64_t ckpt_keep, ckpt_keep_every;
+    bool keep_best;
     TextList ckpt_tiers;                  // see tier_parse
     double ckpt_bandwidth, mtbf;          // MB/s; hours
     uint64_t diverged_after, rewind;      // skipped steps; rewinds at most
@@ -74,6 +77,8 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
         FLAG_COUNT("ckpt-keep", &o->ckpt_keep, 0, 0, 1e9, FREE, "keep the newest N checkpoints; 0: all"),
         FLAG_COUNT("ckpt-keep-every", &o->ckpt_keep_every, 0, 0, 1e12, FREE,
                    "also keep the first checkpoint at or after every multiple of N steps; 0: none"),
+        FLAG_SWITCH("keep-best", &o->keep_best, false, FREE, "also keep the checkpoint with the lowest validation "
+                    "loss, and save one after each validation that lowers it"),
         {"ckpt-tier", KIND_TEXTS, &o->ckpt_tiers, "DIR:N[:KEEP]", 0, 0,
          "also save in DIR every N steps, and keep the newest KEEP there, by default 2, 0: all; may be given several "
          "times: in /dev/shm to survive a crash of the process, on another machine's disk to survive the loss of this "
@@ -129,6 +134,13 @@ static inline bool run_options_check(const RunOptions* o, const Cadence* cadence
         fail_with(error, "--out is longer than 3900 characters; give a shorter path");
 }
 
+// The results of the validations so far (run/validation.h).
+typedef struct {
+    double best, kept_loss;       // the lowest loss, and that of `kept`
+    uint64_t step, since;         // of the lowest loss; validations after it
+    uint64_t kept;                // of those whose checkpoint is in --out, the step of the lowest loss; 0: none
+} Validations;
+
 // `record` is what a checkpoint records: the configuration and, in record.state, what changes from step to step.
 // `model` is what computes, as model.options say. `options` are the flags of this header: guards, checkpoints, checks.
 typedef struct {
@@ -150,6 +162,10 @@ typedef struct {
     size_t saving;                // the tier of the save in progress
     uint64_t saved;               // step of the checkpoint in --out saved or loaded last; 0: none, or loaded elsewhere
     Cadence cadence;
+    Validations validations;
+    const volatile sig_atomic_t* interrupted;  // the signal that has asked this process to stop; 0: none
+    bool broken;                  // this rank cannot read its next batch, for this reason:
+    Error broken_why;
     uint64_t first_step;          // where this process began to train, or rewound to the last time,
     double began_ms;              // and when: for the time left
     bool same_devices;            // all ranks compute with the same code on the same kind of device

@@ -126,12 +126,21 @@ static inline bool run_set_aside(Run* run, bool rewinds, Error* error) {
     return good && (run->log.file == NULL || log_cut_back(&run->log, step, error));
 }
 
+// If the checkpoint saved or loaded last has the lowest validation loss so far, --keep-best keeps it.
+static inline void run_keep_if_best(Run* run) {
+    Validations* v = &run->validations;
+    if (run->saved != v->step || run->saved == 0) return;
+    v->kept = v->step;
+    v->kept_loss = v->best;
+}
+
 // Removes the checkpoints of a tier that are superfluous now that the newest one has been saved or loaded.
 // (A newest one that was only found may be damaged, and the older ones may be all that is left.)
 static inline void run_prune(Run* run, size_t tier, uint64_t newest) {
     const RunOptions* o = run->options;
     const Tier* t = &run->tiers[tier];
     const KeepRule rule = {.newest = tier ? t->keep : o->ckpt_keep, .forever = tier ? 0 : o->ckpt_keep_every,
+                           .best = tier == 0 && o->keep_best ? run->validations.kept : 0,
                            .rewinds = tier == 0 && o->rewind > 0};
     if (run->comm.rank == 0) pruner_begin(&run->pruner, t->directory, newest, &rule);
 }
@@ -279,6 +288,7 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     if (!*good) return run->comm.world <= 1 || !comm_failed(&run->comm, error);
     if (run->saving == 0) {
         run->saved = step;
+        run_keep_if_best(run);
         c->took_ms = now_ms() - began;
         run_tell(run, true, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
                  run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
@@ -321,22 +331,23 @@ static inline bool run_save_wait(Run* run, Error* error) {
     return ok;
 }
 
-// Completes the previous save, and begins one in a tier, after flushing the log, which must not end before it.
+// Completes the previous save, and begins one in a tier, after flushing the log, which should not end before it: if the
+// disk of the log is full, the checkpoint is worth more.
 static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* error) {
     if (!run_save_wait(run, error)) return false;
-    Error reason;
+    Error why;
     JsonWriter manifest;
     uint64_t step = run->record.state.step;
     double began = now_ms();
-    bool flushed = run->log.file == NULL || (log_flush(&run->log, &reason) &&
-                   (file_sync(fileno(run->log.file)) || fail_file(&reason, "flush", run->log.path)));
+    if (!log_sync(&run->log, &why))
+        run_tell(run, false, "not_logged", step, "%s; a resume from this checkpoint will lack those lines", why.text);
     fault_point("save");
     cadence_count_save(&run->cadence, began, tier > 0);
     run->saving = tier;
     run->tiers[tier].saved = step;
     run->record.kind = kind;
     record_write(&manifest, &run->record, &run->model.flat);
-    saver_begin(&run->saver, step, run->tiers[tier].directory, &manifest, flushed ? NULL : &reason);
+    saver_begin(&run->saver, step, run->tiers[tier].directory, &manifest);
     run->cadence.cost_ms = now_ms() - began;
     return true;
 }
@@ -348,6 +359,26 @@ static inline bool run_save_last(Run* run, Error* error) {
     saver_unthrottle(&run->saver, true);
     SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_REQUESTED : SAVE_END;
     return run_save_begin(run, 0, kind, error) && run_save_complete(run, &good, error) && good;
+}
+
+// Before the run ends with an error that has left the weights whole, and that all ranks know: saves the run, as it was
+// in `state`, if it has not been saved since. Returns false.
+static inline bool run_save_whole(Run* run, const RunState* state) {
+    Error why;
+    if (run->options->out == NULL || state->step == 0 || run->saved == state->step) return false;
+    if (run->comm.world > 1 && comm_failed(&run->comm, &why)) return false;
+    run->record.state = *state;
+    bool good = run_agree(run, flat_await_all(&run->model.flat, &why), &why) && run_save_last(run, &why);
+    if (!good && run->comm.rank == 0) fprintf(stderr, "train: step %llu was not saved: %s\n",
+                                              (unsigned long long)state->step, why.text);
+    return false;
+}
+
+// A rank could not read its batch: saves the run as it was before that step, and ends it on all ranks.
+static inline bool run_broken(Run* run, const RunState* before, Error* error) {
+    *error = run->broken_why;
+    run_agree(run, !run->broken, error);
+    return run_save_whole(run, before);
 }
 
 // Saves in the tiers that are due, while training continues; without a snapshot, or before the run ends, waits until

@@ -2,7 +2,7 @@
 //
 //   StepLog s = step_begin(&run);            the clock starts
 //   ...                                      model_step: forward and backward
-//   step_read(&run, &s, stop, &error);       loss and norm over all ranks
+//   step_read(&run, &s, &error);             loss and norm over all ranks
 //   run_update(&run, &s, factor);            unless the step is skipped
 //   step_end(&run, &s, &due);                the clock stops, before anything that is due
 
@@ -35,12 +35,23 @@ static inline StepLog step_begin(Run* run) {
     return s;
 }
 
+// Reads the next micro-batch. A rank that cannot goes on with one that has no targets, since the others wait for it in
+// collectives: step_read makes the step `broken`, and it does not count.
+static inline void run_read_batch(Run* run) {
+    size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
+    run->broken = run->broken || !loader_next(&run->loader, run->tokens, run->targets, &run->broken_why);
+    if (!run->broken) return;
+    memset(run->tokens, 0, bytes);
+    memset(run->targets, -1, bytes);
+}
+
 // Reads the step's loss and gradient norm over all ranks, and the flags that they exchange; completes a save that all
-// ranks have written. stop: a signal has asked this rank to.
-static inline bool step_read(Run* run, StepLog* s, bool stop, Error* error) {
+// ranks have written.
+static inline bool step_read(Run* run, StepLog* s, Error* error) {
     Saver* saver = &run->saver;
     SaverState state = saver_state(saver);
-    StepFlags flags = {stop, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN, state == SAVER_FAILED};
+    StepFlags flags = {*run->interrupted != 0, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN,
+                       state == SAVER_FAILED, run->broken};
     heartbeat_collective("the reduction of gradients");
     if (!model_finish_step(&run->model, &s->result, flags, error)) return false;
     heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);

@@ -62,21 +62,22 @@ static inline void trace_insert(SequenceTrace* worst, size_t count, const Sequen
     if (place < TRACE_WORST) worst[place] = *s;
 }
 
-// Loss and gradient norm of one sequence, tokens and targets (T) on the host, from a micro-batch with `count` targets
-// that are not masked. Its gradient is weighted by 1 / count, as there, not as in a micro-batch of its own.
+// Loss and gradient norm of one sequence, tokens and targets (T) on the host, from a micro-batch of B. Its gradient is
+// weighted as there, not as in a micro-batch of its own.
 static inline void sequence_measure_gradient(SequenceTrace* s, Model* model, const int32_t* tokens,
-                                             const int32_t* targets, size_t count, size_t T) {
+                                             const int32_t* targets, size_t B, size_t T) {
     FlatVector* flat = &model->flat;
     double squares = 0, loss_scale = flat->loss_scale;
-    if (targets_count(targets, T) == 0) return;  // masked as a whole: loss and gradient are zero
+    size_t count = targets_count(targets, T);
+    if (count == 0) return;  // masked as a whole: loss and gradient are zero
     fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), model->stream);
-    flat->loss_scale = loss_scale * (double)targets_count(targets, T) / (double)max_size(count, 1);
+    flat->loss_scale = loss_scale / (double)B;
     model_gradients(model, tokens, targets, 1, T);
     flat->loss_scale = loss_scale;
     device_download(flat->scalars_host, flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), model->stream);
     for (size_t b = 0; b < flat->count; b++) squares += flat->scalars_host[SUM_SQUARES + b];
-    s->loss = flat->scalars_host[SUM_LOSS];
-    s->norm = sqrt(squares) / loss_scale;
+    s->loss = flat->scalars_host[SUM_LOSS] * ((double)T / (double)count);
+    s->norm = sqrt(squares) / loss_scale * flat->mean_factor;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -268,14 +269,14 @@ static inline bool trace_begin(StepTrace* trace, Model* model, Error* error) {
 
 // Finds the operation behind a sequence whose loss or gradient is not finite, by computing it again.
 static inline bool trace_find(StepTrace* trace, const SequenceTrace* s, const int32_t* tokens, const int32_t* targets,
-                                size_t count, size_t T, Error* error) {
+                                size_t B, size_t T, Error* error) {
     Model* model = trace->model;
     SequenceTrace again = *s;
     Finder finder = {trace, model, s->sample, memory_allocate(INIT_PIECE * sizeof(float))};
     if (finder.piece == NULL) return fail_with(error, "out of memory for the search for values that are not finite");
     Watch watch = {finder_look, &finder}, nobody = {NULL, NULL};
     model->watch = watch;
-    sequence_measure_gradient(&again, model, tokens, targets, count, T);
+    sequence_measure_gradient(&again, model, tokens, targets, B, T);
     model->watch = nobody;
     free(finder.piece);
     return true;
@@ -293,18 +294,17 @@ static inline bool trace_sequences(StepTrace* trace, const Loader* loader, uint6
             Window window = dataset_sample(data, loader->seed, first + b, T);
             if (!window_read(tokens + b * T, targets + b * T, data, window, loader->vocabulary, T, error)) return false;
         }
-        size_t count = targets_count(targets, B * T);
         for (size_t b = 0; b < B; b++) {
             Window window = dataset_sample(data, loader->seed, first + b, T);
             SequenceTrace s = {(double)(first + b), (double)window.shard, (double)window.start, (double)loader->rank,
                                0, 0};
             const int32_t *row = tokens + b * T, *row_targets = targets + b * T;
             model->dropout.first_token = (first + b) * T;
-            sequence_measure_gradient(&s, model, row, row_targets, count, T);
+            sequence_measure_gradient(&s, model, row, row_targets, B, T);
             for (int m = 0; m < TRACE_MEASURES; m++) trace_insert(trace->worst[m], trace->count, &s, (TraceMeasure)m);
             trace->count = min_size(trace->count + 1, TRACE_WORST);
             bool found = !(isfinite(s.loss) && isfinite(s.norm)) && trace->not_finite[0] == 0;
-            if (found && !trace_find(trace, &s, row, row_targets, count, T, error)) return false;
+            if (found && !trace_find(trace, &s, row, row_targets, B, T, error)) return false;
         }
     }
     return true;

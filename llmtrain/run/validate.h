@@ -1,7 +1,7 @@
 // validate.h: the loss of a model over a set of data, without gradients.
 //
-//   double loss;
-//   bool ok = model_validate(&model, &loss, &dataset, 0, 0, tokens, targets, B, T, &error);
+//   Validation v = {.data = &dataset, .tokens = tokens, .targets = targets, .B = B, .T = T};
+//   if (model_validate(&model, &v, &error)) printf("%g", v.loss);
 //
 // Every rank takes its share of the windows and returns the same loss. Dropout is off meanwhile. The weights are
 // unchanged; the activations of a step in progress are overwritten.
@@ -13,36 +13,59 @@
 #include "../base/files.h"
 #include "../text/data.h"
 
-// Mean loss per token over the first `windows` windows of the data (all of them if 0 or more than there are), which
-// overlap by `overlap` tokens, B at a time, sharded over the ranks; tokens, targets (B, T) are scratch.
-static inline bool model_validate(Model* model, double* loss, const Dataset* data, size_t windows, size_t overlap,
-                                  int32_t* tokens, int32_t* targets, size_t B, size_t T, Error* error) {
-    enum { LOSS, TOKENS, COUNT };
+#include <signal.h>
+
+typedef struct {
+    const Dataset* data;
+    size_t windows, overlap;     // windows to score, 0: all of the data; tokens that consecutive ones share
+    int32_t *tokens, *targets;   // (B, T): scratch
+    size_t B, T;                 // windows at a time, tokens of a window
+    const volatile sig_atomic_t* stop;  // not 0: a signal has asked this rank to stop; NULL: none will
+    double loss;                 // result: the mean per token
+    bool ended;                  // result: a rank was asked to stop, and there is no loss
+} Validation;
+
+// Computes the mean loss per token over the first windows of the data, sharded over the ranks. All ranks return
+// together: with the same result, or, on a rank that cannot read its data, with an error, and `ended` on the others.
+static inline bool model_validate(Model* model, Validation* v, Error* error) {
+    enum { LOSS, TOKENS, ENDS, MS, COUNT };
     FlatVector* flat = &model->flat;
-    size_t available = dataset_windows(data, T, overlap), rank = flat->options.rank, world = flat->options.world;
-    if (windows == 0 || windows > available) windows = available;
+    size_t windows = dataset_windows(v->data, v->T, v->overlap), rank = flat->options.rank, world = flat->options.world;
+    if (v->windows > 0) windows = min_size(windows, v->windows);
+    size_t rounds = (windows + world * v->B - 1) / (world * v->B), look = 0;  // look: the next round to look up after
     Dropout dropout = model->dropout;
-    double own[COUNT] = {0, 0}, sum[COUNT] = {0, 0};
+    double own[COUNT] = {0}, sum[COUNT], began = now_ms();
     fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     Progress progress = progress_begin("validation", windows);
-    bool ok = true;
+    bool good = true, connected = true;
     model->dropout.p = 0;
-    for (size_t first = rank * B; first < windows; first += world * B) {
-        size_t batch = min_size(B, windows - first);
-        ok = dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, overlap, error);
-        if (!ok) break;
-        model_losses(model, tokens, targets, batch, T);
-        own[TOKENS] += (double)targets_count(targets, batch * T);
+    v->loss = NAN;
+    v->ended = false;
+    for (size_t round = 0; connected && !v->ended && round < rounds; round++) {
+        size_t first = (round * world + rank) * v->B, batch = first < windows ? min_size(v->B, windows - first) : 0;
+        good = good && (batch == 0 || dataset_batch(v->tokens, v->targets, v->data, first,
+                                                    (int32_t)model->config.vocab, batch, v->T, v->overlap, error));
+        if (good && batch > 0) {
+            model_losses(model, v->tokens, v->targets, batch, v->T);
+            own[TOKENS] += (double)targets_count(v->targets, batch * v->T);
+        }
         if (rank == 0) progress_show(&progress, first + batch);
+        if (round < look && round + 1 < rounds) continue;
+        // About once a second, and at the end, the ranks tell each other how far they are, and whether to go on.
+        device_download(&own[LOSS], flat->scalars + SUM_LOSS, sizeof(double), model->stream);
+        own[ENDS] = !good || (v->stop && *v->stop);
+        own[MS] = (now_ms() - began) / (double)(round + 1);
+        connected = stats_gather(&model->stats, own, COUNT, error);
+        memset(sum, 0, sizeof sum);
+        for (size_t r = 0; connected && r < world; r++)
+            for (size_t i = 0; i < COUNT; i++) sum[i] += stats_of(&model->stats, r, i);
+        v->ended = sum[ENDS] > 0;
+        look = round + 1 + (size_t)fmin(1000 / fmax(sum[MS] / (double)world, 1e-3), 1e6);
     }
     progress_end(&progress);
-    device_download(&own[LOSS], flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     model->dropout = dropout;
-    if (!ok || !stats_gather(&model->stats, own, COUNT, error)) return false;
-    for (size_t r = 0; r < world; r++)
-        for (size_t i = 0; i < COUNT; i++) sum[i] += stats_of(&model->stats, r, i);
-    *loss = sum[LOSS] / sum[TOKENS];
-    return true;
+    if (good && connected && !v->ended) v->loss = sum[LOSS] / sum[TOKENS];
+    return good && connected;
 }
 
 #endif  // LLMTRAIN_VALIDATE_H
