@@ -685,8 +685,8 @@ static inline void model_backward(Model* model) {
 // would be; fixed-point sums (REDUCE_EXACT), the norm and the update divide by it.
 
 // Begins a step of `micro_batches` on each rank. Its objective is loss_scale times the mean loss of its targets, over
-// all ranks and micro-batches; targets of -1 do not count. How many do is known at the end of the step: until then
-// gradients are of a mean over all tokens, and the norm and the update multiply them by flat.mean_factor.
+// all ranks and micro-batches; targets of -1 do not count. How many do is known at the end: until then gradients are
+// of a mean over all tokens, and the norm and the update multiply them by flat.mean_factor.
 static inline void model_begin_step(Model* model, double loss_scale, size_t micro_batches) {
     if (model->clock.began_ms == 0) clock_start(&model->clock, &model->flat);
     flat_begin_step(&model->flat, loss_scale, micro_batches);
@@ -743,7 +743,7 @@ static inline bool model_finish_step(Model* model, StepResult* result, StepFlags
 
 // One optimizer step, number `update` from 1; gradients are multiplied by `factor` first.
 static inline void model_update(Model* model, uint64_t update, double lr, double factor) {
-    OptimizerStep step = optimizer_step(&model->options.optimizer, update, lr, factor * model->flat.mean_factor / model->flat.loss_scale);
+    OptimizerStep step = optimizer_step(&model->options.optimizer, update, lr, factor * flat_scale(&model->flat));
     flat_update(&model->flat, &step);
 }
 

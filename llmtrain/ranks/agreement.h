@@ -126,7 +126,7 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     if (isnan(result->loss)) result->loss = NAN;  // drops the sign that some NaNs have
     result->flags.save = stats_of(stats, 0, SAVE) != 0;
     result->flags.saved = saved == world;
-    result->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale * flat->mean_factor;
+    result->grad_norm = isnan(squares) ? NAN : sqrt(squares) * flat_scale(flat);
     stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS);
     result->slowest = stats_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, stats, BUSY);
     result->wait_share = waited / (busy + waited);

@@ -517,6 +517,9 @@ static inline void flat_begin_micro_batch(FlatVector* flat, size_t tokens, size_
     flat->targets += targets;
 }
 
+// What the gradients of the step are to be multiplied by: its loss scale is taken off, and its mean is over targets.
+static inline double flat_scale(const FlatVector* flat) { return flat->mean_factor / flat->loss_scale; }
+
 // Whether the gradient of an overwritten tensor already holds a part of this step's sum.
 static inline bool flat_adds(const FlatVector* flat, const Tensor* t) {
     return flat->staging[flat->buckets[t->bucket].staging].grads == NULL && flat->micro > 1;

@@ -77,7 +77,7 @@ static inline void sequence_measure_gradient(SequenceTrace* s, Model* model, con
     device_download(flat->scalars_host, flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), model->stream);
     for (size_t b = 0; b < flat->count; b++) squares += flat->scalars_host[SUM_SQUARES + b];
     s->loss = flat->scalars_host[SUM_LOSS] * ((double)T / (double)count);
-    s->norm = sqrt(squares) / loss_scale * flat->mean_factor;
+    s->norm = sqrt(squares) * flat_scale(flat);
 }
 
 // ------------------------------------------------------------------------------------------------
