@@ -63,7 +63,7 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_TEXT("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'data/x_train_*.bin'"),
         FLAG_TEXT("val", &o->val, NULL, "GLOB", FREE, "token shards to validate on"),
         FLAG_COUNT("seed", &o->seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
-        FLAG_COUNT("threads", &o->threads, 0, 0, 4096, LOCAL, "OpenMP threads per rank; 0: OpenMP's default"),
+        FLAG_COUNT("threads", &o->threads, 0, 0, 4096, LOCAL, THREADS_HELP),
         FLAG_HEADING("Model: a preset, and sizes that override it"),
         FLAG_TEXT("model", &o->model, NULL, "NAME", 0,
                   "preset: gpt2:124M|350M|774M|1558M, gpt2:dN with N layers (6, 12, 24, 36, 48, 60, 72, 84), "
@@ -387,13 +387,13 @@ static bool options_parse(Options* o, Run* run, Flags* flags, int argc, char** a
 // Makes this process one rank of the run.
 static bool join(Run* run, Options* o, Launch* launch, Flags* flags, Error* error) {
     bool forks = flag_was_given(flags, "ranks");
-    if (o->threads) threads_set(o->threads);
+    if (o->plan.show) threads_choose(o->threads, 1, NULL);
     if (o->plan.show) return run_join_plan(launch, &o->ranks, error);
     signal(SIGINT, interrupt);
     signal(SIGTERM, interrupt);
     signal(SIGUSR1, interrupt);
     if (o->run.out) signal(SIGPIPE, SIG_IGN);  // if the console goes away, the log has it all
-    return run_join(run, launch, forks ? o->ranks : 0, o->timeout, o->threads == 0, error);
+    return run_join(run, launch, forks ? o->ranks : 0, o->timeout, o->threads, error);
 }
 
 int main(int argc, char** argv) {

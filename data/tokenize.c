@@ -24,6 +24,7 @@
 #include "input.h"
 #include "shards.h"
 #include "stream.h"
+#include "../llmtrain/base/container.h"
 #include "../llmtrain/base/flags.h"
 
 #include <signal.h>
@@ -90,7 +91,7 @@ static Flags options_flags(Options* o) {
         FLAG_REAL("entropy", &o->entropy, 0, 0, 100, 0, "entropy floor (loss of the text's true source) in nats per "
                   "byte, stored in the shards per token; 0: unknown"),
         FLAG_HEADING("Program"),
-        FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
+        FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, THREADS_HELP),
     };
     return flags_of(table, sizeof table / sizeof table[0]);
 }
@@ -616,7 +617,7 @@ int main(int argc, char** argv) {
         return 0;
     }
     bool ok = options_read(&options, argc, argv, &error), usage = !ok;
-    if (ok && options.threads) threads_set(options.threads);
+    if (ok) threads_choose(options.threads, 1, stderr);
     if (ok && (options.encode || options.decode || options.show)) {
         ok = stream(&options, &error);
     } else if (ok) {

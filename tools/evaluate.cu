@@ -41,7 +41,7 @@ static Flags options_flags(Options* o) {
         FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences of --seq tokens at a time"),
         FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
         FLAG_COUNT("ranks", &o->ranks, 1, 1, 65536, 0, "processes to start here"),
-        FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads per rank; 0: OpenMP's default"),
+        FLAG_COUNT("threads", &o->threads, 0, 0, 4096, 0, THREADS_HELP),
         FLAG_REAL("timeout", &o->timeout, 600, 1, 1e6, 0,
                   "declare a rank lost after X seconds without data from it"),
     };
@@ -181,8 +181,7 @@ static int evaluate_as_rank(const Options* o, bool forks) {
     bool ok = (forks ? launch_fork(&launch, o->ranks, &error) : launch_find(&launch, &error)) &&
               (launch.rank == 0 || freopen("/dev/null", "w", stdout) || fail_file(&error, "open", "/dev/null")) &&
               comm_open(&comm, &launch, 1e3 * o->timeout, &error);
-    if (ok && o->threads == 0 && comm.local_world > 1 && threads_undecided())
-        threads_set(max_size(threads_count() / comm.local_world, 1));
+    if (ok) threads_choose(o->threads, comm.local_world, stderr);
     ok = ok && evaluate_model(&comm, o, &error);
     if (!ok) launch_report(&launch, "evaluate", error.text);
     if (!ok && comm.world > 1 && !error.on_all_ranks) comm_abort(&comm, error.text);
@@ -199,6 +198,5 @@ int main(int argc, char** argv) {
     const char* title = "evaluate: computes a model's loss on a text, or its accuracy on multiple-choice questions";
     if (!flags_begin(&code, "evaluate", title, &flags, argc, argv)) return code;
     if (!options_check(&options, &error)) return fprintf(stderr, "evaluate: %s\n", error.text), 2;
-    if (options.threads) threads_set(options.threads);
     return evaluate_as_rank(&options, flag_was_given(&flags, "ranks"));
 }

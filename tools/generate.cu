@@ -236,7 +236,7 @@ int main(int argc, char** argv) {
                    "prompt plus --tokens, or 8192 with --chat; never more than the model's context"),
         FLAG_TEXT("matmul-algorithms", &o.matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
         FLAG_COUNT("seed", &s->options.seed, 1337, 0, 9e15, 0, "seed of the random numbers"),
-        FLAG_COUNT("threads", &o.threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
+        FLAG_COUNT("threads", &o.threads, 0, 0, 4096, 0, THREADS_HELP),
     };
     Error error;
     int code;
@@ -246,7 +246,7 @@ int main(int argc, char** argv) {
     if (!flags_begin(&code, "generate", "generate: continues a text with a model", &flags, argc, argv)) return code;
     o.prompt_given = flag_was_given(&flags, "prompt");
     bool right = options_check(&o, &error);
-    if (o.threads) threads_set(o.threads);
+    threads_choose(o.threads, 1, stderr);
     if (right && generate(&o, &error)) return 0;
     fprintf(stderr, "generate: %s\n", error.text);
     return right ? 1 : 2;

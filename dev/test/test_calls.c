@@ -508,7 +508,7 @@ static void test_job(size_t j) {
 static const struct { const char *site, *reason; } NOT_MADE[] = {
     {"sync_file_range llmtrain/base/system.h disk_flush_begin", "for files of 4 MB; its failure changes nothing"},
     {"llmtrain/base/system.h disk_forget", "where the page cache cannot be bypassed"},
-    {"sched_getaffinity llmtrain/base/system.h threads_undecided", "without OMP_NUM_THREADS"},
+    {"sched_getaffinity llmtrain/base/system.h threads_are_bound", "without OMP_NUM_THREADS"},
     {"getrusage llmtrain/base/system.h memory_peak", "after another failure"},
     {"close llmtrain/base/system.h descriptor_prepare", "after another failure"},
     {"close llmtrain/base/system.h pipe_open", "after another failure"},

@@ -360,6 +360,107 @@ static void test_program(void) {
     verdict("build/plan: stages, what is nearest if nothing fits, recomputation, offloading; refusals in one sentence");
 }
 
+// ------------------------------------------------------------------------------------------------
+// Containers
+
+static void group_put(const char* group, const char* file, const char* text) {
+    Error error;
+    need(directory_make(text_of("root/%s", group), &error), "%s", error.text);
+    put_text(text_of("root/%s/%s", group, file), text);
+}
+
+// What container.h finds in a file system of our own, as machines, containers and schedulers have it.
+static void test_containers(void) {
+    static const struct {
+        const char* name;
+        const char* files[8][3];  // a directory, a file and its text
+        double memory, processors;
+    } cases[] = {
+        {"no limits", {{"proc/self", "cgroup", "0::/\n"}}, (double)SIZE_MAX, INFINITY},
+        {"version 2 in a container: the page cache is free",
+         {{"proc/self", "cgroup", "0::/\n"}, {"sys/fs/cgroup", "memory.max", "4000000000\n"},
+          {"sys/fs/cgroup", "memory.current", "3990000000\n"}, {"sys/fs/cgroup", "cpu.max", "max 100000\n"},
+          {"sys/fs/cgroup", "memory.stat", "anon 100000000\nfile 3880000000\ninactive_file 3800000000\n"
+           "active_file 80000000\nslab_reclaimable 1000000\nslab_unreclaimable 7\n"}},
+         4000000000. - 3990000000. + 3881000000., INFINITY},
+        {"version 2, a scope: the least of all levels",
+         {{"proc/self", "cgroup", "0::/a.slice/run.scope\n"}, {"sys/fs/cgroup/a.slice", "memory.max", "max\n"},
+          {"sys/fs/cgroup/a.slice", "memory.current", "900000000\n"},
+          {"sys/fs/cgroup/a.slice", "cpu.max", "50000 100000\n"},
+          {"sys/fs/cgroup/a.slice/run.scope", "memory.max", "500000000\n"},
+          {"sys/fs/cgroup/a.slice/run.scope", "memory.current", "100000000\n"},
+          {"sys/fs/cgroup/a.slice/run.scope", "cpu.max", "150000 100000\n"}}, 400000000, 0.5},
+        {"version 1: a parent's limit",
+         {{"proc/self", "cgroup", "5:cpu,cpuacct:/job\n4:memory:/a/b\n1:name=systemd:/\n"},
+          {"sys/fs/cgroup/memory/a/b", "memory.limit_in_bytes", "9223372036854771712\n"},
+          {"sys/fs/cgroup/memory/a/b", "memory.usage_in_bytes", "1000\n"},
+          {"sys/fs/cgroup/memory/a", "memory.limit_in_bytes", "300000000\n"},
+          {"sys/fs/cgroup/memory/a", "memory.usage_in_bytes", "200000000\n"},
+          {"sys/fs/cgroup/memory/a", "memory.stat", "inactive_file 1\ntotal_inactive_file 50000000\n"},
+          {"sys/fs/cgroup/cpu,cpuacct/job", "cpu.cfs_quota_us", "25000\n"},
+          {"sys/fs/cgroup/cpu,cpuacct/job", "cpu.cfs_period_us", "100000\n"}}, 150000000, 0.25},
+        {"version 1 in a container: its group is at the mount point",
+         {{"proc/self", "cgroup", "4:memory:/docker/abc\n3:cpu:/docker/abc\n"},
+          {"sys/fs/cgroup/memory", "memory.limit_in_bytes", "100000\n"},
+          {"sys/fs/cgroup/memory", "memory.usage_in_bytes", "250000\n"},
+          {"sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "-1\n"},
+          {"sys/fs/cgroup/cpu", "cpu.cfs_period_us", "100000\n"}}, 0, INFINITY},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        remove_tree("root");
+        for (size_t f = 0; f < COUNT_OF(cases[i].files) && cases[i].files[f][0]; f++)
+            group_put(cases[i].files[f][0], cases[i].files[f][1], cases[i].files[f][2]);
+        ContainerLimits found = container_limits("root");
+        expect((double)found.memory == cases[i].memory && found.processors == cases[i].processors,
+               "%s: %zu bytes, %g processors", cases[i].name, found.memory, found.processors);
+    }
+    verdict("containers: memory and processor time of both versions of control groups, at every level");
+}
+
+// A child joins the groups and says what it has.
+static void groups_tell(const void* context) {
+    const char* const* folders = (const char* const*)context;
+    for (int i = 0; i < 2; i++) put_text(text_of("%s/cgroup.procs", folders[i]), text_of("%d", (int)getpid()));
+    size_t free_before = container_limits("").memory;
+    char* used = (char*)malloc((size_t)40 << 20);
+    for (size_t i = 0; used && i < (size_t)40 << 20; i += 4096) used[i] = 1;
+    size_t left = container_limits("").memory;
+    threads_set(4);
+    threads_choose(0, 1, stdout);
+    printf("%zu MB, then %zu, %g processors, %zu threads\n", free_before >> 20, left >> 20,
+           container_limits("").processors, threads_count());
+    free(used);
+}
+
+// Groups that the kernel keeps, where the test may make them.
+static void test_real_groups(void) {
+    const char* folders[2] = {text_of("/sys/fs/cgroup/memory/llmtrain-%d", (int)getpid()),
+                              text_of("/sys/fs/cgroup/cpu/llmtrain-%d", (int)getpid())};
+    Program child;
+    size_t mb[2] = {0, 0}, threads = 0;
+    double processors = 0;
+    bool made[2] = {mkdir(folders[0], 0755) == 0, mkdir(folders[1], 0755) == 0};
+    if (made[0] && made[1]) {
+        put_text(text_of("%s/memory.limit_in_bytes", folders[0]), "200000000");
+        put_text(text_of("%s/cpu.cfs_quota_us", folders[1]), "150000");
+        put_text(text_of("%s/cpu.cfs_period_us", folders[1]), "100000");
+        program_start(&child, NULL, groups_tell, folders);
+        programs_wait(&child, 1, PROGRAM_MS);
+        const char* line = child.text[0] ? strstr(child.text[0], "container has the time of 1.5 of 4 processors") : NULL;
+        line = line ? strchr(line, '\n') : NULL;
+        int found = line ? sscanf(line + 1, "%zu MB, then %zu, %lf processors, %zu", &mb[0], &mb[1], &processors,
+                                  &threads) : 0;
+        check(found == 4 && mb[0] > 120 && mb[0] <= 190 && mb[0] - mb[1] >= 39 && mb[0] - mb[1] < 60 &&
+                  processors == 1.5 && threads == 2,
+              "in a group of 200 MB and one of 1.5 processors: %zu MB, then %zu, %g processors, %zu threads", mb[0],
+              mb[1], processors, threads);
+        program_free(&child);
+    } else {
+        skip("real control groups", "/sys/fs/cgroup/memory and cpu are not ours");
+    }
+    for (int i = 0; i < 2; i++) if (made[i]) rmdir(folders[i]);
+}
+
 int main(int argc, char** argv) {
     static char paths[2][PATH_MAX];
     const Flag rows[] = {FLAG_TEXT("plan", &plan_program, plan_program, "PATH", 0, "the program, for BF16"),
@@ -383,5 +484,7 @@ int main(int argc, char** argv) {
     test_same();
     test_choices();
     test_program();
+    test_containers();
+    test_real_groups();
     return tests_end();
 }

@@ -5,7 +5,7 @@
 #define LLMTRAIN_DEVICE_CPU_H
 
 #include "../ops/gemm.h"
-#include "system.h"
+#include "container.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -87,7 +87,7 @@ static inline size_t device_longest(void) { return SIZE_MAX; }
 // report it. `world` matters only on a GPU.
 static inline size_t device_available(size_t world) {
     (void)world;
-    return min_size(memory_available(), memory_of_container());
+    return min_size(memory_available(), container_limits("").memory);
 }
 
 // ------------------------------------------------------------------------------------------------

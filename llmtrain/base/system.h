@@ -109,17 +109,6 @@ static inline size_t memory_peak(void) {
     return memory_peak_of(&usage);
 }
 
-// Bytes that this process's container can still allocate; SIZE_MAX if it has no limit.
-static inline size_t memory_of_container(void) {
-#ifdef SYSTEM_LINUX
-    size_t limit = system_number("/sys/fs/cgroup/memory.max", "");
-    size_t used = system_number("/sys/fs/cgroup/memory.current", "");
-    return limit == SIZE_MAX || used == SIZE_MAX ? SIZE_MAX : limit - min_size(used, limit);
-#else
-    return SIZE_MAX;
-#endif
-}
-
 // Fewer, larger pages for mapped memory, where the system has them.
 static inline void memory_use_large_pages(void* memory, size_t bytes) {
     (void)memory; (void)bytes;
@@ -315,15 +304,13 @@ static inline void machine_identity(char name[256]) {
     gethostname(name + length, 128);
 }
 
-// Whether the number of threads is still open: OMP_NUM_THREADS is not set, and no launcher has bound this process to
-// some of the cores.
-static inline bool threads_undecided(void) {
-    if (getenv("OMP_NUM_THREADS")) return false;
+// Whether a launcher has bound this process to some of the cores.
+static inline bool threads_are_bound(void) {
 #ifdef SYSTEM_LINUX
     cpu_set_t bound;
-    return sched_getaffinity(0, sizeof bound, &bound) == 0 && CPU_COUNT(&bound) >= sysconf(_SC_NPROCESSORS_ONLN);
+    return sched_getaffinity(0, sizeof bound, &bound) != 0 || CPU_COUNT(&bound) < sysconf(_SC_NPROCESSORS_ONLN);
 #else
-    return true;
+    return false;
 #endif
 }
 

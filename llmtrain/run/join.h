@@ -15,16 +15,15 @@ static inline bool run_join_plan(Launch* launch, uint64_t* ranks, Error* error) 
 }
 
 // Becomes one rank of the run: as the launcher's environment says, or by forking `ranks` ranks here if that is not 0.
-// shares_cores: ranks of one machine divide its cores, unless OpenMP's own variables say otherwise.
-static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores, Error* error) {
+// threads: of --threads.
+static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, uint64_t threads, Error* error) {
     if (!(ranks ? launch_fork(launch, ranks, error) : launch_find(launch, error)))
         return fail_as(error, ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // there is a launcher already
     if (launch->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
     size_t here = launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor here sees
     if (!heartbeat_open(getenv(HEARTBEAT_VARIABLE), launch->rank, here, error)) return false;
     if (!comm_open(&run->comm, launch, 1e3 * timeout, error)) return false;
-    if (shares_cores && run->comm.local_world > 1 && threads_undecided())
-        threads_set(max_size(threads_count() / run->comm.local_world, 1));
+    threads_choose(threads, run->comm.local_world, stdout);
     if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
     return true;
 }
