@@ -50,6 +50,9 @@ typedef struct {
     RunOptions run;
 } Options;
 
+#define TITLE "train: trains a GPT-2 or Llama model (" FLOATX_NAME " build). ./supervise restarts it when it dies or " \
+              "hangs; build/generate writes text."
+
 // Sets the defaults, and appends the flags in the order of --help. Unmarked flags affect the result, and are saved with
 // it; FREE ones do neither; LOCAL ones may even differ between ranks; a FLAG_FIXED one must stay the same at --resume.
 static void options_flags(Flags* flags, Options* o) {
@@ -364,13 +367,6 @@ static bool run_train(Run* run, Options* o, Error* error) {
 
 // ------------------------------------------------------------------------------------------------
 
-static int print_help(const Flags* flags) {
-    printf("train: trains a GPT-2 or Llama model (%s build). ./supervise restarts it when it dies or hangs; "
-           "build/generate writes text.\n", FLOATX_NAME);
-    flags_help(flags);
-    return 0;
-}
-
 // Reads the command line.
 static bool options_parse(Options* o, Run* run, Flags* flags, int argc, char** argv, Error* error) {
     if (argc > 1 && strcmp(argv[1], "supervise") == 0)
@@ -406,7 +402,7 @@ int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     launch_alone(&launch);
     options_flags(&flags, &options);
-    if (flags_want_help(argc, argv)) return print_help(&flags);
+    if (flags_want_help(argc, argv)) return flags_help("train", TITLE, &flags);
     bool ok = options_parse(&options, &run, &flags, argc, argv, &error);
     if (!ok) run_refuse(&run, &launch, options.timeout);  // joins only so that run_exit can tell the other ranks
     ok = ok && join(&run, &options, &launch, &flags, &error) && run_set_up(&run, &options, &flags, &error) &&

@@ -120,9 +120,8 @@ int main(int argc, char** argv) {
     Options options;
     if (flags_want_help(argc, argv)) {
         Flags flags = options_flags(&options);
-        printf("corpus: writes small English stories from a grammar, and their exact entropy\n\n");
-        flags_help(&flags);
-        return 0;
+        const char* title = "corpus: writes small English stories from a grammar, and their exact entropy\n";
+        return flags_help("corpus", title, &flags);
     }
     bool ok = options_read(&options, argc, argv, &error), usage = !ok;
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message

@@ -612,9 +612,8 @@ int main(int argc, char** argv) {
     files_open_standard();
     if (flags_want_help(argc, argv)) {
         Flags flags = options_flags(&options);
-        printf("tokenize: converts texts to token shards; replaces existing shards of the same prefix\n\n");
-        flags_help(&flags);
-        return 0;
+        const char* title = "tokenize: converts texts to token shards; replaces existing shards of the same prefix\n";
+        return flags_help("tokenize", title, &flags);
     }
     bool ok = options_read(&options, argc, argv, &error), usage = !ok;
     if (ok) threads_choose(options.threads, 1, stderr);

@@ -10,6 +10,7 @@
 
 #include "export.h"
 
+#include <glob.h>
 #include <signal.h>
 
 // The formats, a row each.
@@ -56,10 +57,29 @@ static bool directory_name(char name[FILE_PATH_MAX], const char* dir, Error* err
     return true;
 }
 
+// The path under which a directory is written: with the names of this machine and this process. Removes those of
+// processes that were killed here.
+static void temporary_path(char path[FILE_PATH_MAX], const char* dir) {
+    char machine[65] = "", pattern[FILE_PATH_MAX];
+    glob_t found;
+    Error ignored;
+    gethostname(machine, sizeof machine - 1);
+    size_t used = (size_t)snprintf(pattern, sizeof pattern, "%.3900s.tmp-%s-*", dir, machine);
+    int result = glob(pattern, GLOB_NOSORT, NULL, &found);
+    for (size_t i = 0; result == 0 && i < found.gl_pathc; i++) {
+        char* end;
+        long process = strtol(found.gl_pathv[i] + used - 1, &end, 10);
+        if (*end == 0 && process > 0 && kill((pid_t)process, 0) != 0 && errno == ESRCH)
+            directory_remove(found.gl_pathv[i], &ignored);
+    }
+    if (result == 0) globfree(&found);
+    snprintf(path, FILE_PATH_MAX, "%.*s%ld", (int)used - 1, pattern, (long)getpid());
+}
+
 // Writes the model to o->dir, under a temporary name until it is complete.
 static bool write_model(Export* e, const Options* o, Error* error) {
     char temporary[FILE_PATH_MAX];
-    snprintf(temporary, sizeof temporary, "%.4000s.tmp-%ld", o->dir, (long)getpid());
+    temporary_path(temporary, o->dir);
     e->directory = temporary;
     bool ok = directory_make(temporary, error) && FORMATS[o->format].write(e, error) &&
               directory_rename_sync(temporary, o->dir, error);

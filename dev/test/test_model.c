@@ -560,7 +560,7 @@ static void test_frozen(Family family, const char* train) {
     RunRecord record = {.config = model[0].config, .state = run_state_begin(false, 1)}, saved;
     Saver saver;
     need(saver_open(&saver, &model[0].flat, false, 0, &error), "%s", error.text);
-    for (uint64_t step = 1; step <= 4; step++) {
+    for (uint64_t step = 1; step <= 8; step++) {
         for (int i = 0; i < 2 && step <= 2; i++) {
             batch_gradients(&model[i], NULL, tokens, targets, B, T);
             model_update(&model[i], step, 1e-2, 1.0);
@@ -582,13 +582,20 @@ static void test_frozen(Family family, const char* train) {
     device_download(first, model[1].flat.params, n * sizeof(floatX), model[1].stream);
     check(memcmp(first, last, n * sizeof(floatX)) == 0, "--train %s: the same bits with --offload", train);
     check(wrong == 0, "--train %s: what trains changes, and nothing else", train);
-    struct stat status[4];
+    // Step 2, 4, 6, 8 in `out`, the others in memory, where there is one file.
+    struct stat status[8];
     bool links = true;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         const char* path = text_of("%s/step_%08d/" CHECKPOINT_FROZEN, i % 2 ? out : hot, i + 1);
-        links = links && stat(path, &status[i]) == 0 && (i < 2 || status[i].st_ino == status[i - 2].st_ino);
+        int like = i % 2 ? i - 4 : i - 2;
+        links = links && stat(path, &status[i]) == 0 && (like < 0 || status[i].st_ino == status[like].st_ino);
     }
-    check(links, "--train %s: the frozen weights are written once to each of two file systems", train);
+    check(links && status[1].st_ino != status[3].st_ino,
+          "--train %s: the frozen weights are written twice to a disk, and once to memory", train);
+    put_text(text_of("%s/step_00000008/" CHECKPOINT_FROZEN, out), "damaged");
+    check(!model_load(&model[1], &saved, text_of("%s/step_00000008", out), false, &error) &&
+              model_load(&model[1], &saved, text_of("%s/step_00000006", out), false, &error),
+          "--train %s: if the frozen weights of one checkpoint are damaged, those of the one before it are not", train);
     const char* path = "frozen/step_00000002";
     need(model_load(&model[1], &saved, path, false, &error), "%s", error.text);
     for (int i = 0; i < 2; i++) {

@@ -19,7 +19,7 @@ typedef struct {
 #ifdef SYSTEM_LINUX
 static inline size_t container_number(const char* directory, const char* file, const char* key) {
     char path[2 * 4096];
-    snprintf(path, sizeof path, "%s/%s", directory, file);
+    snprintf(path, sizeof path, "%.8000s/%s", directory, file);
     return system_number(path, key);
 }
 
@@ -42,7 +42,7 @@ static inline void container_look(ContainerLimits* limits, const char* directory
     }
     char path[2 * 4096];
     double quota = 0, period = 0;
-    snprintf(path, sizeof path, "%s/cpu.max", directory);
+    snprintf(path, sizeof path, "%.8000s/cpu.max", directory);
     FILE* file = fopen(path, "re");
     bool found = file && fscanf(file, "%lf %lf", &quota, &period) == 2;  // or "max 100000"
     if (file) fclose(file);

@@ -256,7 +256,9 @@ static inline void help_wrap(const char* text, size_t column) {
     printf("\n");
 }
 
-static inline void flags_help(const Flags* flags) {
+// Prints --help; returns the exit code of the program.
+static inline int flags_help(const char* program, const char* title, const Flags* flags) {
+    if (title) printf("%s\n", title);
     printf("Flags are written --name value or --name=value; switches --name, --name on or --name off.\n");
     for (size_t i = 0; i < flags->count; i++) {
         const Flag* flag = &flags->rows[i];
@@ -274,6 +276,9 @@ static inline void flags_help(const Flags* flags) {
         printf("%*s", HELP_INDENT - usage, "");
         help_wrap(line, HELP_INDENT);
     }
+    if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+    fprintf(stderr, "%s: cannot write standard output: %s\n", program, strerror(errno));
+    return 1;
 }
 
 // Reads the flags of a program; or prints the help, headed by `title` unless it is NULL; or prints the error in the
@@ -283,8 +288,7 @@ static inline bool flags_begin(int* code, const char* program, const char* title
     Error error;
     *code = 0;
     if (flags_want_help(argc, argv)) {
-        if (title) printf("%s\n", title);
-        flags_help(flags);
+        *code = flags_help(program, title, flags);
         return false;
     }
     if (flags_parse(flags, argc, argv, &error)) return true;

@@ -111,10 +111,10 @@ typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverSta
 
 enum { SAVER_OUTS = 1 + TEXT_LIST_MAX };  // directories whose newest checkpoint is known
 
-// The newest checkpoint that was saved in a directory; out is empty if there is none.
+// The checkpoints that were saved last in a directory; out is empty if there are none.
 typedef struct {
     char out[FILE_PATH_MAX];
-    uint64_t step;
+    uint64_t step, before;   // before: 0 if there is one
 } SaverNewest;
 
 typedef struct {
@@ -221,19 +221,28 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
     return ok;
 }
 
-// Hard-links the file of the frozen weights in an earlier checkpoint to `path`; false if there is none on the same file
-// system.
+// Hard-links the file of the frozen weights in an earlier checkpoint to `path`, if possible of the last but one; false
+// if there is none on the same file system.
 static inline bool saver_link_frozen(const Saver* s, const char* path) {
-    for (size_t i = 0; i < SAVER_OUTS; i++) {
+    for (size_t i = 0; i < 2 * SAVER_OUTS; i++) {
         char directory[FILE_PATH_MAX], from[FILE_PATH_MAX + 64];
-        checkpoint_path(directory, s->newest[i].out, s->newest[i].step, "");
+        const SaverNewest* newest = &s->newest[i % SAVER_OUTS];
+        checkpoint_path(directory, newest->out, i < SAVER_OUTS ? newest->before : newest->step, "");
         snprintf(from, sizeof from, "%s/" CHECKPOINT_FROZEN, directory);
-        if (s->newest[i].out[0] && link(from, path) == 0) return true;
+        if (newest->out[0] && link(from, path) == 0) return true;
     }
     return false;
 }
 
-// Rank 0: the file of the frozen weights, as a hard link to that of an earlier checkpoint, or written if there is none.
+// The entry of the directory that is saved in.
+static inline SaverNewest* saver_newest(Saver* s) {
+    size_t i = 0;
+    while (i + 1 < SAVER_OUTS && s->newest[i].out[0] && strcmp(s->newest[i].out, s->out) != 0) i++;
+    return &s->newest[i];
+}
+
+// Rank 0: the file of the frozen weights. The first two checkpoints in a directory on a disk have files of their own,
+// the others hard links to one and the other in turn: a bad byte on the disk makes every second one useless, not all.
 static inline bool saver_write_frozen(Saver* s, Error* error) {
     const Parameters* p = s->flat->parameters;
     char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
@@ -243,7 +252,10 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
     checkpoint_path(directory, s->out, s->step, ".tmp");
     snprintf(path, sizeof path, "%s/" CHECKPOINT_FROZEN, directory);
     if (!directory_make(directory, error)) return false;
-    if (saver_link_frozen(s, path)) return true;
+    const SaverNewest* newest = saver_newest(s);
+    bool copies = newest->out[0] && newest->before == 0 &&
+                  strncmp(s->out, SYSTEM_MEMORY_FOLDER "/", sizeof SYSTEM_MEMORY_FOLDER) != 0;
+    if (!copies && saver_link_frozen(s, path)) return true;
     safetensors_writer_free(&s->frozen);
     void* chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(floatX));
     bool ok = (chunk != NULL || fail_with(error, "out of memory for pieces of tensors; free some memory")) &&
@@ -401,10 +413,10 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
         return fail_file(error, "set aside", path);
     fault_point("rename");
     if (!directory_rename_sync(temporary, path, error)) return false;
-    size_t i = 0;
-    while (i + 1 < SAVER_OUTS && s->newest[i].out[0] && strcmp(s->newest[i].out, s->out) != 0) i++;
-    memcpy(s->newest[i].out, s->out, sizeof s->out);
-    s->newest[i].step = step;
+    SaverNewest* newest = saver_newest(s);
+    newest->before = newest->out[0] ? newest->step : 0;
+    memcpy(newest->out, s->out, sizeof s->out);
+    newest->step = step;
     return true;
 }
 

@@ -468,8 +468,6 @@ static inline bool run_start(Run* run, Error* error) {
     run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);
     run->saved = 0;
     if (!flat_reset_optimizer(&run->model.flat, error)) return false;
-    bool keeps = run->comm.rank == 0 && run->options->out;
-    if (keeps && !run_tokenizer_keep(&run->tokenizer, run->options->out, error)) return false;
     return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
 }
 

@@ -234,14 +234,20 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
 // Opens --out, and sets weights, state and log to where the run begins; *found says whether that is a checkpoint.
 static inline bool run_open_out(Run* run, bool* found, Error* error) {
     const RunOptions* o = run->options;
-    bool writes = run->comm.rank == 0 && o->out;
+    bool writes = run->comm.rank == 0 && o->out, makes = writes && !directory_exists(o->out);
     *found = false;
-    bool ok = !writes || (directory_make(o->out, error) && log_open(&run->log, o->out, error));
-    if (!run_agree(run, ok, error)) return false;
+    // A new run reads its weights before anything is written: one that cannot leaves nothing.
+    bool ok = (!writes || directory_make(o->out, error)) && (o->resume || run_start(run, error));
+    if (!run_agree(run, ok, error)) {
+        if (makes) rmdir(o->out);
+        return false;
+    }
+    if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
     if (o->out && !run_open_tiers(run, error)) return false;
     if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    ok = (*found || run_start(run, error)) && run_set_aside(run, false, error) &&
+    ok = (*found || !o->resume || run_start(run, error)) && run_set_aside(run, false, error) &&
+         (!writes || *found || run_tokenizer_keep(&run->tokenizer, o->out, error)) &&
          (!writes || run_list_tiers(run, error));
     source_close(&run->source);  // a run that resumes has used only its configuration
     if (!run_agree(run, ok, error)) return false;
