@@ -1395,6 +1395,23 @@ static void test_programs(void) {
            "nothing is left of what failed");
     verdict("build/export writes whole directories or none");
 
+    // What a killed export left goes; not what one of a process that lives, or of another machine, is writing.
+    char machine[65] = "";
+    pid_t killed = fork();
+    if (killed == 0) _exit(0);
+    waitpid(killed, NULL, 0);
+    gethostname(machine, sizeof machine - 1);
+    const char* left[] = {text_of("p.again.tmp-%s-%d", machine, (int)killed),
+                          text_of("p.again.tmp-%s-%d", machine, (int)getppid()),
+                          text_of("p.again.tmp-%s.x-%d", machine, (int)killed)};
+    for (int i = 0; i < 3; i++) {
+        need(mkdir(left[i], 0755) == 0, "%s", left[i]);
+        put_text(text_of("%s/model.safetensors", left[i]), "half");
+    }
+    expect_program(0, "p.again:", text_of("%s --init-from %s --to hf --dir p.again", e, fixture("gpt2")));
+    for (int i = 0; i < 3; i++) expect(file_exists(left[i]) == (i > 0), "%s", left[i]);
+    verdict("build/export removes what killed exports have left");
+
     if (!file_exists(train_program)) {
         skip("train --init-from", "it is not there");
         return;

@@ -285,7 +285,7 @@ static const Case CASES[] = {
           "token 60000 ... of train.bin ... vocabulary of 256 ... make the shards again", .may_change = NEW_LOG),
     WORLD("token out of range late", "shard train.bin 256 320;tokens train.bin 256 200 1", "@ --steps 20",
           "token 256 at position 200 of train.bin ... vocabulary of 256 ... make the shards again",
-          .may_change = NEW_LOG),
+          .may_change = NEW_RUN),
     WORLD("token out of range, vocabulary unknown", "", "@ --data unknown.bin --vocab 10",
           "of unknown.bin ... vocabulary of 10 ... give the model the tokenizer's", .may_change = NEW_LOG),
     WORLD("shards of two widths", "shard mixed_0.bin 256 100;shard mixed_1.bin 70000 100", "@ --data mixed_*.bin",
@@ -306,7 +306,7 @@ static const Case CASES[] = {
     WORLD("validation data too short", "shard val.bin 256 10", "@ --val val.bin",
           "val.bin has 10 tokens ... needs 17 ... give more text"),
     WORLD("validation token out of range", "tokens val.bin 999 30 1", "@ --val val.bin --val-every 1",
-          "token 999 at position 30 of val.bin ... vocabulary of 256 ... make the shards again", .may_change = NEW_LOG),
+          "token 999 at position 30 of val.bin ... vocabulary of 256 ... make the shards again", .may_change = NEW_RUN),
 
     // Where the output goes.
     WORLD("out is a file", "", "@ --out text.txt", "text.txt ... File exists ... move it away"),
@@ -436,6 +436,8 @@ static const Case CASES[] = {
           "run/step_00000007 ... No such file"),
     WORLD("init-from: other heads", RUN, "@ !--out --init-from " NEWEST " --heads 4",
           NEWEST " belongs to another run ... --heads is 2 ... another --init-from"),
+    WORLD("init-from: other heads, a new --out stays away", RUN, "@ !--out --init-from " NEWEST " --heads 4 --out new",
+          "--heads is 2 ... another --init-from"),
     WORLD("init-from: damaged", RUN ";flip " TENSORS " 20000", "@ !--out --init-from " NEWEST, NEWEST " ... checksum"),
 
     // Generating.
@@ -474,6 +476,16 @@ static const Case CASES[] = {
     CASE(GENERATE, 1, "a model not of bytes", "copy ../made/small run", "@",
          "vocabulary is 100 ... there are 256 ... bytes"),
     CASE(GENERATE, 1, "standard output full", RUN, "@ --tokens 4", "standard output ... No space left",
+         .conditions = STDOUT_FULL),
+    CASE(GENERATE, 1, "help, standard output full", "", "--help", "generate: cannot write standard output ... No space",
+         .conditions = STDOUT_FULL),
+    CASE(TRAIN, 1, "help, standard output full", "", "--help", "train: cannot write standard output ... No space",
+         .conditions = STDOUT_FULL),
+    CASE(TRAIN, 1, "plan, standard output full", "", "@ --plan", "train: cannot write standard output ... No space",
+         .conditions = STDOUT_FULL),
+    CASE(TOKENIZE, 1, "help, standard output full", "", "--help", "tokenize: cannot write standard output ... No space",
+         .conditions = STDOUT_FULL),
+    CASE(CORPUS, 1, "help, standard output full", "", "--help", "corpus: cannot write standard output ... No space",
          .conditions = STDOUT_FULL),
     CASE(GENERATE, 0, "works", RUN, "@ --tokens 4", "a"),
     CASE(GENERATE, 0, "a prompt longer than the cache", RUN, "--out run --prompt abcdef --tokens 4 --kv-tokens 4",
