@@ -42,7 +42,7 @@ static inline bool run_finish(Run* run, bool signaled, Error* error) {
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
     // One that stops after a validation, or has resumed from a tier's checkpoint of its last step, may have none yet.
     bool saved = out == NULL || step == 0 || run->saved == step;
-    if (!saved && !run_save_last(run, error)) return false;
+    if (!saved && !run_save_last(run, false, error)) return false;
     pruner_await(&run->pruner);
     if (run->options->keep_best && run->validations.kept > 0)
         printf("lowest validation loss: %.6f, %s/step_%08llu\n", run->validations.kept_loss, out,

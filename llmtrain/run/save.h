@@ -358,13 +358,15 @@ static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* e
     return true;
 }
 
-// Saves in --out before the run ends, and waits until the checkpoint is there.
-static inline bool run_save_last(Run* run, Error* error) {
+// Saves in --out before the run ends, and waits until the checkpoint is there. again: if that fails, it is reported, and
+// run_finish tries again.
+static inline bool run_save_last(Run* run, bool again, Error* error) {
     bool good = false;
     if (!run_save_wait(run, error)) return false;  // when it returns, the bandwidth limit is set again
     saver_unthrottle(&run->saver, true);
     SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_REQUESTED : SAVE_END;
-    return run_save_begin(run, 0, kind, error) && run_save_complete(run, &good, error) && good;
+    if (!run_save_begin(run, 0, kind, error)) return false;
+    return again ? run_save_complete_or_report(run, error) : run_save_complete(run, &good, error) && good;
 }
 
 // Before the run ends with an error that has left the weights whole, and that all ranks know: saves the run, as it was
@@ -374,7 +376,7 @@ static inline bool run_save_whole(Run* run, const RunState* state) {
     if (run->options->out == NULL || state->step == 0 || run->saved == state->step) return false;
     if (run->comm.world > 1 && comm_failed(&run->comm, &why)) return false;
     run->record.state = *state;
-    bool good = run_agree(run, flat_await_all(&run->model.flat, &why), &why) && run_save_last(run, &why);
+    bool good = run_agree(run, flat_await_all(&run->model.flat, &why), &why) && run_save_last(run, false, &why);
     if (!good && run->comm.rank == 0) fprintf(stderr, "train: step %llu was not saved: %s\n",
                                               (unsigned long long)state->step, why.text);
     return false;
@@ -395,7 +397,7 @@ static inline bool run_save(Run* run, unsigned due, bool last, bool signaled, Er
                  "run", (unsigned long long)run->saver.step, run->saver.out);
         saver_cancel(&run->saver);
     }
-    if (last) return run_save_last(run, error);
+    if (last) return run_save_last(run, true, error);
     for (size_t i = 0; i < run->tier_count; i++) {
         if ((due >> i & 1) == 0) continue;
         if (!run_save_begin(run, i, SAVE_REQUESTED, error)) return false;
