@@ -646,6 +646,36 @@ static void actor_watch(Actor* a) {
     expect(calls_counted(&a->late_calls) == 1, "on_failure is called at once where it comes after the failure");
 }
 
+// A faulty switch in front of rank 1: it changes a bit of what rank 1 sends rank 0, in byte number altered_byte.
+typedef struct { int from, to; size_t altered_byte; } Relay;
+static void* relay(void* context) {
+    Relay* r = (Relay*)context;
+    char data[1000];
+    size_t passed = 0;
+    for (ssize_t n; socket_await(r->from, POLLIN, now_ms() + CASE_MS) && (n = recv(r->from, data, sizeof data, 0)) > 0;
+         passed += (size_t)n) {
+        if (r->altered_byte >= passed && r->altered_byte < passed + (size_t)n) data[r->altered_byte - passed] ^= 4;
+        if (!socket_move_all(r->to, data, (size_t)n, POLLOUT, now_ms() + CASE_MS)) break;
+    }
+    shutdown(r->to, SHUT_WR);
+    return NULL;
+}
+
+static void actor_alter(Actor* a, size_t byte) {
+    static Relay relays[2];
+    int ends[2], *data = &a->comm.links[0].data;
+    need(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && descriptor_prepare(ends[0]) >= 0 &&
+         descriptor_prepare(ends[1]) >= 0, "two sockets");
+    const Relay out = {ends[1], *data, byte}, in = {*data, ends[1], SIZE_MAX};
+    relays[0] = out;
+    relays[1] = in;
+    *data = ends[0];
+    for (int i = 0; i < 2; i++) {
+        pthread_t thread;
+        need(pthread_create(&thread, NULL, relay, &relays[i]) == 0 && pthread_detach(thread) == 0, "a thread");
+    }
+}
+
 // A broadcast that rank 1 receives slowly, until three timeouts have passed.
 static void* end_throttling(void* unused) {
     (void)unused;
@@ -756,7 +786,8 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     else if (IS("abort_later") && a->good) {
         a->aborts_later = true;
         need(pthread_create(&a->thread, NULL, abort_later, &a->comm) == 0, "starting a thread");
-    } else if (IS("extend")) comm_extend_timeout(&a->comm, true);
+    } else if (IS("alter")) actor_alter(a, (size_t)number);
+    else if (IS("extend")) comm_extend_timeout(&a->comm, true);
     else if (IS("n")) a->next.n = (uint64_t)number;
     else if (IS("root")) a->next.root = (uint32_t)number;
     else if (IS("type")) a->next.type = strcmp(value, "uint8") == 0 ? DTYPE_U8 : DTYPE_F32;
@@ -1243,6 +1274,17 @@ static const Case CASES[] = {
     {7, "slices that overlap", NULL, 3, "connect all_gather 1:slices=bad call",
      SAY("with the slice [1, 41) for rank 1")},
     {7, "a root that is no rank", NULL, 3, "connect broadcast root=3 call", SAY("there is no such rank")},
+
+    // A bit is altered on the way: in what is summed, in a sum, in either's checksum. Nobody else would notice.
+    {7, "no bit is altered", NULL, 3, "open 1:alter=100000 stage=2 call", SUCCEED},
+    {7, "a bit of what is summed is altered", NULL, 3, "open 1:alter=50 stage=2 call",
+     SAY("data from rank 1 to rank 0 were altered on the way, in all_reduce of 40 int64"), .timeouts = 1},
+    {7, "a bit of its checksum is altered", NULL, 3, "open 1:alter=155 stage=2 call",
+     SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
+    {7, "a bit of a sum is altered", NULL, 3, "open 1:alter=170 stage=2 call call",
+     SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
+    {7, "a bit of a long part is altered", NULL, 3, "open 1:alter=400000 stage=2 sums",
+     SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
 
     // Not failures: a rank that leaves after its last call, one that computes for longer than the timeout, a transfer
     // that takes longer but always makes progress, all ranks stopped together, an extended timeout.

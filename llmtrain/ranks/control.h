@@ -51,7 +51,7 @@ static inline CommMessage comm_message(CommMessageKind kind, const char* text) {
     return message;
 }
 
-// The bytes that a transfer still has to send to a rank, or to receive from it.
+// The bytes that a part of a transfer still has to send to a rank, or to receive from it.
 typedef struct {
     char* at;
     size_t bytes;
@@ -60,6 +60,8 @@ typedef struct {
 #endif
 } CommPart;
 enum { COMM_OUT, COMM_IN };
+// The parts of a transfer: a header, which precedes the first data of a collective; data; a checksum behind them.
+enum { COMM_HEADER, COMM_PAYLOAD, COMM_CHECKSUM, COMM_PARTS };
 
 // The link to another rank. A rank's link to itself is not connected.
 typedef struct {
@@ -70,8 +72,9 @@ typedef struct {
     double seen_ms;        // when it last sent something; 0: it has not connected yet, or MPI watches it
     size_t message_bytes;  // of the message received so far
     CommMessage message;   // in this rank's own link: sent to all others through MPI
-    CommPart heads[2];     // COMM_OUT, COMM_IN: headers, which precede the first parts of a collective
-    CommPart parts[2];     // COMM_OUT, COMM_IN: data of the transfer in progress
+    CommPart parts[2][COMM_PARTS];  // COMM_OUT, COMM_IN: of the transfer in progress
+    Hash hashes[2];        // COMM_OUT, COMM_IN: of its data so far
+    uint64_t checksums[2]; // COMM_OUT, COMM_IN: sent behind the data, and received
 } CommLink;
 
 typedef struct CommQueue CommQueue;
@@ -128,7 +131,7 @@ static inline bool comm_mpi_open(Comm* comm, Error* error) {
                          "this program was built with", comm->rank, comm->world, rank, world);
     for (size_t p = 0; p < comm->world; p++)
         for (int d = 0; d < 2; d++)
-            comm->links[p].heads[d].request = comm->links[p].parts[d].request = MPI_REQUEST_NULL;
+            for (int k = 0; k < COMM_PARTS; k++) comm->links[p].parts[d][k].request = MPI_REQUEST_NULL;
     return true;
 }
 
@@ -156,10 +159,10 @@ static inline void comm_mpi_notify(Comm* comm, const char* text) {
     for (size_t p = 0; p < comm->world; p++)
         if (p != comm->rank)
             MPI_Isend(message, (int)sizeof *message, MPI_BYTE, (int)p, COMM_MPI_MESSAGE, MPI_COMM_WORLD,
-                      &comm->links[p].parts[COMM_OUT].request);
+                      &comm->links[p].parts[COMM_OUT][COMM_PAYLOAD].request);
     for (size_t p = 0; p < comm->world; p++)
         for (int done = p == comm->rank; !done && now_ms() < deadline;)
-            if (MPI_Test(&comm->links[p].parts[COMM_OUT].request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+            if (MPI_Test(&comm->links[p].parts[COMM_OUT][COMM_PAYLOAD].request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
 }
 
 // False if a rank says that the run has failed.
@@ -282,8 +285,10 @@ static inline bool comm_check_heartbeats(Comm* comm, double silence_ms, Error* e
 
 // The poll events for a rank: those of the data that the transfer in progress still has to move.
 static inline int comm_events(const CommLink* link) {
-    return (link->heads[COMM_OUT].bytes + link->parts[COMM_OUT].bytes > 0 ? POLLOUT : 0) |
-           (link->heads[COMM_IN].bytes + link->parts[COMM_IN].bytes > 0 ? POLLIN : 0);
+    int events = 0;
+    for (int k = 0; k < COMM_PARTS; k++)
+        events |= (link->parts[COMM_OUT][k].bytes > 0 ? POLLOUT : 0) | (link->parts[COMM_IN][k].bytes > 0 ? POLLIN : 0);
+    return events;
 }
 
 // The timeout has passed without a byte. Ranks without heartbeats are to blame, or else those that owe data.
@@ -354,7 +359,7 @@ static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
 // addresses. Then each rank connects to all lower ranks, the control connection first, so that a rank that fails can
 // notify all that it has reached. A connection that is not of this run is sent a rejection and closed.
 
-#define COMM_MAGIC 0x34696172746d6c6cull  // "llmtrai", and the version of the protocol
+#define COMM_MAGIC 0x35696172746d6c6cull  // "llmtrai", and the version of the protocol
 
 typedef enum { COMM_CONTROL, COMM_DATA } CommKind;
 typedef struct {
