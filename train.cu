@@ -334,7 +334,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
     for (Due due = {0}; !due.stop && state->step < o->schedule.steps;) {
         StepLog s = step_begin(run);
         if (!model_step(model, next_batch, run, state->loss_scale, micro_batches, error)) return false;
-        if (!step_read(run, &s, interrupted != 0, error)) return false;  // loss, norm and flags of all ranks
+        if (!step_read(run, &s, interrupted, error)) return false;  // loss, norm and flags of all ranks
 
         // --check-every: are the ranks still equal? The update would overwrite a wrong bit, or spread it.
         if (step_every(state->step + 1, o->run.check_every) && !run_compare(run, error)) return false;
@@ -413,5 +413,5 @@ int main(int argc, char** argv) {
     ok = ok && join(&run, &options, &launch, &flags, &error) && run_set_up(&run, &options, &flags, &error) &&
          (options.plan.show || run_train(&run, &options, &error));
     sampler_close(&options.sampler);
-    return run_exit(&run, &launch, ok, &error, options.timeout, interrupted == SIGINT);
+    return run_exit(&run, &launch, ok, &error, options.timeout);
 }

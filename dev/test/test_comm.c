@@ -1099,6 +1099,19 @@ static void strangers_come(void) {
     set_stage(1);
 }
 
+// Acts as rank 1, with a connection of an unknown kind.
+static void connect_of_no_kind(void) {
+    CommHandshake handshake = {COMM_MAGIC, 77, 2, 1, 1, "test"};
+    CommMessage message;
+    double deadline = now_ms() + LONG_MS;
+    int connection = connect_to_rank_0(deadline);
+    need(socket_move_all(connection, &handshake, sizeof handshake, POLLOUT, deadline), "a handshake");
+    bool received = socket_move_all(connection, &message, sizeof message, POLLIN, deadline);
+    expect(received && message.kind == COMM_FAILED && strstr(message.text, "not this version"), "it is refused");
+    close(connection);
+    set_stage(1);
+}
+
 static void strangers_leave(void) {
     for (size_t i = 0; i < COUNT_OF(strangers); i++) close(strangers[i]);
 }
@@ -1221,12 +1234,16 @@ static const Case CASES[] = {
      SAY("1:belongs to run 'another', but rank 0 here belongs to run 'test'", "0:rank 1 has not connected",
          "0:Rejected: rank 1"),
      .also = told_at_once},
-    {2, "a rank with another world size", NULL, 2, "1:env=WORLD_SIZE=5 connect",
-     SAY("1:has world size 5, rank 0 has 2", "0:Rejected: rank 1")},
-    {2, "two ranks with one number", NULL, 3, "2:env=RANK=1 connect",
-     SAY("0:rank 2 has not connected", "0:a second rank 1", "?:second rank 1")},
+    {2, "a rank with another world size", NULL, 2, "1:env=WORLD_SIZE=5 connect=long",
+     SAY("0:rank 1 at 127.0.0.1 has world size 5, rank 0 has 2", "1:has world size 5, rank 0 has 2"), .timeouts = 0.5},
+    {2, "a rank with another world size, of a run without a name", NULL, 2,
+     "env=LLMTRAIN_RUN_ID=unnamed 1:env=WORLD_SIZE=5 connect", SAY("1:has world size 5, rank 0 has 2",
+     "0:rank 1 has not connected", "0:Rejected: rank 1")},
+    {2, "two ranks with one number", NULL, 3, "2:env=RANK=1 connect=long",
+     SAY("a second rank 1"), .timeouts = 0.5},
     {3, "a rank whose connections come in disorder", NULL, 1, "env=WORLD_SIZE=2 connect", SAY("-"),
      .meanwhile = connect_in_disorder},
+    {3, "a connection of an unknown kind", NULL, 2, "1:go connect=long", SUCCEED, .meanwhile = connect_of_no_kind},
     {3, "strangers at the rendezvous", NULL, 3, "1:go 2:go connect", SUCCEED, .meanwhile = strangers_come,
      .also = strangers_leave},
     {3, "rank @ connects later", "012", 3, "@:sleep=400 connect=long", SUCCEED},
@@ -1259,6 +1276,8 @@ static const Case CASES[] = {
     // Mismatched calls: what rank 1 does differently, and what all then report. The rank that receives from rank 1
     // first blames it; rank 1 blames rank 0.
     {7, "rank 1 is late", NULL, 3, "connect 1:sleep=2t call", SAY("rank 1 is late")},
+    {7, "rank 1 is late, and knows why", NULL, 3, "open 1:sleep=1.2t 1:abort call",
+     SAY("rank 1 gave up: " REASON), .timeouts = 1},
     {7, "rank 1 leaves", NULL, 3, "connect 1:exit call", SAY("rank 1 ended its run while")},
     {7, "rank 1 has another length", NULL, 3, "connect 1:n=41 call", SAY("all_reduce of 41 int64 (operation 1)")},
     {7, "rank 1 has far more", NULL, 3, "connect 1:n=1000 call", SAY("all_reduce of 1000 int64 (operation 1)")},

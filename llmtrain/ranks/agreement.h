@@ -112,7 +112,8 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     for (size_t r = 0; r < world; r++) {
         result->loss += stats_of(stats, r, LOSS) / (double)world;
         squares += stats_of(stats, r, SQUARES);
-        result->flags.stop |= stats_of(stats, r, STOP) != 0;
+        int stop = (int)stats_of(stats, r, STOP);
+        if (result->flags.stop == 0 || stop == SIGINT) result->flags.stop = stop;
         result->flags.failed |= stats_of(stats, r, FAILED) != 0;
         saved += stats_of(stats, r, SAVED) != 0;
     }

@@ -243,12 +243,19 @@ static inline double comm_clock(Comm* comm) {
     return now;
 }
 
+// Waits until the deadline for a message of rank p that the run has failed: false, with its reason. True at once if it
+// has ended.
+static inline bool comm_await_reason(Comm* comm, size_t p, double deadline, Error* error) {
+    CommLink* link = &comm->links[p];
+    while (link->control >= 0 && !link->left && socket_await(link->control, POLLIN, deadline))
+        if (!comm_receive(comm, p, error)) return false;
+    return true;
+}
+
 // Rank p has closed its connections. Its reason arrives in a moment, or it is dead and its control connection ends too.
 static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
     CommLink* link = &comm->links[p];
-    double deadline = now_ms() + COMM_GRACE_MS;
-    while (link->control >= 0 && !link->left && socket_await(link->control, POLLIN, deadline))
-        if (!comm_receive(comm, p, error)) return false;
+    if (!comm_await_reason(comm, p, now_ms() + COMM_GRACE_MS, error)) return false;
     if (comm->mpi)
         return fail_with(error, "MPI reported an error while rank %zu was %s; see what it printed", comm->rank,
                          comm->doing);
@@ -291,15 +298,19 @@ static inline int comm_events(const CommLink* link) {
     return events;
 }
 
-// The timeout has passed without a byte. Ranks without heartbeats are to blame, or else those that owe data.
+// The timeout has passed without a byte. Ranks without heartbeats are to blame, or else those that owe data, unless one
+// of the ranks knows more, as where packets are lost in one direction: it reports that in a moment.
 static inline bool comm_fail_late(Comm* comm, Error* error) {
     char ranks[160];
+    double deadline = now_ms() + COMM_GRACE_MS;
     if (!comm_check_heartbeats(comm, 0.75 * comm->timeout_ms, error)) return false;
+    for (size_t p = 0; p < comm->world; p++)
+        if (!comm_await_reason(comm, p, deadline, error)) return false;
     for (size_t p = 0; p < comm->world; p++) comm->links[p].reported = comm_events(&comm->links[p]) != 0;
     comm_list_ranks(ranks, comm, "is", "are");
     return fail_with(error, "%s late: rank %zu has waited for %.1f s %s%s; raise --timeout if this is expected",
                      ranks, comm->rank, comm->timeout_ms / 1e3, comm->doing,
-                     comm->mpi ? "" : ", while the process there is alive but busy elsewhere");
+                     comm->mpi ? "" : ", while the process there is alive: it is busy elsewhere, or packets are lost");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -380,7 +391,8 @@ typedef struct {
     CommAddress* table;             // (world)
     int pending[COMM_PENDING_MAX];  // connections awaiting their handshake, oldest first
     size_t pending_count;
-    char rejected[320];             // the connection that was rejected last, for messages
+    char rejected[320];             // why a connection was rejected last, for messages
+    bool fatal;                     // it was a rank of this run, started wrongly, so that waiting for others is in vain
     double deadline;
 } CommRendezvous;
 
@@ -405,7 +417,7 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     char from[64], who[96];
     ssize_t n = recv(connection, h, sizeof *h, MSG_PEEK), whole = sizeof *h;
     bool silent = n < 0 && socket_would_block(), ours = n < (ssize_t)sizeof h->magic || h->magic == COMM_MAGIC;
-    bool known = ours && n == whole;
+    bool known = ours && n == whole && h->kind <= COMM_DATA, fatal = false;
     if (may_wait && (silent || (ours && n > 0 && n < whole))) return false;
     recv(connection, h, sizeof *h, 0);  // closing with unread data would lose what is sent now
     CommLink* link = known && h->rank > comm->rank && h->rank < comm->world ? &comm->links[h->rank] : NULL;
@@ -418,10 +430,11 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     else if (strcmp(h->run, comm->run) != 0)
         fail_with(&reason, "%s belongs to run '%s', but rank %zu here belongs to run '%s'; two runs use the same "
                   "address and port: choose another MASTER_PORT", who, h->run, comm->rank, comm->run);
-    else if (h->world != comm->world)
+    else if ((fatal = h->world != comm->world))
         fail_with(&reason, "%s has world size %u, rank %zu has %zu; start all with the same world size", who,
                   (unsigned)h->world, comm->rank, comm->world);
-    else if (slot == NULL || *slot >= 0) fail_with(&reason, "a second %s; give each rank its own number", who);
+    else if ((fatal = slot == NULL || *slot >= 0))
+        fail_with(&reason, "a second %s; give each rank its own number", who);
     else {
         *slot = connection;
         if (h->kind == COMM_CONTROL) link->seen_ms = now_ms();
@@ -430,7 +443,8 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
         return true;
     }
     CommMessage rejection = comm_message(COMM_FAILED, reason.text);
-    snprintf(r->rejected, sizeof r->rejected, ". Rejected: %.300s", reason.text);
+    snprintf(r->rejected, sizeof r->rejected, "%.300s", reason.text);
+    r->fatal |= fatal && strcmp(comm->run, "unnamed") != 0;
     socket_move_all(connection, &rejection, sizeof rejection, POLLOUT, now_ms());
     close(connection);
     return true;
@@ -471,11 +485,12 @@ static inline bool comm_await_ranks(Comm* comm, CommRendezvous* r, bool both, Er
         double now = now_ms();
         if (now >= r->deadline)
             return fail_with(error, "%s not connected to rank %zu within %.1f s, in the rendezvous at %s; see whether "
-                             "every rank was started, and what it printed%s", ranks, comm->rank, comm->timeout_ms / 1e3,
-                             r->name, r->rejected);
+                             "every rank was started, and what it printed%s%s", ranks, comm->rank,
+                             comm->timeout_ms / 1e3, r->name, r->rejected[0] ? ". Rejected: " : "", r->rejected);
         double next = now + (r->pending_count > 0 ? COMM_PENDING_MS : COMM_RETRY_MS);
         if (!comm_monitor(comm, fmin(r->deadline, next), error)) return false;
         comm_accept(comm, r);
+        if (r->fatal) return fail_with(error, "%s", r->rejected);
     }
 }
 

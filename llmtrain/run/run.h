@@ -149,6 +149,7 @@ typedef struct {
     size_t tier_count;            // 0 without --out
     size_t saving;                // the tier of the save in progress
     uint64_t saved;               // step of the checkpoint in --out saved or loaded last; 0: none, or loaded elsewhere
+    int stopped_by;               // the signal, of any rank, after which all stop; 0: none
     Cadence cadence;
     uint64_t first_step;          // where this process began to train, or rewound to the last time,
     double began_ms;              // and when: for the time left

@@ -36,14 +36,15 @@ static inline StepLog step_begin(Run* run) {
 }
 
 // Reads the step's loss and gradient norm over all ranks, and the flags that they exchange; completes a save that all
-// ranks have written. stop: a signal has asked this rank to.
-static inline bool step_read(Run* run, StepLog* s, bool stop, Error* error) {
+// ranks have written. stop: the signal that has asked this rank to, 0 if none.
+static inline bool step_read(Run* run, StepLog* s, int stop, Error* error) {
     Saver* saver = &run->saver;
     SaverState state = saver_state(saver);
     StepFlags flags = {stop, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN, state == SAVER_FAILED};
     heartbeat_collective("the reduction of gradients");
     if (!model_finish_step(&run->model, &s->result, flags, error)) return false;
     heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);
+    run->stopped_by = s->result.flags.stop;
     s->saving = state != SAVER_IDLE;
     if (s->saving && s->result.flags.failed) saver_stop(saver);
     bool ends = s->saving && (s->result.flags.saved || s->result.flags.failed);
