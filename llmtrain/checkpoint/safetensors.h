@@ -312,9 +312,15 @@ static inline bool safetensors_open(SafetensorsFile* f, const char* path, Error*
     if (bytes < sizeof length)
         good = fail_with(error, "%.600s is too short for a safetensors file; it was truncated", path);
     good = good && file_read_at(f->file, &length, sizeof length, 0, path, error);
-    if (good && (length > bytes - sizeof length || length > SAFETENSORS_HEADER_MAX))
-        good = fail_with(error, "%.600s is truncated, or is not a safetensors file: it announces a header of %llu "
-                         "bytes", path, (unsigned long long)length);
+    if (good && (length > bytes - sizeof length || length > SAFETENSORS_HEADER_MAX)) {
+        char start[64];
+        const char* instead = NULL;
+        size_t n = min_size(bytes, sizeof start);
+        if (file_read_at(f->file, start, n, 0, path, error)) instead = json_substitute(start, n);
+        if (instead) good = fail_with(error, "%.600s %s", path, instead);
+        else good = fail_with(error, "%.600s is truncated, or is not a safetensors file: it announces a header of "
+                              "%llu bytes", path, (unsigned long long)length);
+    }
     char* text = good ? (char*)memory_allocate(length) : NULL;
     if (good && !text) good = fail_memory(error, path, length);
     good = good && file_read_at(f->file, text, length, sizeof length, path, error);
@@ -351,6 +357,20 @@ static inline void convert_to_float(float* out, const void* in, Dtype type, size
     #pragma omp parallel for simd if (n > 65536)
     for (size_t i = 0; i < (type == DTYPE_F32 ? 0 : n); i++)
         out[i] = is_bf16 ? float_from_bf16(half[i]) : float_from_f16(half[i]);
+}
+
+// The first element that is not finite; n: there is none.
+static inline size_t convert_find_bad(const float* values, size_t n) {
+    uint32_t bits, most = 0;
+    size_t i = 0;
+    for (size_t e = 0; e < n; e++) {
+        memcpy(&bits, values + e, sizeof bits);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;  // of a number that is not finite, these are at least those of infinity
+    }
+    if (most < 0x7f800000) return n;
+    while (isfinite(values[i])) i++;
+    return i;
 }
 
 // out (n) = in (n), rounded to the nearest.

@@ -162,7 +162,8 @@ static inline void comm_mpi_notify(Comm* comm, const char* text) {
                       &comm->links[p].parts[COMM_OUT][COMM_PAYLOAD].request);
     for (size_t p = 0; p < comm->world; p++)
         for (int done = p == comm->rank; !done && now_ms() < deadline;)
-            if (MPI_Test(&comm->links[p].parts[COMM_OUT][COMM_PAYLOAD].request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+            if (MPI_Test(&comm->links[p].parts[COMM_OUT][COMM_PAYLOAD].request, &done, MPI_STATUS_IGNORE) !=
+                MPI_SUCCESS) break;
 }
 
 // False if a rank says that the run has failed.

@@ -424,7 +424,7 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
 // checkpoint, since the model it began with may be gone.
 static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flags* flags, Error* error) {
     Config* c = &run->record.config;
-    if (run->options->init_from == NULL || preset || asked->layers || asked->heads || asked->channels)
+    if (run->options->init_from == NULL || preset || (asked->layers && asked->heads && asked->channels))
         return config_choose(c, preset, asked, flags, error) || fail_as(error, ERROR_USAGE);
     if (!run_saved_config(c, run->options)) {
         const ModelSource* from = run_source(run, error);
