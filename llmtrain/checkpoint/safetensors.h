@@ -359,17 +359,18 @@ static inline void convert_to_float(float* out, const void* in, Dtype type, size
         out[i] = is_bf16 ? float_from_bf16(half[i]) : float_from_f16(half[i]);
 }
 
-// The first element that is not finite; n: there is none.
-static inline size_t convert_find_bad(const float* values, size_t n) {
-    uint32_t bits, most = 0;
+// The first weight that is not finite; n: there is none. Its bits without the sign are at least those of infinity.
+static inline size_t convert_find_bad(const void* data, Dtype type, size_t n) {
+    const uint32_t* wide = (const uint32_t*)data;
+    const uint16_t* half = (const uint16_t*)data;
+    uint32_t infinity = type == DTYPE_F32 ? 0x7f800000 : type == DTYPE_BF16 ? 0x7f80 : 0x7c00, most = 0;
     size_t i = 0;
-    for (size_t e = 0; e < n; e++) {
-        memcpy(&bits, values + e, sizeof bits);
-        bits &= 0x7fffffff;
-        most = bits > most ? bits : most;  // of a number that is not finite, these are at least those of infinity
-    }
-    if (most < 0x7f800000) return n;
-    while (isfinite(values[i])) i++;
+    for (size_t e = 0; e < (type == DTYPE_F32 ? n : 0); e++)
+        most = (wide[e] & 0x7fffffff) > most ? wide[e] & 0x7fffffff : most;
+    for (size_t e = 0; e < (type == DTYPE_F32 ? 0 : n); e++)
+        most = (half[e] & 0x7fffu) > most ? half[e] & 0x7fffu : most;
+    if (most < infinity) return n;
+    while (type == DTYPE_F32 ? (wide[i] & 0x7fffffff) < infinity : (half[i] & 0x7fffu) < infinity) i++;
     return i;
 }
 

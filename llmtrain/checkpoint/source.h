@@ -137,10 +137,9 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
             at += n * size;
             disk_read_ahead(f->file, at, 2 * FILE_CHUNK);
             hash_add(&hash, s->chunk, n * size);
-            float* floats = piece->transposed ? s->widened : to + done;
-            convert_to_float(floats, s->chunk, piece->dtype, n);
-            size_t first = convert_find_bad(floats, n);
+            size_t first = convert_find_bad(s->chunk, piece->dtype, n);
             if (first < n && bad == piece->count) bad = done + first;
+            convert_to_float(piece->transposed ? s->widened : to + done, s->chunk, piece->dtype, n);
             for (size_t e = 0; e < (piece->transposed ? n : 0); e++)
                 to[(done + e) % t->rows * t->cols + (done + e) / t->rows] = s->widened[e];
         }
