@@ -408,5 +408,5 @@ int main(int argc, char** argv) {
     ok = ok && join(&run, &options, &launch, &flags, &error) && run_set_up(&run, &options, &flags, &error) &&
          (options.plan.show || run_train(&run, &options, &error));
     sampler_close(&options.sampler);
-    return run_exit(&run, &launch, ok, &error, options.timeout, interrupted == SIGINT);
+    return run_exit(&run, &launch, ok, &error, options.timeout);
 }

@@ -646,6 +646,36 @@ static void actor_watch(Actor* a) {
     expect(calls_counted(&a->late_calls) == 1, "on_failure is called at once where it comes after the failure");
 }
 
+// A faulty switch in front of rank 1: it changes a bit of what rank 1 sends rank 0, in byte number altered_byte.
+typedef struct { int from, to; size_t altered_byte; } Relay;
+static void* relay(void* context) {
+    Relay* r = (Relay*)context;
+    char data[1000];
+    size_t passed = 0;
+    for (ssize_t n; socket_await(r->from, POLLIN, now_ms() + CASE_MS) && (n = recv(r->from, data, sizeof data, 0)) > 0;
+         passed += (size_t)n) {
+        if (r->altered_byte >= passed && r->altered_byte < passed + (size_t)n) data[r->altered_byte - passed] ^= 4;
+        if (!socket_move_all(r->to, data, (size_t)n, POLLOUT, now_ms() + CASE_MS)) break;
+    }
+    shutdown(r->to, SHUT_WR);
+    return NULL;
+}
+
+static void actor_alter(Actor* a, size_t byte) {
+    static Relay relays[2];
+    int ends[2], *data = &a->comm.links[0].data;
+    need(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && descriptor_prepare(ends[0]) >= 0 &&
+         descriptor_prepare(ends[1]) >= 0, "two sockets");
+    const Relay out = {ends[1], *data, byte}, in = {*data, ends[1], SIZE_MAX};
+    relays[0] = out;
+    relays[1] = in;
+    *data = ends[0];
+    for (int i = 0; i < 2; i++) {
+        pthread_t thread;
+        need(pthread_create(&thread, NULL, relay, &relays[i]) == 0 && pthread_detach(thread) == 0, "a thread");
+    }
+}
+
 // A broadcast that rank 1 receives slowly, until three timeouts have passed.
 static void* end_throttling(void* unused) {
     (void)unused;
@@ -756,7 +786,8 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     else if (IS("abort_later") && a->good) {
         a->aborts_later = true;
         need(pthread_create(&a->thread, NULL, abort_later, &a->comm) == 0, "starting a thread");
-    } else if (IS("extend")) comm_extend_timeout(&a->comm, true);
+    } else if (IS("alter")) actor_alter(a, (size_t)number);
+    else if (IS("extend")) comm_extend_timeout(&a->comm, true);
     else if (IS("n")) a->next.n = (uint64_t)number;
     else if (IS("root")) a->next.root = (uint32_t)number;
     else if (IS("type")) a->next.type = strcmp(value, "uint8") == 0 ? DTYPE_U8 : DTYPE_F32;
@@ -1068,6 +1099,19 @@ static void strangers_come(void) {
     set_stage(1);
 }
 
+// Acts as rank 1, with a connection of an unknown kind.
+static void connect_of_no_kind(void) {
+    CommHandshake handshake = {COMM_MAGIC, 77, 2, 1, 1, "test"};
+    CommMessage message;
+    double deadline = now_ms() + LONG_MS;
+    int connection = connect_to_rank_0(deadline);
+    need(socket_move_all(connection, &handshake, sizeof handshake, POLLOUT, deadline), "a handshake");
+    bool received = socket_move_all(connection, &message, sizeof message, POLLIN, deadline);
+    expect(received && message.kind == COMM_FAILED && strstr(message.text, "not this version"), "it is refused");
+    close(connection);
+    set_stage(1);
+}
+
 static void strangers_leave(void) {
     for (size_t i = 0; i < COUNT_OF(strangers); i++) close(strangers[i]);
 }
@@ -1190,12 +1234,16 @@ static const Case CASES[] = {
      SAY("1:belongs to run 'another', but rank 0 here belongs to run 'test'", "0:rank 1 has not connected",
          "0:Rejected: rank 1"),
      .also = told_at_once},
-    {2, "a rank with another world size", NULL, 2, "1:env=WORLD_SIZE=5 connect",
-     SAY("1:has world size 5, rank 0 has 2", "0:Rejected: rank 1")},
-    {2, "two ranks with one number", NULL, 3, "2:env=RANK=1 connect",
-     SAY("0:rank 2 has not connected", "0:a second rank 1", "?:second rank 1")},
+    {2, "a rank with another world size", NULL, 2, "1:env=WORLD_SIZE=5 connect=long",
+     SAY("0:rank 1 at 127.0.0.1 has world size 5, rank 0 has 2", "1:has world size 5, rank 0 has 2"), .timeouts = 0.5},
+    {2, "a rank with another world size, of a run without a name", NULL, 2,
+     "env=LLMTRAIN_RUN_ID=unnamed 1:env=WORLD_SIZE=5 connect", SAY("1:has world size 5, rank 0 has 2",
+     "0:rank 1 has not connected", "0:Rejected: rank 1")},
+    {2, "two ranks with one number", NULL, 3, "2:env=RANK=1 connect=long",
+     SAY("a second rank 1"), .timeouts = 0.5},
     {3, "a rank whose connections come in disorder", NULL, 1, "env=WORLD_SIZE=2 connect", SAY("-"),
      .meanwhile = connect_in_disorder},
+    {3, "a connection of an unknown kind", NULL, 2, "1:go connect=long", SUCCEED, .meanwhile = connect_of_no_kind},
     {3, "strangers at the rendezvous", NULL, 3, "1:go 2:go connect", SUCCEED, .meanwhile = strangers_come,
      .also = strangers_leave},
     {3, "rank @ connects later", "012", 3, "@:sleep=400 connect=long", SUCCEED},
@@ -1228,6 +1276,8 @@ static const Case CASES[] = {
     // Mismatched calls: what rank 1 does differently, and what all then report. The rank that receives from rank 1
     // first blames it; rank 1 blames rank 0.
     {7, "rank 1 is late", NULL, 3, "connect 1:sleep=2t call", SAY("rank 1 is late")},
+    {7, "rank 1 is late, and knows why", NULL, 3, "open 1:sleep=1.2t 1:abort call",
+     SAY("rank 1 gave up: " REASON), .timeouts = 1},
     {7, "rank 1 leaves", NULL, 3, "connect 1:exit call", SAY("rank 1 ended its run while")},
     {7, "rank 1 has another length", NULL, 3, "connect 1:n=41 call", SAY("all_reduce of 41 int64 (operation 1)")},
     {7, "rank 1 has far more", NULL, 3, "connect 1:n=1000 call", SAY("all_reduce of 1000 int64 (operation 1)")},
@@ -1243,6 +1293,17 @@ static const Case CASES[] = {
     {7, "slices that overlap", NULL, 3, "connect all_gather 1:slices=bad call",
      SAY("with the slice [1, 41) for rank 1")},
     {7, "a root that is no rank", NULL, 3, "connect broadcast root=3 call", SAY("there is no such rank")},
+
+    // A bit is altered on the way: in what is summed, in a sum, in either's checksum. Nobody else would notice.
+    {7, "no bit is altered", NULL, 3, "open 1:alter=100000 stage=2 call", SUCCEED},
+    {7, "a bit of what is summed is altered", NULL, 3, "open 1:alter=50 stage=2 call",
+     SAY("data from rank 1 to rank 0 were altered on the way, in all_reduce of 40 int64"), .timeouts = 1},
+    {7, "a bit of its checksum is altered", NULL, 3, "open 1:alter=155 stage=2 call",
+     SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
+    {7, "a bit of a sum is altered", NULL, 3, "open 1:alter=170 stage=2 call call",
+     SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
+    {7, "a bit of a long part is altered", NULL, 3, "open 1:alter=400000 stage=2 sums",
+     SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
 
     // Not failures: a rank that leaves after its last call, one that computes for longer than the timeout, a transfer
     // that takes longer but always makes progress, all ranks stopped together, an extended timeout.

@@ -860,7 +860,7 @@ static bool read_edited(Config* c, const char* text, const char* key, const char
     char* edited = config_edited(text, key, value);
     bool ok = json_parse(&json, edited, strlen(edited), "edited.json", error);
     need(ok, "%s: %s", edited, error->text);
-    ok = hf_config_parse(c, &json, "edited.json", error) && convert_complete(c, "edited.json", error);
+    ok = hf_config_parse(c, &json, "edited.json", error) && convert_complete(c, "edited.json", true, error);
     json_free(&json);
     free(edited);
     return ok;
@@ -899,9 +899,7 @@ static void expect_members(const char* type, const char* text) {
             bool truth = keys[i].kind == KIND_SWITCH, fits = truth && strcmp(wrong[k], "true") == 0;
             bool ok = read_edited(&c, text, key, wrong[k], &error);
             const char* what = text_of("%s: %s is %s", type, key, wrong[k]);
-            // A number that no configuration has may be refused by the name of our flag.
             if (fits) expect(ok && field_number(&keys[i], &c) == 1, "%s", what);
-            else if (keys[i].kind == KIND_REAL && wrong[k][0] == '-') expect_refusal(ok, &error, "--", what);
             else expect_refusal(ok, &error, text_of("\"%s\" is ", key), what);
         }
         bool ok = keys[i].kind != KIND_COUNT || read_edited(&c, text, key, "1.5", &error);
@@ -1049,7 +1047,7 @@ static void expect_ropes(const char* type, const char* text) {
                 if (!change && i == 4) expect(ok && c.rope_theta == 10000, "%s: %s", what, error.text);
                 else if (!change && i == 5) expect(ok && c.rope_scaling == ROPE_SCALING_NONE, "%s", what);
                 else if (i < 5 && v < 2) expect_refusal(ok, &error, text_of("lacks \"%s\"", keys[i]), what);
-                else if (i != 3 && i < 5 && change[0] == '-') expect_refusal(ok, &error, "--rope-", what);
+                else if (i != 3 && i < 5 && change[0] == '-') expect_refusal(ok, &error, "'-1'; give a number", what);
                 else expect_refusal(ok, &error, text_of("\"%s\" is ", keys[i]), what);
             }
         }
@@ -1139,7 +1137,15 @@ static void test_bad_configs(void) {
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": -16", "\"n_embd\" is -16"},
         {"gpt2", "\"n_head\": 4", "\"n_head\": 5", "do not divide"},
         {"gpt2", "\"n_head\": 4", "\"n_head\": 0", "\"n_head\" is 0"},
-        {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 99999999999", "--vocab"},
+        {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 99999999999",
+         "\"vocab_size\" is '99999999999'; give a whole number"},
+        {"gpt2", "\"layer_norm_epsilon\": 1e-05", "\"layer_norm_epsilon\": -1e-06",
+         "\"layer_norm_epsilon\" is '-1e-06'; give a number from 0 to 1"},
+        {"gpt2", "GPT2LMHeadModel", "GPT2ForSequenceClassification",
+         "\"architectures\" is GPT2ForSequenceClassification, which this program does not support"},
+        {"gpt2", "{", "<!doctype html>{", "config.json begins with '<', as a web page does"},
+        {"gpt2", "{", "version https://git-lfs.github.com/spec/v1\n", "config.json is a pointer of Git LFS"},
+        {"gpt2", "\"use_cache\": true", "\"a\\u001b[31m\": true", "\"a\\x1b[31m\""},
         {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 41", "41 x 16"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": 32", "wte.weight is not 40 x 32"},
         {"gpt2", "gelu_new", "relu", "\"activation_function\" is relu"},
@@ -1151,11 +1157,11 @@ static void test_bad_configs(void) {
         {"llama", "\"rope_type\": \"llama3\"", "\"rope_type\": \"yarn\"", "yarn"},
         {"llama", "\"factor\": 8.0,", "", "lacks \"factor\""},
         {"llama", "\"factor\": 8.0,", "\"factor\": 8.0, \"beta_fast\": 32,", "beta_fast"},
-        {"llama", "\"factor\": 8.0,", "\"factor\": 0.5,", "--rope-factor"},
+        {"llama", "\"factor\": 8.0,", "\"factor\": 0.5,", "needs \"factor\", at least 1"},
         {"llama", "\"attention_bias\": false", "\"attention_bias\": true", "attention_bias"},
         {"llama", "\"mlp_bias\": false", "\"mlp_bias\": true", "mlp_bias"},
         {"llama", "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"", "hidden_act"},
-        {"llama", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", "key/value heads do not divide"},
+        {"llama", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", "choose \"num_key_value_heads\" so that"},
         {"llama", "\"head_dim\": 4", "\"head_dim\": 5", "head size 5"},
         {"llama", "\"head_dim\": 4", "\"head_dim\": 8", "q_proj.weight is not 32 x 16"},
         {"llama", "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false", "no tensor lm_head.weight"},
@@ -1322,6 +1328,13 @@ static void test_bad_weights(void) {
     put_bytes("one/model.safetensors", weights, bytes);
     replace("one/model.safetensors", "model.norm.weight", "model.norn.weight");
     expect_bad("one", "no tensor model.norm.weight", "a weight is missing");
+    expect_bad("one", "but model.embed_tokens.weight and others", "which weights there are");
+    put_text("one/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n");
+    expect_bad("one", "model.safetensors is a pointer of Git LFS, not the file itself; run git lfs pull", "a pointer");
+    put_text("one/model.safetensors", "<html><body>Not found</body></html>");
+    expect_bad("one", "model.safetensors begins with '<', as a web page does", "a web page");
+    put_text("empty/adapter_config.json", "{}");
+    expect_bad("empty", "holds a LoRA adapter, not a model; merge it", "an adapter");
     put_bytes("one/model.safetensors", weights, bytes);
     replace("one/model.safetensors", "\"F32\",\"shape\":[16]", "\"I32\",\"shape\":[16]");
     expect_bad("one", "is of type I32", "another type");
@@ -1356,7 +1369,7 @@ static void test_bad_weights(void) {
     }
     static const struct { int place; int32_t value; const char* words; } cases[] = {
         {0, 20240520, "not an llm.c model file"}, {1, 4, "version 4"}, {2, 0, "a size of 0"}, {3, -5, "a size of -5"},
-        {4, 1001, "--layers"}, {5, 3, "do not divide"}, {6, 1 << 30, "--channels"}, {7, 39, "39 rows"},
+        {4, 1001, "\"layers\" is '1001'"}, {5, 3, "do not divide"}, {6, 1 << 30, "\"channels\""}, {7, 39, "39 rows"},
         {7, 256, "its header asks for"}, {3, 129, "128 rows"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -1370,6 +1383,36 @@ static void test_bad_weights(void) {
 
 // ------------------------------------------------------------------------------------------------
 // The programs
+
+// Weights that are not finite are found where they are read, in a vector and in a matrix that is stored transposed.
+static void test_not_finite(void) {
+    static const struct { const char *name, *ours; size_t element; float value; } cases[] = {
+        {"transformer.ln_f.weight", "final_norm_weight", 3, NAN},
+        {"transformer.h.1.mlp.c_proj.weight", "block.1.ffn_out_weight", 700, INFINITY},
+        {"transformer.wte.weight", "token_embedding", 639, -INFINITY},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Error error;
+        ModelSource s;
+        SafetensorsFile f;
+        const float* values;
+        remove_tree("bad");
+        copy_tree(fixture("gpt2"), "bad");
+        need(safetensors_open(&f, "bad/model.safetensors", &error), "%s", error.text);
+        const SafetensorsTensor* t = safetensors_find(&f, cases[i].name);
+        if (t == NULL) t = safetensors_find(&f, strchr(cases[i].name, '.') + 1);
+        need(t && t->type == DTYPE_F32, "%s in float", cases[i].name);
+        patch("bad/model.safetensors", f.data_start + t->offset + 4 * cases[i].element, &cases[i].value, 4);
+        safetensors_close(&f);
+        need(source_open(&s, "bad", &error), "%s", error.text);
+        bool read = true;
+        for (size_t p = 0; read && p < s.parameters.count; p++) read = source_read(&values, &s, p, &error);
+        expect(!read && strstr(error.text, text_of("element %zu of %s is not finite", cases[i].element, cases[i].ours)),
+               "%s: %s", cases[i].name, read ? "was read" : error.text);
+        source_close(&s);
+    }
+    verdict("weights that are not finite are refused by name");
+}
 
 static void test_programs(void) {
     if (!file_exists(export_program)) {
@@ -1472,6 +1515,7 @@ int main(int argc, char** argv) {
     test_keys();
     test_bad_configs();
     test_bad_weights();
+    test_not_finite();
     test_heads();
     test_programs();
     return tests_end();

@@ -435,9 +435,12 @@ static const Case CASES[] = {
     WORLD("init-from: nothing there", RUN, "@ !--out --init-from run/step_00000007",
           "run/step_00000007 ... No such file"),
     WORLD("init-from: other heads", RUN, "@ !--out --init-from " NEWEST " --heads 4",
-          NEWEST " belongs to another run ... --heads is 2 ... another --init-from"),
+          NEWEST " holds another model ... --heads is 2, here it is 4 ... another --init-from"),
     WORLD("init-from: other heads, a new --out stays away", RUN, "@ !--out --init-from " NEWEST " --heads 4 --out new",
           "--heads is 2 ... another --init-from"),
+    WORLD("init-from: other layers alone", RUN,
+          "--data train.bin --batch 1 --seq 16 --steps 1 --init-from " NEWEST " --layers 5",
+          NEWEST " holds another model ... --layers is 1, here it is 5 ... another --init-from"),
     WORLD("init-from: damaged", RUN ";flip " TENSORS " 20000", "@ !--out --init-from " NEWEST, NEWEST " ... checksum"),
 
     // Generating.

@@ -153,6 +153,13 @@ networks() {
     done
     check "their weights are those of train --ranks 4" same forked4 lan
 
+    # A machine whose loopback has IPv6 alone.
+    ip -n "${hosts#* }" addr del 127.0.0.1/8 dev lo
+    # shellcheck disable=SC2086  # $flags is several words
+    runs 0 "train --ranks 3, with IPv6 alone" \
+        ip netns exec "${hosts#* }" "$train" --ranks 3 $flags --steps 6 --out ipv6
+    check "its weights are those with IPv4" same forked3 ipv6
+
     # A run without end, during which the cable is cut.
     starts --steps 1000000 --timeout $TIMEOUT --out cut
     check "the run has begun" comes grep -Eq 'step +[0-9]' rank_0.txt

@@ -762,26 +762,28 @@ static void expect_slow_reader(void) {
           RANKS_MAX);
 }
 
-// One rank gets a stop signal: all stop after the same step, which is saved.
-static void expect_interrupt(void) {
+// One rank gets a stop signal: all stop after the same step, which is saved, with the code of that signal.
+static void expect_interrupt(int signal_number, int code) {
     Job job;
     unsigned long long step = 0;
     bool good = true;
     Task task = {.launch = BY_HAND, .world = 3,
                  .arguments = {SHAPES[ODD].arguments, "--steps 5000 --timeout 3 --out asked --zero 1"}};
+    remove_tree("asked");
+    remove_tree("straight");
     job_start(&job, &task);
     double deadline = now_ms() + LIMIT_MS;
     while (isnan(log_last("asked", "step")) && now_ms() < deadline) sleep_ms(20);
     sleep_ms(100);
-    kill(job.programs[1].pid, SIGTERM);
+    kill(job.programs[1].pid, signal_number);
     jobs_wait(&job, 1);
-    for (size_t i = 0; i < job.count; i++) good = good && says_why(&job.programs[i], 75);
+    for (size_t i = 0; i < job.count; i++) good = good && says_why(&job.programs[i], code);
     const char* said = strstr(job.programs[0].text[1], "after step ");
     good = good && said && sscanf(said, "after step %llu;", &step) == 1 && step > 0 && step < 5000;
     run_make("straight", forked(3), SHAPES[ODD].arguments, kept("--zero 1 --steps %llu", step));
     check(good && same_tensors("asked", "straight", step),
-          "rank 1 of 3 is asked to stop: all do, each says so, and it is saved after step %llu what a run to there "
-          "saves", step);
+          "rank 1 of 3 gets %s: all stop with code %d, each says so, and it is saved after step %llu what a run to "
+          "there saves", signal_number == SIGINT ? "SIGINT" : "SIGTERM", code, step);
     if (!good) job_print(&job);
     job_free(&job);
 }
@@ -817,7 +819,8 @@ static void test_faults(void) {
     }
     failures_run(failures, COUNT_OF(failures));
     expect_slow_reader();
-    expect_interrupt();
+    expect_interrupt(SIGTERM, 75);
+    expect_interrupt(SIGINT, 1);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -1099,6 +1099,31 @@ static bool loads_weights_alone(Model* model, const char* directory) {
     return same && used == 0;
 }
 
+// Makes one weight of a checkpoint not finite, as a run that went wrong would have saved it: with right checksums.
+static void put_nan(const char* weights, const char* manifest) {
+    SafetensorsFile f;
+    Error error;
+    size_t bytes, length;
+    char tail[64];
+    need(safetensors_open(&f, weights, &error), "%s", error.text);
+    char *data = text_read(weights, &bytes), *text = text_read(manifest, &length);
+    const SafetensorsTensor* t = &f.header.tensors[0];
+    char* tensor = data + f.data_start + t->offset;
+    const char* before = text_of("%016llx", (unsigned long long)hash_bytes(tensor, t->bytes));
+    memset(tensor + 5 * dtype_bytes(t->type), 0xff, dtype_bytes(t->type));
+    const char* after = text_of("%016llx", (unsigned long long)hash_bytes(tensor, t->bytes));
+    char *at = strstr(text, before), *end = strstr(text, ",\n  \"checksum\"");
+    need(at != NULL && end != NULL, "the checksum of %s", t->name);
+    memcpy(at, after, 16);
+    manifest_tail(tail, text, (size_t)(end - text));
+    strcpy(end, tail);
+    put_bytes(weights, data, bytes);
+    put_bytes(manifest, text, length);
+    safetensors_close(&f);
+    free(data);
+    free(text);
+}
+
 static void test_damage(void) {
     static const char directory[] = "a/step_00000020", manifest[] = "a/step_00000020/manifest.json";
     static const char* const path[2] = {"a/step_00000020/rank_00000.safetensors", manifest};
@@ -1142,6 +1167,10 @@ static void test_damage(void) {
     check(train(small_run("a", "--resume")) == 0 && output_contains("step_00000020/rank_00000.safetensors") &&
               output_contains("resumed from") && runs_equal(20),
           "a damaged newest checkpoint: named, the one before used, the same end");
+    put_nan(path[0], manifest);
+    check(train(small_run("a", "--resume")) == 0 && output_contains("element 5 of ") &&
+              output_contains("is not finite") && output_contains("resumed from a/step_00000010") && runs_equal(20),
+          "a newest checkpoint with a weight that is not finite: the same");
     need(truncate("a/step_00000010/manifest.json", 100) == 0 && truncate(manifest, 100) == 0, "truncate");
     check(train(small_run("a", "--resume")) == 1 && output_contains("no checkpoint in"),
           "all checkpoints damaged: refused");

@@ -82,8 +82,9 @@ static inline bool fields_agree(const Field* fields, size_t count, const void* s
         if (memcmp((const char*)saved + offset, (const char*)asked + offset, bytes) == 0) continue;
         field_text(there, sizeof there, &fields[i], saved);
         field_text(here, sizeof here, &fields[i], asked);
-        return fail_with(error, "%s belongs to another run: there --%s is %s, here it is %s; give the same flags, or "
-                         "another --%s", path, fields[i].flag, there, here, flag);
+        bool model = strcmp(flag, "init-from") == 0;  // perhaps of another program
+        return fail_with(error, "%s %s: there --%s is %s, here it is %s; give the same flags, or another --%s", path,
+                         model ? "holds another model" : "belongs to another run", fields[i].flag, there, here, flag);
     }
     return true;
 }

@@ -241,6 +241,14 @@ static inline void json_free(Json* json) {
     memset(json, 0, sizeof *json);
 }
 
+// What a file is that was downloaded in place of the one wanted; NULL: it does not look like one.
+static inline const char* json_substitute(const char* text, size_t bytes) {
+    static const char pointer[] = "version https://git-lfs";
+    if (bytes > sizeof pointer && memcmp(text, pointer, sizeof pointer - 1) == 0)
+        return "is a pointer of Git LFS, not the file itself; run git lfs pull in its repository";
+    return bytes > 0 && text[0] == '<' ? "begins with '<', as a web page does; download the file itself" : NULL;
+}
+
 // Reads a text; `what` names it in messages (a path). The caller frees it with json_free; after a failure there is
 // nothing to free.
 static inline bool json_parse(Json* json, const char* text, size_t bytes, const char* what, Error* error) {
@@ -279,6 +287,8 @@ static inline bool json_parse(Json* json, const char* text, size_t bytes, const 
     }
     if (line > 1) snprintf(where, sizeof where, "line %zu, ", line);
     json_free(json);
+    const char* instead = json_substitute(text, bytes);
+    if (instead) return fail_with(error, "%.600s %s", what, instead);
     return fail_with(error, "%.600s is not valid JSON: %sbyte %zu: %s; the file is damaged or of another kind", what,
                      where, column, good ? "bytes after the end" : r.problem);
 }

@@ -339,10 +339,13 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         return fail_with(error, "%.600s: the manifest does not list %.100s; the checkpoint is damaged", file->path,
                          saved->name);
     Hash hash = hash_begin(0);
+    size_t bad = n;
     for (size_t done = 0; done < n; done += CHECKPOINT_CHUNK) {
         size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = part.first + done;
         if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
         hash_add(&hash, load->chunk, count * size);
+        size_t wrong = is_weight || is_master ? convert_find_bad(load->chunk, saved->type, count) : count;
+        if (wrong < count && bad == n) bad = done + wrong;
         if (widens) {
             memcpy(load->rounded, load->chunk, count * size);
             convert_to_float((float*)load->chunk, load->rounded, saved->type, count);
@@ -364,7 +367,8 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     }
     if (!json_hash_is(manifest, expected, hash_end(&hash)))
         return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", file->path, saved->name);
-    return true;
+    return bad == n || fail_with(error, "%.600s: element %zu of %s is not finite; use an earlier checkpoint",
+                                 file->path, part.first + bad, saved->name);
 }
 
 // Opens the file of an entry of the manifest, and checks its header. After a failure there is nothing to close.

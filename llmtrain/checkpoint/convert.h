@@ -390,6 +390,13 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
     c->qkv_bias = a->qkv_bias;
     c->qk_norm = a->qk_norm;
     const Field* keys = hf_keys(&count, a->family);
+    // A model with another head may have the tensors of one without any.
+    uint32_t classes = json_get(json, 0, "architectures");
+    for (uint32_t i = json_first(json, classes); i != JSON_NONE; i = json_next(json, i)) {
+        json_scalar_text(type, json, i);
+        if (strstr(type, "Classification") || strstr(type, "QuestionAnswering"))
+            return hf_refuse(path, "architectures", type, a->class_name, error);
+    }
     for (size_t i = 0; i < count; i++) {
         Field key = keys[i];
         if (choice_find(a->needs, key.name) >= 0) key.missing = NULL;
@@ -418,9 +425,33 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
                      "change what the model computes", path, a->type, unknown, more ? " and more" : "");
 }
 
+// Fails with a sentence about the flags of a configuration, which came from a file: about its keys. hf: of config.json.
+static inline bool convert_fail(const char* path, const Config* c, bool hf, const char* sentence, Error* error) {
+    char text[400];
+    size_t length = 0, count;
+    const Field* keys = hf_keys(&count, c->family);
+    while (*sentence && length + 64 < sizeof text) {
+        size_t n = strncmp(sentence, "--", 2) == 0 ? strspn(sentence + 2, "abcdefghijklmnopqrstuvwxyz-") : 0;
+        const char* key = NULL;
+        for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
+            const Field* field = &CONFIG_FIELDS[i];
+            if (n == 0 || strlen(field->flag) != n || strncmp(field->flag, sentence + 2, n) != 0) continue;
+            key = field->name;
+            for (size_t k = 0; hf && k < count; k++) if (keys[k].offset == field->offset) key = keys[k].name;
+            for (size_t k = 1; hf && k < ROPE_KEY_COUNT; k++)
+                if (ROPE_KEYS[k].offset == field->offset) key = ROPE_KEYS[k].name;
+        }
+        if (key) length += (size_t)snprintf(text + length, sizeof text - length, "\"%s\"", key);
+        else text[length++] = *sentence;
+        sentence += key ? n + 2 : 1;
+    }
+    text[length] = 0;
+    return fail_with(error, "%.500s: %s", path, text);
+}
+
 // Completes and checks a configuration from a file; refuses a value outside the limits of its flag. config_complete
-// fills in zeros.
-static inline bool convert_complete(Config* c, const char* path, Error* error) {
+// fills in zeros. hf: it is config.json.
+static inline bool convert_complete(Config* c, const char* path, bool hf, Error* error) {
     Error why;
     for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
         const Field* field = &CONFIG_FIELDS[i];
@@ -429,11 +460,10 @@ static inline bool convert_complete(Config* c, const char* path, Error* error) {
         char text[64];
         field_text(text, sizeof text, field, c);
         bool zero = strcmp(text, "0") == 0 || (field->kind != KIND_COUNT && field->kind != KIND_REAL);
-        if (!zero && !flag_set(&flag, text, &why))
-            return fail_with(error, "%.500s: %.400s", path, why.text);
+        if (!zero && !flag_set(&flag, text, &why)) return convert_fail(path, c, hf, why.text, error);
     }
     if (c->heads > 0 && c->head_size * c->heads == c->channels) c->head_size = 0;  // 0 means the same
-    return config_complete(c, &why) || fail_with(error, "%.500s: %.400s", path, why.text);
+    return config_complete(c, &why) || convert_fail(path, c, hf, why.text, error);
 }
 
 // Reads config.json at a path.
@@ -445,7 +475,7 @@ static inline bool hf_config_read(Config* c, const char* path, Error* error) {
     bool ok = json_parse(&json, text, bytes, path, error);
     free(text);
     if (!ok) return false;
-    ok = hf_config_parse(c, &json, path, error) && convert_complete(c, path, error);
+    ok = hf_config_parse(c, &json, path, error) && convert_complete(c, path, true, error);
     json_free(&json);
     return ok;
 }

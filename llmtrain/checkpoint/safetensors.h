@@ -312,9 +312,15 @@ static inline bool safetensors_open(SafetensorsFile* f, const char* path, Error*
     if (bytes < sizeof length)
         good = fail_with(error, "%.600s is too short for a safetensors file; it was truncated", path);
     good = good && file_read_at(f->file, &length, sizeof length, 0, path, error);
-    if (good && (length > bytes - sizeof length || length > SAFETENSORS_HEADER_MAX))
-        good = fail_with(error, "%.600s is truncated, or is not a safetensors file: it announces a header of %llu "
-                         "bytes", path, (unsigned long long)length);
+    if (good && (length > bytes - sizeof length || length > SAFETENSORS_HEADER_MAX)) {
+        char start[64];
+        const char* instead = NULL;
+        size_t n = min_size(bytes, sizeof start);
+        if (file_read_at(f->file, start, n, 0, path, error)) instead = json_substitute(start, n);
+        if (instead) good = fail_with(error, "%.600s %s", path, instead);
+        else good = fail_with(error, "%.600s is truncated, or is not a safetensors file: it announces a header of "
+                              "%llu bytes", path, (unsigned long long)length);
+    }
     char* text = good ? (char*)memory_allocate(length) : NULL;
     if (good && !text) good = fail_memory(error, path, length);
     good = good && file_read_at(f->file, text, length, sizeof length, path, error);
@@ -351,6 +357,21 @@ static inline void convert_to_float(float* out, const void* in, Dtype type, size
     #pragma omp parallel for simd if (n > 65536)
     for (size_t i = 0; i < (type == DTYPE_F32 ? 0 : n); i++)
         out[i] = is_bf16 ? float_from_bf16(half[i]) : float_from_f16(half[i]);
+}
+
+// The first weight that is not finite; n: there is none. Its bits without the sign are at least those of infinity.
+static inline size_t convert_find_bad(const void* data, Dtype type, size_t n) {
+    const uint32_t* wide = (const uint32_t*)data;
+    const uint16_t* half = (const uint16_t*)data;
+    uint32_t infinity = type == DTYPE_F32 ? 0x7f800000 : type == DTYPE_BF16 ? 0x7f80 : 0x7c00, most = 0;
+    size_t i = 0;
+    for (size_t e = 0; e < (type == DTYPE_F32 ? n : 0); e++)
+        most = (wide[e] & 0x7fffffff) > most ? wide[e] & 0x7fffffff : most;
+    for (size_t e = 0; e < (type == DTYPE_F32 ? 0 : n); e++)
+        most = (half[e] & 0x7fffu) > most ? half[e] & 0x7fffu : most;
+    if (most < infinity) return n;
+    while (type == DTYPE_F32 ? (wide[i] & 0x7fffffff) < infinity : (half[i] & 0x7fffu) < infinity) i++;
+    return i;
 }
 
 // out (n) = in (n), rounded to the nearest.

@@ -70,7 +70,7 @@ static inline bool source_allocate_files(ModelSource* s, size_t files, Error* er
 // Begins a source whose configuration is known, with room for pieces.
 static inline bool source_begin(ModelSource* s, size_t pieces, Error* error) {
     Weights weights = {0};
-    if (!convert_complete(&s->config, s->path, error)) return false;
+    if (!convert_complete(&s->config, s->path, false, error)) return false;
     bool ok = weights_create(&weights, &s->parameters, &s->config, NULL, error);
     free(weights.blocks);
     s->pieces = (SourcePiece*)memory_allocate(pieces * sizeof(SourcePiece));
@@ -128,6 +128,7 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
         const SourcePiece* piece = &s->pieces[p];
         const SafetensorsFile* f = &s->files[piece->file];
         size_t at = piece->position, size = dtype_bytes(piece->dtype);
+        size_t bad = piece->count;
         float* to = s->values + piece->first;
         Hash hash = hash_begin(0);
         for (size_t done = 0, n; done < piece->count; done += n) {
@@ -136,12 +137,17 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
             at += n * size;
             disk_read_ahead(f->file, at, 2 * FILE_CHUNK);
             hash_add(&hash, s->chunk, n * size);
+            size_t first = convert_find_bad(s->chunk, piece->dtype, n);
+            if (first < n && bad == piece->count) bad = done + first;
             convert_to_float(piece->transposed ? s->widened : to + done, s->chunk, piece->dtype, n);
             for (size_t e = 0; e < (piece->transposed ? n : 0); e++)
                 to[(done + e) % t->rows * t->cols + (done + e) / t->rows] = s->widened[e];
         }
         if (piece->checked && hash_end(&hash) != piece->hash)
             return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", f->path, t->name);
+        if (bad < piece->count)
+            return fail_with(error, "%.600s: element %zu of %s is not finite; use another copy, or an earlier "
+                             "checkpoint", f->path, piece->first + bad, t->name);
     }
     s->held = tensor;
     return true;
@@ -335,8 +341,9 @@ static inline HfTensor* hf_find_weight(const HfTensors* h, const char* name) {
 static inline bool source_add_foreign(ModelSource* s, HfTensors* h, const ForeignTensor* f, Error* error) {
     HfTensor* found = hf_find_weight(h, f->name);
     if (found == NULL)
-        return fail_with(error, "%.600s has no tensor %s; it is of another model than its config.json says", s->path,
-                         f->name);
+        return fail_with(error, "%.600s has no tensor %s, but %.100s and others; it is of another model than its "
+                         "config.json says, or was saved with a wrapper's prefix", s->path, f->name,
+                         h->count ? h->tensors[0].tensor->name : "none");
     const SafetensorsTensor* saved = found->tensor;
     size_t shape[2] = {f->transposed ? f->cols : f->rows, f->transposed ? f->rows : f->cols};
     char expected[64];
@@ -523,7 +530,11 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
     } else if (!known) {
         ok = false;
     } else {
+        bool adapter = source_has(&known, path, "adapter_config.json", error);
         ok = checkpoint_find_before(&step, &found, path, step, error);
+        if (ok && !found && adapter)
+            ok = fail_with(error, "%.600s holds a LoRA adapter, not a model; merge it with merge_and_unload(), and "
+                           "save_pretrained() the result", path);
         if (ok && !found)
             ok = fail_with(error, "%.600s holds no model: neither checkpoints nor config.json; give a run, a "
                            "checkpoint, a Hugging Face directory, or an llm.c file", path);

@@ -45,6 +45,7 @@
 //
 // A function that can fail for external reasons (a file, a flag, memory) returns false and leaves one sentence in an
 // Error: what is wrong, where, and what to do. It never exits. The program prints the sentence and ends, in one place.
+// Control characters, which names in files may have, are written as \x1b: a terminal would obey them.
 
 typedef enum {
     ERROR_OUTSIDE,  // a file, the disk, another rank
@@ -63,10 +64,20 @@ typedef struct {
 __attribute__((format(printf, 2, 3)))
 #endif
 static inline bool fail_with(Error* error, const char* format, ...) {
+    char sentence[sizeof error->text];
+    size_t n = 0;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(error->text, sizeof error->text, format, arguments);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
+    for (const char* p = sentence; *p && n + 5 < sizeof sentence; p++) {
+        bool two = p[0] == '\xc2' && (p[1] & 0xe0) == 0x80;  // U+0080 to U+009F in UTF-8
+        unsigned char c = (unsigned char)p[two];
+        if (two || c < 0x20 || c == 0x7f) n += (size_t)snprintf(error->text + n, 5, "\\x%02x", c);
+        else error->text[n++] = *p;
+        p += two;
+    }
+    error->text[n] = 0;
     error->kind = ERROR_OUTSIDE;
     error->on_all_ranks = false;
     return false;

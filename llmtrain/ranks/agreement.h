@@ -118,7 +118,8 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
         double share = stats_of(stats, r, TARGETS);
         if (share > 0) result->loss += stats_of(stats, r, LOSS) / (of_all / share);
         squares += stats_of(stats, r, SQUARES);
-        result->flags.stop |= stats_of(stats, r, STOP) != 0;
+        int stop = (int)stats_of(stats, r, STOP);
+        if (result->flags.stop == 0 || stop == SIGINT) result->flags.stop = stop;
         result->flags.failed |= stats_of(stats, r, FAILED) != 0;
         result->flags.broken |= stats_of(stats, r, BROKEN) != 0;
         saved += stats_of(stats, r, SAVED) != 0;

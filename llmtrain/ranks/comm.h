@@ -88,17 +88,24 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
 //
 // The links hold the parts to send to each rank and to receive from it; a transfer moves all of them at once. Each pair
 // of ranks agrees on the bytes between the two, so that no part is longer or shorter than expected: in the first
-// transfer of a collective headers precede the parts, and a rank with another header is refused.
+// transfer of a collective headers precede the parts, and a rank with another header is refused. Through sockets a
+// checksum follows each part: that of TCP, 16 bits, is computed again by some network cards and switches.
 
-static inline void comm_set_part(CommPart* part, const void* at, size_t bytes) {
-    part->at = (char*)at;
-    part->bytes = bytes;
+static inline void comm_set_part(CommLink* link, int direction, int part, const void* at, size_t bytes) {
+    link->parts[direction][part].at = (char*)at;
+    link->parts[direction][part].bytes = bytes;
 }
 
 // Sets the data that the next transfer sends to rank p, and receives from it.
 static inline void comm_exchange(Comm* comm, size_t p, const char* out, size_t out_bytes, char* in, size_t in_bytes) {
-    comm_set_part(&comm->links[p].parts[COMM_OUT], out, out_bytes);
-    comm_set_part(&comm->links[p].parts[COMM_IN], in, in_bytes);
+    CommLink* link = &comm->links[p];
+    comm_set_part(link, COMM_OUT, COMM_PAYLOAD, out, out_bytes);
+    comm_set_part(link, COMM_IN, COMM_PAYLOAD, in, in_bytes);
+    for (int d = 0; d < 2; d++) {
+        bool checked = link->parts[d][COMM_PAYLOAD].bytes > 0 && !comm->mpi;
+        comm_set_part(link, d, COMM_CHECKSUM, &link->checksums[d], checked ? sizeof *link->checksums : 0);
+        link->hashes[d] = hash_begin(0);
+    }
     comm->queue->sent += out_bytes;
 }
 
@@ -109,8 +116,8 @@ static inline void comm_exchange_headers(Comm* comm, const CommHeader* header) {
     comm->queue->sent = 0;
     for (size_t p = 0; p < comm->world; p++) {
         if (p == comm->rank) continue;
-        comm_set_part(&comm->links[p].heads[COMM_OUT], &headers[comm->rank], sizeof *headers);
-        comm_set_part(&comm->links[p].heads[COMM_IN], &headers[p], sizeof *headers);
+        comm_set_part(&comm->links[p], COMM_OUT, COMM_HEADER, &headers[comm->rank], sizeof *headers);
+        comm_set_part(&comm->links[p], COMM_IN, COMM_HEADER, &headers[p], sizeof *headers);
     }
 }
 
@@ -130,28 +137,42 @@ static inline bool comm_check_header(const Comm* comm, size_t p, Error* error) {
                      strcmp(theirs, ours) == 0 ? " with other slices" : "");
 }
 
-// Sends to and receives from rank p as many bytes as possible without waiting: the header, then the data.
+// After a part has moved: whether what has arrived from rank p is what this rank expects.
+static inline bool comm_check_part(Comm* comm, size_t p, int direction, int part, Error* error) {
+    CommLink* link = &comm->links[p];
+    uint64_t* checksum = &link->checksums[direction];
+    if (direction == COMM_OUT && part == COMM_PAYLOAD) *checksum = hash_end(&link->hashes[direction]);
+    if (direction == COMM_OUT || part == COMM_PAYLOAD) return true;
+    if (part == COMM_HEADER) return comm_check_header(comm, p, error);
+    return *checksum == hash_end(&link->hashes[direction]) ||
+           fail_with(error, "data from rank %zu to rank %zu were altered on the way, %s: the network or the memory of "
+                     "a machine is faulty; --resume from the last checkpoint, without that machine", p, comm->rank,
+                     comm->doing);
+}
+
+// Sends to and receives from rank p as many bytes as possible without waiting: the header, the data, their checksum.
 static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
     CommLink* link = &comm->links[p];
-    for (int d = 0; d < 2; d++) {
-        bool head = true;
-        while (head) {
-            head = link->heads[d].bytes > 0;
-            CommPart* part = head ? &link->heads[d] : &link->parts[d];
-            if (part->bytes == 0) break;
-            int more = head && link->parts[d].bytes > 0 ? SOCKET_MORE : 0;  // a header shares its packet with data
-            ssize_t n = comm->mpi ? comm_mpi_move(part, p, d == COMM_OUT) :
-                        d == COMM_OUT ? send(link->data, part->at, part->bytes, SOCKET_QUIET | more) :
-                        recv(link->data, part->at, part->bytes, 0);
-            if (n == 0 || (n < 0 && !socket_would_block())) return comm_fail_closed(comm, p, error);
-            if (n < 0) break;
+    for (int i = 0; i < 2 * COMM_PARTS; i++) {
+        int d = i / COMM_PARTS, k = i % COMM_PARTS;
+        CommPart* part = &link->parts[d][k];
+        if (part->bytes == 0) continue;
+        // A header shares its packet with data, and so does a checksum.
+        int more = k + 1 < COMM_PARTS && part[1].bytes > 0 ? SOCKET_MORE : 0;
+        ssize_t n = comm->mpi ? comm_mpi_move(part, p, d == COMM_OUT) :
+                    d == COMM_OUT ? send(link->data, part->at, part->bytes, SOCKET_QUIET | more) :
+                    recv(link->data, part->at, part->bytes, 0);
+        if (n == 0 || (n < 0 && !socket_would_block())) return comm_fail_closed(comm, p, error);
+        if (n > 0) {
+            // Here caches still hold the bytes.
+            if (k == COMM_PAYLOAD && !comm->mpi) hash_add(&link->hashes[d], part->at, (size_t)n);
             part->at += n;
             part->bytes -= (size_t)n;
             *moved = true;
             if (d == COMM_IN && !comm->mpi) link->seen_ms = now_ms();
-            if (part->bytes > 0) break;
-            if (d == COMM_IN && head && !comm_check_header(comm, p, error)) return false;
         }
+        if (part->bytes > 0) i = d * COMM_PARTS + COMM_PARTS - 1;  // the next direction
+        else if (!comm_check_part(comm, p, d, k, error)) return false;
     }
     return true;
 }

@@ -51,7 +51,7 @@ static inline CommMessage comm_message(CommMessageKind kind, const char* text) {
     return message;
 }
 
-// The bytes that a transfer still has to send to a rank, or to receive from it.
+// The bytes that a part of a transfer still has to send to a rank, or to receive from it.
 typedef struct {
     char* at;
     size_t bytes;
@@ -60,6 +60,8 @@ typedef struct {
 #endif
 } CommPart;
 enum { COMM_OUT, COMM_IN };
+// The parts of a transfer: a header, which precedes the first data of a collective; data; a checksum behind them.
+enum { COMM_HEADER, COMM_PAYLOAD, COMM_CHECKSUM, COMM_PARTS };
 
 // The link to another rank. A rank's link to itself is not connected.
 typedef struct {
@@ -70,8 +72,9 @@ typedef struct {
     double seen_ms;        // when it last sent something; 0: it has not connected yet, or MPI watches it
     size_t message_bytes;  // of the message received so far
     CommMessage message;   // in this rank's own link: sent to all others through MPI
-    CommPart heads[2];     // COMM_OUT, COMM_IN: headers, which precede the first parts of a collective
-    CommPart parts[2];     // COMM_OUT, COMM_IN: data of the transfer in progress
+    CommPart parts[2][COMM_PARTS];  // COMM_OUT, COMM_IN: of the transfer in progress
+    Hash hashes[2];        // COMM_OUT, COMM_IN: of its data so far
+    uint64_t checksums[2]; // COMM_OUT, COMM_IN: sent behind the data, and received
 } CommLink;
 
 typedef struct CommQueue CommQueue;
@@ -128,7 +131,7 @@ static inline bool comm_mpi_open(Comm* comm, Error* error) {
                          "this program was built with", comm->rank, comm->world, rank, world);
     for (size_t p = 0; p < comm->world; p++)
         for (int d = 0; d < 2; d++)
-            comm->links[p].heads[d].request = comm->links[p].parts[d].request = MPI_REQUEST_NULL;
+            for (int k = 0; k < COMM_PARTS; k++) comm->links[p].parts[d][k].request = MPI_REQUEST_NULL;
     return true;
 }
 
@@ -156,10 +159,11 @@ static inline void comm_mpi_notify(Comm* comm, const char* text) {
     for (size_t p = 0; p < comm->world; p++)
         if (p != comm->rank)
             MPI_Isend(message, (int)sizeof *message, MPI_BYTE, (int)p, COMM_MPI_MESSAGE, MPI_COMM_WORLD,
-                      &comm->links[p].parts[COMM_OUT].request);
+                      &comm->links[p].parts[COMM_OUT][COMM_PAYLOAD].request);
     for (size_t p = 0; p < comm->world; p++)
         for (int done = p == comm->rank; !done && now_ms() < deadline;)
-            if (MPI_Test(&comm->links[p].parts[COMM_OUT].request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+            if (MPI_Test(&comm->links[p].parts[COMM_OUT][COMM_PAYLOAD].request, &done, MPI_STATUS_IGNORE) !=
+                MPI_SUCCESS) break;
 }
 
 // False if a rank says that the run has failed.
@@ -240,12 +244,19 @@ static inline double comm_clock(Comm* comm) {
     return now;
 }
 
+// Waits until the deadline for a message of rank p that the run has failed: false, with its reason. True at once if it
+// has ended.
+static inline bool comm_await_reason(Comm* comm, size_t p, double deadline, Error* error) {
+    CommLink* link = &comm->links[p];
+    while (link->control >= 0 && !link->left && socket_await(link->control, POLLIN, deadline))
+        if (!comm_receive(comm, p, error)) return false;
+    return true;
+}
+
 // Rank p has closed its connections. Its reason arrives in a moment, or it is dead and its control connection ends too.
 static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
     CommLink* link = &comm->links[p];
-    double deadline = now_ms() + COMM_GRACE_MS;
-    while (link->control >= 0 && !link->left && socket_await(link->control, POLLIN, deadline))
-        if (!comm_receive(comm, p, error)) return false;
+    if (!comm_await_reason(comm, p, now_ms() + COMM_GRACE_MS, error)) return false;
     if (comm->mpi)
         return fail_with(error, "MPI reported an error while rank %zu was %s; see what it printed", comm->rank,
                          comm->doing);
@@ -282,19 +293,25 @@ static inline bool comm_check_heartbeats(Comm* comm, double silence_ms, Error* e
 
 // The poll events for a rank: those of the data that the transfer in progress still has to move.
 static inline int comm_events(const CommLink* link) {
-    return (link->heads[COMM_OUT].bytes + link->parts[COMM_OUT].bytes > 0 ? POLLOUT : 0) |
-           (link->heads[COMM_IN].bytes + link->parts[COMM_IN].bytes > 0 ? POLLIN : 0);
+    int events = 0;
+    for (int k = 0; k < COMM_PARTS; k++)
+        events |= (link->parts[COMM_OUT][k].bytes > 0 ? POLLOUT : 0) | (link->parts[COMM_IN][k].bytes > 0 ? POLLIN : 0);
+    return events;
 }
 
-// The timeout has passed without a byte. Ranks without heartbeats are to blame, or else those that owe data.
+// The timeout has passed without a byte. Ranks without heartbeats are to blame, or else those that owe data, unless one
+// of the ranks knows more, as where packets are lost in one direction: it reports that in a moment.
 static inline bool comm_fail_late(Comm* comm, Error* error) {
     char ranks[160];
+    double deadline = now_ms() + COMM_GRACE_MS;
     if (!comm_check_heartbeats(comm, 0.75 * comm->timeout_ms, error)) return false;
+    for (size_t p = 0; p < comm->world; p++)
+        if (!comm_await_reason(comm, p, deadline, error)) return false;
     for (size_t p = 0; p < comm->world; p++) comm->links[p].reported = comm_events(&comm->links[p]) != 0;
     comm_list_ranks(ranks, comm, "is", "are");
     return fail_with(error, "%s late: rank %zu has waited for %.1f s %s%s; raise --timeout if this is expected",
                      ranks, comm->rank, comm->timeout_ms / 1e3, comm->doing,
-                     comm->mpi ? "" : ", while the process there is alive but busy elsewhere");
+                     comm->mpi ? "" : ", while the process there is alive: it is busy elsewhere, or packets are lost");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -354,7 +371,7 @@ static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
 // addresses. Then each rank connects to all lower ranks, the control connection first, so that a rank that fails can
 // notify all that it has reached. A connection that is not of this run is sent a rejection and closed.
 
-#define COMM_MAGIC 0x34696172746d6c6cull  // "llmtrai", and the version of the protocol
+#define COMM_MAGIC 0x35696172746d6c6cull  // "llmtrai", and the version of the protocol
 
 typedef enum { COMM_CONTROL, COMM_DATA } CommKind;
 typedef struct {
@@ -375,7 +392,8 @@ typedef struct {
     CommAddress* table;             // (world)
     int pending[COMM_PENDING_MAX];  // connections awaiting their handshake, oldest first
     size_t pending_count;
-    char rejected[320];             // the connection that was rejected last, for messages
+    char rejected[320];             // why a connection was rejected last, for messages
+    bool fatal;                     // it was a rank of this run, started wrongly, so that waiting for others is in vain
     double deadline;
 } CommRendezvous;
 
@@ -400,7 +418,7 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     char from[64], who[96];
     ssize_t n = recv(connection, h, sizeof *h, MSG_PEEK), whole = sizeof *h;
     bool silent = n < 0 && socket_would_block(), ours = n < (ssize_t)sizeof h->magic || h->magic == COMM_MAGIC;
-    bool known = ours && n == whole;
+    bool known = ours && n == whole && h->kind <= COMM_DATA, fatal = false;
     if (may_wait && (silent || (ours && n > 0 && n < whole))) return false;
     recv(connection, h, sizeof *h, 0);  // closing with unread data would lose what is sent now
     CommLink* link = known && h->rank > comm->rank && h->rank < comm->world ? &comm->links[h->rank] : NULL;
@@ -413,10 +431,11 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     else if (strcmp(h->run, comm->run) != 0)
         fail_with(&reason, "%s belongs to run '%s', but rank %zu here belongs to run '%s'; two runs use the same "
                   "address and port: choose another MASTER_PORT", who, h->run, comm->rank, comm->run);
-    else if (h->world != comm->world)
+    else if ((fatal = h->world != comm->world))
         fail_with(&reason, "%s has world size %u, rank %zu has %zu; start all with the same world size", who,
                   (unsigned)h->world, comm->rank, comm->world);
-    else if (slot == NULL || *slot >= 0) fail_with(&reason, "a second %s; give each rank its own number", who);
+    else if ((fatal = slot == NULL || *slot >= 0))
+        fail_with(&reason, "a second %s; give each rank its own number", who);
     else {
         *slot = connection;
         if (h->kind == COMM_CONTROL) link->seen_ms = now_ms();
@@ -425,7 +444,8 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
         return true;
     }
     CommMessage rejection = comm_message(COMM_FAILED, reason.text);
-    snprintf(r->rejected, sizeof r->rejected, ". Rejected: %.300s", reason.text);
+    snprintf(r->rejected, sizeof r->rejected, "%.300s", reason.text);
+    r->fatal |= fatal && strcmp(comm->run, "unnamed") != 0;
     socket_move_all(connection, &rejection, sizeof rejection, POLLOUT, now_ms());
     close(connection);
     return true;
@@ -466,11 +486,12 @@ static inline bool comm_await_ranks(Comm* comm, CommRendezvous* r, bool both, Er
         double now = now_ms();
         if (now >= r->deadline)
             return fail_with(error, "%s not connected to rank %zu within %.1f s, in the rendezvous at %s; see whether "
-                             "every rank was started, and what it printed%s", ranks, comm->rank, comm->timeout_ms / 1e3,
-                             r->name, r->rejected);
+                             "every rank was started, and what it printed%s%s", ranks, comm->rank,
+                             comm->timeout_ms / 1e3, r->name, r->rejected[0] ? ". Rejected: " : "", r->rejected);
         double next = now + (r->pending_count > 0 ? COMM_PENDING_MS : COMM_RETRY_MS);
         if (!comm_monitor(comm, fmin(r->deadline, next), error)) return false;
         comm_accept(comm, r);
+        if (r->fatal) return fail_with(error, "%s", r->rejected);
     }
 }
 

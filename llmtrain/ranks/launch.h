@@ -269,7 +269,10 @@ static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
     launch->children = (pid_t*)memory_allocate((ranks - 1) * sizeof(pid_t));
     bool good = (launch->children != NULL && pipe_open(ends) && fcntl(ends[0], F_SETFL, 0) == 0) ||
                 fail_with(error, "not enough memory or open files for %zu ranks; raise the limits (ulimit -n)", ranks);
-    good = good && socket_listen(&launch->listener, &launch->port, launch->address, error);
+    if (good && !socket_listen(&launch->listener, &launch->port, launch->address, error)) {
+        snprintf(launch->address, sizeof launch->address, "::1");  // a machine may have IPv6 alone
+        good = socket_listen(&launch->listener, &launch->port, launch->address, error);
+    }
     fflush(NULL);  // or every rank would print what is still buffered
     while (good && launch->rank == 0 && forked < ranks - 1) {
         pid_t child = fork();

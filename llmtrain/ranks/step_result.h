@@ -10,7 +10,7 @@
 // Flags that the ranks exchange once a step: what one rank says, and what holds for all. A save begun at step n goes on
 // in the background: each rank says `saved` or `failed` once its part is done; when all have, the save is completed.
 typedef struct {
-    bool stop;               // a signal asked to stop: any rank's counts
+    int stop;                // the signal that asked to stop, 0 if none: any rank's counts, SIGINT before others
     bool save;               // a checkpoint is due: rank 0's counts
     bool saved;              // the rank's part of the save in progress is on the disk: all must say so
     bool failed;             // it could not be written: any rank's counts

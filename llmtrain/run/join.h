@@ -60,7 +60,7 @@ static inline bool run_finish(Run* run, bool signaled, Error* error) {
 #define REAP_MS 2e3  // the time that forked ranks have to end after rank 0 has failed
 
 // Reports how the run ended, notifies the other ranks, and frees everything. Returns the exit code of the program.
-static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error, double timeout, bool interrupted) {
+static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error, double timeout) {
     bool stopped = !ok && error->kind == ERROR_STOPPED;
     Error of_others;
     if (!ok) launch_report(launch, "train", error->text);
@@ -70,7 +70,7 @@ static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error
         run_tell(run, false, ok ? "done" : stopped ? "stopped" : "failed", run->record.state.step, "%s",
                  ok ? "all is done" : error->text);
     run_free(run);
-    int code = ok ? 0 : error->kind == ERROR_USAGE ? 2 : stopped && !interrupted ? EXIT_SAVED : 1;
+    int code = ok ? 0 : error->kind == ERROR_USAGE ? 2 : stopped && run->stopped_by != SIGINT ? EXIT_SAVED : 1;
     return launch_reap(launch, "train", code, ok ? 1e3 * timeout : REAP_MS, &of_others);
 }
 

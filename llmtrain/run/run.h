@@ -161,6 +161,7 @@ typedef struct {
     size_t tier_count;            // 0 without --out
     size_t saving;                // the tier of the save in progress
     uint64_t saved;               // step of the checkpoint in --out saved or loaded last; 0: none, or loaded elsewhere
+    int stopped_by;               // the signal, of any rank, after which all stop; 0: none
     Cadence cadence;
     Validations validations;
     const volatile sig_atomic_t* interrupted;  // the signal that has asked this process to stop; 0: none
@@ -439,7 +440,7 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
 // checkpoint, since the model it began with may be gone.
 static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flags* flags, Error* error) {
     Config* c = &run->record.config;
-    if (run->options->init_from == NULL || preset || asked->layers || asked->heads || asked->channels)
+    if (run->options->init_from == NULL || preset || (asked->layers && asked->heads && asked->channels))
         return config_choose(c, preset, asked, flags, error) || fail_as(error, ERROR_USAGE);
     if (!run_saved_config(c, run->options)) {
         const ModelSource* from = run_source(run, error);

@@ -50,11 +50,12 @@ static inline void run_read_batch(Run* run) {
 static inline bool step_read(Run* run, StepLog* s, Error* error) {
     Saver* saver = &run->saver;
     SaverState state = saver_state(saver);
-    StepFlags flags = {*run->interrupted != 0, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN,
+    StepFlags flags = {*run->interrupted, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN,
                        state == SAVER_FAILED, run->broken};
     heartbeat_collective("the reduction of gradients");
     if (!model_finish_step(&run->model, &s->result, flags, error)) return false;
     heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);
+    run->stopped_by = s->result.flags.stop;
     s->saving = state != SAVER_IDLE;
     if (s->saving && s->result.flags.failed) saver_stop(saver);
     bool ends = s->saving && (s->result.flags.saved || s->result.flags.failed);

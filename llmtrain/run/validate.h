@@ -22,7 +22,8 @@ typedef struct {
     size_t B, T;                 // windows at a time, tokens of a window
     const volatile sig_atomic_t* stop;  // not 0: a signal has asked this rank to stop; NULL: none will
     double loss;                 // result: the mean per token
-    bool ended;                  // result: a rank was asked to stop, and there is no loss
+    int ended;                   // result: the signal that asked a rank to stop, SIGINT before others, or -1 if a rank
+                                 // could not read its data: there is no loss; 0: there is one
 } Validation;
 
 // Computes the mean loss per token over the first windows of the data, sharded over the ranks. All ranks return
@@ -40,7 +41,7 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
     bool good = true, connected = true;
     model->dropout.p = 0;
     v->loss = NAN;
-    v->ended = false;
+    v->ended = 0;
     for (size_t round = 0; connected && !v->ended && round < rounds; round++) {
         size_t first = (round * world + rank) * v->B, batch = first < windows ? min_size(v->B, windows - first) : 0;
         good = good && (batch == 0 || dataset_batch(v->tokens, v->targets, v->data, first,
@@ -53,13 +54,15 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
         if (round < look && round + 1 < rounds) continue;
         // About once a second, and at the end, the ranks tell each other how far they are, and whether to go on.
         device_download(&own[LOSS], flat->scalars + SUM_LOSS, sizeof(double), model->stream);
-        own[ENDS] = !good || (v->stop && *v->stop);
+        own[ENDS] = !good ? -1 : v->stop ? *v->stop : 0;
         own[MS] = (now_ms() - began) / (double)(round + 1);
         connected = stats_gather(&model->stats, own, COUNT, error);
         memset(sum, 0, sizeof sum);
-        for (size_t r = 0; connected && r < world; r++)
+        for (size_t r = 0; connected && r < world; r++) {
             for (size_t i = 0; i < COUNT; i++) sum[i] += stats_of(&model->stats, r, i);
-        v->ended = sum[ENDS] > 0;
+            int ends = (int)stats_of(&model->stats, r, ENDS);
+            if (v->ended == 0 || ends == SIGINT) v->ended = ends;
+        }
         look = round + 1 + (size_t)fmin(1000 / fmax(sum[MS] / (double)world, 1e-3), 1e6);
     }
     progress_end(&progress);

@@ -111,9 +111,10 @@ static inline bool run_validate(Run* run, const ValidationOptions* o, double* va
     if (!good) return false;
     comm_extend_timeout(&run->comm, false);
     *val_loss = v.loss;
-    due->stop |= v.ended;
-    due->signaled |= v.ended;
-    if (v.ended) return true;
+    if (v.ended) {
+        run->stopped_by = v.ended;
+        return due->stop = due->signaled = true;
+    }
     if (run->log.file && !log_add_val_loss(&run->log, v.loss, &why))
         fprintf(stderr, "train: %s. Training continues; the log lacks the validation loss of step %llu, %.6f\n",
                 why.text, (unsigned long long)step, v.loss);
