@@ -482,6 +482,8 @@ static inline bool source_has_tokenizer(bool* known, const char* directory, Erro
     for (int i = 0; i < 2 && !there; i++)
         there = source_has(known, directory, GPT2_FILES[i][0], error) &&
                 source_has(known, directory, GPT2_FILES[i][1], error);
+    for (int i = 0; i < FOREIGN_TOKENIZER_COUNT && !there; i++)  // these are refused when they are opened
+        there = source_has(known, directory, FOREIGN_TOKENIZERS[i], error);
     for (size_t i = 0; i < PATTERNS_COUNT && !there; i++) {
         char name[32];
         if (!PATTERNS[i].name) continue;

@@ -116,7 +116,7 @@ static inline bool tokenizer_save(const Tokenizer* tokenizer, const char* direct
     snprintf(path, sizeof path, "%s/%s", directory, TOKENIZER_FILES[FILE_JSON]);
     if (!tokenizer->rules) return tokenizer_write_bytes(path, error);
     if (tokenizer->pattern) ranks_name(ranks, tokenizer->pattern);
-    for (int i = 0; i < FILES_COUNT; i++) {
+    for (int i = 0; i < FILES_KEPT; i++) {
         char* data = NULL;
         size_t bytes = 0;
         if (!tokenizer->paths[i]) continue;
@@ -299,7 +299,10 @@ static inline const char* decoder_add(size_t* bytes, TokenDecoder* decoder, int3
     TokenKind kind = tokenizer_kind(tokenizer, token);
     bool added = kind == TOKEN_ADDED || kind == TOKEN_SPECIAL;
     bool strips = decoder->strip && !added && more > 0 && piece[0] == ' ';
-    if (more > 0) decoder->strip = added && tokenizer->rules->strip == STRIP_EACH;
+    // After an unknown character no space was put.
+    if (more > 0)
+        decoder->strip = added && tokenizer->rules->strip == STRIP_EACH &&
+                         token != tokenizer->rules->vocabulary.unknown;
     memmove(decoder->text, decoder->text + decoder->bytes, decoder->kept);
     memcpy(decoder->text + decoder->kept, piece + strips, more - strips);
     size_t all = decoder->kept + more - strips;
