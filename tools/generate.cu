@@ -112,7 +112,7 @@ static bool chat_answer(Chat* chat, const Options* o, const Tokenizer* tokenizer
     bool ok = true;
     sample_text_begin(answer, tokenizer, NULL);
     for (uint64_t n = 0; ok && n < o->sampler.tokens && !answer->ended && chat->generator.known < CHAT_TOKENS; n++) {
-        ok = sample_text_add(answer, *generator_step(&chat->generator), tokenizer->end_of_text, stops, error);
+        ok = sample_text_add(answer, *generator_step(&chat->generator), tokenizer, stops, error);
         if (ok) sample_text_show(answer, stops, stdout);
     }
     if (!ok || !sample_text_end(answer, stops, error)) return false;
@@ -225,7 +225,7 @@ int main(int argc, char** argv) {
         FLAG_COUNT("samples", &s->samples, 1, 1, 4096, 0, "samples to generate at once"),
         {"stop", KIND_TEXTS, &s->stops, "TEXT", 0, 0,
          "end a sample before this text; may be given several times", 0},
-        FLAG_SWITCH("past-end", &s->past_end, false, 0, "continue after an end-of-text token"),
+        FLAG_SWITCH("past-end", &s->past_end, false, 0, "continue after a token that ends a text"),
         FLAG_CHOICE("kv", &o.kv, KV_FULL, KV_NAMES, 0,
                     "dtype of the KV cache: full, the dtype that this program computes with, or q8, 8 bits"),
         FLAG_SWITCH("chat", &o.chat, false, 0,

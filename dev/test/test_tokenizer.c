@@ -594,7 +594,8 @@ static void test_begin(void) {
         if (cases[i].older) put_text("begin/special_tokens_map.json", cases[i].older);
         open_tokenizer(&t, "begin", NULL);
         expect(t.begin_of_text == cases[i].begin && t.begin_token == cases[i].token, "%s, %s, %s: %d and %d",
-               cases[i].json ? cases[i].json : "GPT-2's files", cases[i].config ? cases[i].config : "none", cases[i].older ? cases[i].older : "none",
+               cases[i].json ? cases[i].json : "GPT-2's files", cases[i].config ? cases[i].config : "none",
+               cases[i].older ? cases[i].older : "none",
                t.begin_of_text, t.begin_token);
         tokenizer_close(&t);
     }
@@ -973,7 +974,7 @@ static void test_configured(void) {
 // the cases were tried there. gpt2: 421 tokens, the last <|endoftext|>.
 static void test_neighbors(void) {
     static const struct { bool json; const char *name, *text, *says; } cases[] = {
-        {false, "added_tokens.json", "{\"<|user|>\":421}", "added token '<|user|>' is not among the added tokens of vocab"},
+        {false, "added_tokens.json", "{\"<|user|>\":421}", "'<|user|>' is not among the added tokens of vocab.json"},
         {false, "added_tokens.json", "{\"!\":0}", "added token '!' is not among"},
         {false, "added_tokens.json", "{\"<|endoftext|>\":421}", "<|endoftext|> has another id"},
         {false, "added_tokens.json", "{\"<|endoftext|>\":420}", NULL},

@@ -453,7 +453,10 @@ static inline bool run_start(Run* run, Error* error) {
     run->saved = 0;
     if (!flat_reset_optimizer(&run->model.flat, error)) return false;
     bool keeps = run->comm.rank == 0 && run->options->out;
-    if (keeps && !run_tokenizer_keep(&run->tokenizer, run->options->out, error)) return false;
+    const ModelSource* from = keeps && run->options->init_from ? run_source(run, error) : NULL;
+    if (keeps && run->options->init_from && !from) return false;
+    if (keeps && !run_tokenizer_keep(&run->tokenizer, from ? from->tokenizer : "", run->options->out, error))
+        return false;
     return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
 }
 

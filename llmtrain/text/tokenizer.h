@@ -73,6 +73,21 @@ static inline TokenKind tokenizer_kind(const Tokenizer* tokenizer, int32_t token
     return tokenizer->rules ? (TokenKind)tokenizer->rules->vocabulary.tokens[token].kind : TOKEN_ORDINARY;
 }
 
+// Whether a token ends a generated text.
+static inline bool tokenizer_ends(const Tokenizer* t, int32_t token) {
+    for (size_t i = 0; i < t->generation.count; i++) if (t->generation.ends[i] == token) return true;
+    return t->vocabulary > 0 && token == t->end_of_text;
+}
+
+// Whether a model of V tokens can use the tokenizer: tokens that the model lacks are added ones, as a fine-tune's
+// padding, which a text need not contain.
+static inline bool tokenizer_fits(const Tokenizer* t, size_t V) {
+    bool fits = t->end_of_text < (int64_t)V && t->begin_of_text < (int64_t)V && t->begin_token < (int64_t)V;
+    for (size_t id = V; fits && id < (size_t)t->vocabulary; id++)
+        fits = tokenizer_kind(t, (int32_t)id) != TOKEN_ORDINARY;
+    return fits;
+}
+
 // A tokenizer.json of bytes: 256 tokens, no merges.
 static inline bool tokenizer_write_bytes(const char* path, Error* error) {
     static const char* const parts[2] = {"pre_tokenizer", "decoder"};

@@ -26,12 +26,21 @@ static const char* const TOKENIZER_FILES[FILES_COUNT] = {
 #define TOKENIZER_SAVE_AGAIN "save it as tokenizer.json (in Python, AutoTokenizer.from_pretrained(DIR)." \
                              "save_pretrained(DIR))"
 
+// Ids that a model's config.json or generation_config.json names.
+enum { END_TOKENS_MAX = 64 };
+typedef struct {
+    int32_t begin, pad;                 // -1: none
+    int32_t ends[END_TOKENS_MAX];       // (count) each of them ends a text
+    size_t count;
+} TokenIds;
+
 typedef struct {
     char name[64];                      // what it is, for messages; `hash` tells it from others
     int32_t vocabulary;                 // every id is below it
     int32_t begin_of_text;              // -1: the tokenizer's template does not put one before a text
     int32_t begin_token;                // what chat templates call bos_token, put there or not; -1: none
     int32_t end_of_text;                // -1: none
+    TokenIds generation;                // of the model that it was opened for, whose `ends` end a generated text too
     uint64_t hash;                      // XXH64 of its files
     char* chat_template;                // Jinja, owned; NULL: none
     Rules* rules;                       // owned; NULL: a token is a byte
