@@ -317,7 +317,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 // The first byte sets the number of messages.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
-    ChatMessage messages[4] = {{"system", " Be brief."}, {"user", "a-b"}, {"assistant", "<think>c</think>d\n"},
+    ChatMessage messages[4] = {{"system", " Be brief.", 0}, {"user", "a-b", 0}, {"assistant", "<think>c</think>d\n", 0},
                                {"user", "\xc3\xa9"}};
     Error error;
     char *text, *source = (char*)memory_allocate(bytes + 1);

@@ -511,6 +511,13 @@ static void test_chat(void) {
         free(answer);
     }
     verdict("a conversation, with --system and without: an answer continues what the template makes of it");
+    const char* p = test.programs;
+    const char* command = text_of("printf 'a\\0b\\n' | %s/generate-FP32 --out chat --chat " ANSWER " > answer && "
+                                  "%s/generate-FP32 --out chat " ANSWER " --prompt-ids \"$(printf 'a\\0b.' | "
+                                  "%s/tokenize --tokenizer tokenizer --encode)\" > whole && "
+                                  "(printf 'a\\0b.'; cat answer) | cmp - whole", p, p, p);
+    expect(system(command) == 0, "%s", command);
+    verdict("a message with a zero byte is read whole");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -441,7 +441,10 @@ static const Case CASES[] = {
     // Generating.
     CASE(GENERATE, 1, "out missing", "", "@", "run ... no checkpoint ... --out"),
     CASE(GENERATE, 2, "no --out", "", "--prompt a", "give --out"),
-    CASE(GENERATE, 2, "prompt empty", "", "--out run --prompt ''", "--prompt is empty ... at least one character"),
+    CASE(GENERATE, 2, "prompt empty", "", "--out run --prompt ''", "--prompt is empty ... at least one character, or a "
+         "token with --prompt-ids"),
+    CASE(GENERATE, 2, "prompt like a flag", "", "--out run --prompt --Once", "--prompt needs a value: ... "
+         "; give one that begins with -- after a ="),
     CASE(GENERATE, 2, "a flag of training", "", "--out run --lr 1", "unknown flag --lr"),
     CASE(GENERATE, 2, "--prompt and --prompt-ids", "", "@ --prompt-ids 1,2", "cannot be combined with --prompt-ids"),
     CASE(GENERATE, 2, "--prompt and --chat", "", "@ --chat", "cannot be combined with --chat"),

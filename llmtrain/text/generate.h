@@ -285,12 +285,12 @@ static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
 
 // Appends the tokens of a text to ids, and fails if one of them is not below V. The begin-of-text token comes first if
 // the tokenizer's own template puts it there and `begin` is set.
-static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const char* text, bool begin, size_t V,
-                                  Error* error) {
+static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const char* text, size_t bytes, bool begin,
+                                  size_t V, Error* error) {
     size_t first = ids->count;
     if (begin && tokenizer->begin_of_text >= 0 && !tokens_append(ids, &tokenizer->begin_of_text, 1, error))
         return false;
-    if (!tokenizer_encode(ids, tokenizer, text, strlen(text), error)) return false;
+    if (!tokenizer_encode(ids, tokenizer, text, bytes, error)) return false;
     for (size_t i = first; i < ids->count; i++)
         if ((size_t)ids->ids[i] >= V)
             return fail_with(error, "the tokenizer %s has produced the id %d, but the model's vocabulary is %zu; they "
@@ -311,7 +311,7 @@ static inline bool sampler_read_prompt(Sampler* s, const Tokenizer* tokenizer, s
                          "written as bytes, of which there are %d; build/generate takes ids instead, with --prompt-ids "
                          "and --print-ids", V, s->bytes.vocabulary);
     bool ok = s->prompt_ids ? sampler_read_ids(s, V, error)
-                            : sampler_encode(&s->ids, tokenizer, s->prompt, true, V, error);
+                            : sampler_encode(&s->ids, tokenizer, s->prompt, strlen(s->prompt), true, V, error);
     if (ok && s->ids.count == 0) ok = fail_with(error, "the prompt is empty; give at least one token");
     return ok;
 }
