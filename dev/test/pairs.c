@@ -518,6 +518,17 @@ static void test_chat(void) {
                                   "(printf 'a\\0b.'; cat answer) | cmp - whole", p, p, p);
     expect(system(command) == 0, "%s", command);
     verdict("a message with a zero byte is read whole");
+    expect(system("sed -i '/post_processor/,/^  },/c \\  \"post_processor\": "
+                  "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"e\"}}, "
+                  "{\"Sequence\": {\"id\": \"A\"}}], \"special_tokens\": {\"e\": {\"ids\": [256]}}},' "
+                  "chat/tokenizer/tokenizer.json") == 0, "a template with a token before a text");
+    for (int twice = 0; twice < 2; twice++) {
+        command = text_of("%s/generate-FP32 --out chat --print-ids --prompt '%sa' " ANSWER " 2> note | "
+                          "grep '^256 %s64 ' > ids && %s grep -q 'begins with the begin-of-text token' note", p,
+                          twice ? "<|endoftext|>" : "", twice ? "256 " : "", twice ? "" : "!");
+        expect(system(command) == 0, "%s", command);
+    }
+    verdict("a prompt that begins with the token that is put before it: a note");
 }
 
 // ------------------------------------------------------------------------------------------------
