@@ -121,22 +121,27 @@ static inline bool hf_write_index(const Export* e, size_t files, const ForeignTe
     return ok;
 }
 
-// Writes config.json and generation_config.json.
+// Writes config.json and generation_config.json: with what the model that was imported said of them, or else with the
+// tokens of the tokenizer.
 static inline bool hf_write_configs(const Export* e, Error* error) {
     JsonWriter w = {0};
-    int32_t begin = e->tokenizer ? e->tokenizer->begin_of_text : -1;
-    int32_t end = e->tokenizer ? e->tokenizer->end_of_text : -1;
-    bool ok = hf_config_write(&w, &e->source->config, export_dtype(e->type), begin, end, error) &&
-              export_write_text(e, "config.json", &w, error);
+    TokenIds ids = e->source->ids;
+    bool there;
+    if (ids.begin < 0 && e->tokenizer) ids.begin = e->tokenizer->begin_token;
+    if (ids.count == 0 && e->tokenizer && e->tokenizer->end_of_text >= 0)
+        ids.ends[ids.count++] = e->tokenizer->end_of_text;
+    bool ok = hf_config_write(&w, &e->source->config, export_dtype(e->type), &ids, error) &&
+              export_write_text(e, MODEL_FILES[0], &w, error) &&
+              source_copy(&there, e->source->tokenizer, e->directory, 1, error);
     json_writer_free(&w);
+    if (!ok || there) return ok;
     w.line_depth = 1;
     json_write_begin(&w, '{');
     json_member_bool(&w, "_from_model_config", true);
-    json_member_token(&w, "bos_token_id", begin);
-    json_member_token(&w, "eos_token_id", end);
+    hf_write_ids(&w, &ids);
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
-    ok = ok && json_write_done(&w, error) && export_write_text(e, "generation_config.json", &w, error);
+    ok = ok && json_write_done(&w, error) && export_write_text(e, MODEL_FILES[1], &w, error);
     json_writer_free(&w);
     return ok;
 }

@@ -70,10 +70,11 @@ typedef struct {
 } Chat;
 
 static bool chat_add(Chat* chat, const char* role, const char* text, size_t bytes, Error* error) {
-    char* copy = chat->count < CHAT_MESSAGES ? strndup(text, bytes) : NULL;
+    char* copy = chat->count < CHAT_MESSAGES ? (char*)memory_allocate(bytes + 1) : NULL;
     if (!copy) return fail_with(error, "the conversation has more than %d messages, or memory is full; start another",
                                 CHAT_MESSAGES);
-    ChatMessage message = {role, copy};
+    memcpy(copy, text, bytes);
+    ChatMessage message = {role, copy, bytes};
     chat->messages[chat->count++] = message;
     return true;
 }
@@ -95,7 +96,7 @@ static bool chat_read(Chat* chat, const Model* model, const Tokenizer* tokenizer
                          token_text(begin, tokenizer, tokenizer->begin_token),
                          token_text(end, tokenizer, tokenizer->end_of_text), true, error)) return false;
     chat->ids.count = 0;
-    bool ok = sampler_encode(&chat->ids, tokenizer, text, false, model->config.vocab, error);
+    bool ok = sampler_encode(&chat->ids, tokenizer, text, bytes, false, model->config.vocab, error);
     free(text);
     if (ok && chat->ids.count == 0) ok = fail_with(error, "the chat template produces no text for the conversation");
     if (ok && chat->ids.count >= CHAT_TOKENS) ok = fail_with(error, "the conversation is too long; start another");
@@ -112,7 +113,7 @@ static bool chat_answer(Chat* chat, const Options* o, const Tokenizer* tokenizer
     bool ok = true;
     sample_text_begin(answer, tokenizer, NULL);
     for (uint64_t n = 0; ok && n < o->sampler.tokens && !answer->ended && chat->generator.known < CHAT_TOKENS; n++) {
-        ok = sample_text_add(answer, *generator_step(&chat->generator), tokenizer->end_of_text, stops, error);
+        ok = sample_text_add(answer, *generator_step(&chat->generator), tokenizer, stops, error);
         if (ok) sample_text_show(answer, stops, stdout);
     }
     if (!ok || !sample_text_end(answer, stops, error)) return false;
@@ -180,6 +181,10 @@ static bool generate(Options* o, Error* error) {
     } else {
         ok = sampler_open(&o->sampler, &model, &tokenizer, error);
         size_t tokens = o->sampler.ids.count, room = model.cache.context;
+        const int32_t* ids = o->sampler.ids.ids;
+        if (ok && !o->sampler.prompt_ids && tokens > 1 && ids[0] == ids[1] && ids[0] == tokenizer.begin_of_text)
+            fprintf(stderr, "generate: the prompt begins with the begin-of-text token, which is put before it anyway, so "
+                    "it has two; leave it out of --prompt\n");
         if (ok && tokens > room)
             fprintf(stderr, "generate: the prompt has %zu tokens, and there is room for %zu: the first %zu are not "
                     "read\n", tokens, room, tokens - room);
@@ -195,7 +200,7 @@ static bool generate(Options* o, Error* error) {
 static bool options_check(const Options* o, Error* error) {
     bool run = o->out && o->out[0], directory = o->init_from && o->init_from[0];
     if (o->sampler.prompt_ids == NULL && o->sampler.prompt[0] == 0)
-        return fail_with(error, "--prompt is empty; give at least one character");
+        return fail_with(error, "--prompt is empty; give at least one character, or a token with --prompt-ids");
     if (o->prompt_given && (o->chat || o->sampler.prompt_ids))
         return fail_with(error, "--prompt cannot be combined with %s; leave one of them out",
                          o->chat ? "--chat" : "--prompt-ids");
@@ -225,7 +230,7 @@ int main(int argc, char** argv) {
         FLAG_COUNT("samples", &s->samples, 1, 1, 4096, 0, "samples to generate at once"),
         {"stop", KIND_TEXTS, &s->stops, "TEXT", 0, 0,
          "end a sample before this text; may be given several times", 0},
-        FLAG_SWITCH("past-end", &s->past_end, false, 0, "continue after an end-of-text token"),
+        FLAG_SWITCH("past-end", &s->past_end, false, 0, "continue after a token that ends a text"),
         FLAG_CHOICE("kv", &o.kv, KV_FULL, KV_NAMES, 0,
                     "dtype of the KV cache: full, the dtype that this program computes with, or q8, 8 bits"),
         FLAG_SWITCH("chat", &o.chat, false, 0,

@@ -195,7 +195,7 @@ static inline bool gguf_is_sentencepiece(const Rules* rules, bool* prefix) {
 static inline bool gguf_check_tokenizer(const Tokenizer* tokenizer, size_t V, Error* error) {
     const Rules* rules = tokenizer->rules;
     bool prefix;
-    if ((size_t)tokenizer->vocabulary > V)
+    if (!tokenizer_fits(tokenizer, V))
         return fail_with(error, "the tokenizer has %d tokens but the model %zu; give the model's own",
                          tokenizer->vocabulary, V);
     if (rules == NULL) return true;
@@ -292,7 +292,7 @@ static inline bool gguf_put_merges(GgufWriter* w, const Vocabulary* v, size_t V,
     size_t count = 0;
     bool ok = (merges && scores) || fail_with(error, "out of memory for the merges");
     for (size_t i = 0; ok && i < v->merge_slots; i++)
-        if (v->merges[i].rank != MERGE_NONE) merges[count++] = v->merges[i];
+        if (v->merges[i].rank != MERGE_NONE && v->merges[i].id < V) merges[count++] = v->merges[i];
     if (ok) qsort(merges, count, sizeof *merges, gguf_compare_merges);
     if (ok && v->by_characters) {
         for (size_t id = 0; id < V; id++) scores[id] = -(float)count;
@@ -334,7 +334,8 @@ static inline bool gguf_put_tokenizer(GgufWriter* w, const Tokenizer* tokenizer,
     if (!gguf_put_tokens(w, tokenizer, V, error) || !gguf_put_merges(w, v, V, error)) return false;
     int32_t begin = tokenizer->begin_of_text, end = tokenizer->end_of_text;
     if (end < 0) end = rules && v->bytes[0] >= 0 ? v->bytes[0] : 0;
-    gguf_u32(w, "tokenizer.ggml.bos_token_id", (size_t)(begin >= 0 ? begin : end));
+    int32_t first = begin >= 0 ? begin : tokenizer->begin_token >= 0 ? tokenizer->begin_token : end;
+    gguf_u32(w, "tokenizer.ggml.bos_token_id", (size_t)first);
     gguf_u32(w, "tokenizer.ggml.eos_token_id", (size_t)end);
     gguf_bool(w, "tokenizer.ggml.add_bos_token", begin >= 0);
     if (v->by_characters) {

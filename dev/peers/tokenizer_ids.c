@@ -4,7 +4,7 @@
 //                                                output the tokens of each after their number, in 4 bytes each
 //   build/tokenizer_ids PATH PATTERN FILE N T    speed: encodes the text of FILE N times with T threads; prints seconds
 //
-// PATTERN is - if the file needs none.
+// PATTERN is - if the file needs none, and ^ if the tokens of each text are to begin as the tokenizer's template says.
 
 #include "llmtrain/text/tokenizer.h"
 
@@ -17,7 +17,8 @@ int main(int count, char** words) {
     Tokenizer tokenizer;
     Error error;
     Tokens tokens = {NULL, 0, 0, 0};
-    const char* pattern = count > 2 && strcmp(words[2], "-") != 0 ? words[2] : NULL;
+    const char* pattern = count > 2 && strchr("-^", words[2][0]) == NULL ? words[2] : NULL;
+    bool begins = count > 2 && words[2][0] == '^';
     if (count < 2) return fail_with(&error, "give the path of a tokenizer"), complain(&error);
     if (!tokenizer_open(&tokenizer, words[1], pattern, &error)) return complain(&error);
     if (count == 6) {
@@ -43,6 +44,8 @@ int main(int count, char** words) {
         tokens.count = 0;
         if (!text || fread(text, 1, bytes, stdin) != bytes)
             return fail_with(&error, "the input is cut"), complain(&error);
+        if (begins && tokenizer.begin_of_text >= 0 && !tokens_append(&tokens, &tokenizer.begin_of_text, 1, &error))
+            return complain(&error);
         if (!tokenizer_encode_by(&tokens, &tokenizer, bytes % 2 ? &encoder : NULL, text, bytes, &error))
             return complain(&error);
         uint32_t found = (uint32_t)tokens.count;

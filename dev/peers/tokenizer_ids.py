@@ -2,11 +2,14 @@
 
     python3 dev/peers/tokenizer_ids.py [--gpt2 DIR] [--strings 1000000] [--only NAME] [--speed]
     python3 dev/peers/tokenizer_ids.py --fixtures dev/test/fixtures/tokenizers
+    python3 dev/peers/tokenizer_ids.py --directories build/tokenizer_directories
 
 Makes a tokenizer of each supported kind by training a small one with the published normalizers, pre-tokenizers and
 patterns. --gpt2 names a directory with GPT-2's own encoder.json and vocab.bpe. Exit code 1 if any id differs. It runs
 build/tokenizer_ids (make build/tokenizer_ids). --fixtures writes small tokenizers of each kind, and the two
-packages' ids for some strings, for build/test_tokenizer.
+packages' ids for some strings, for build/test_tokenizer. --directories makes directories as transformers, of this and of
+earlier versions, writes them: the ids must be those of AutoTokenizer, with the tokens that it puts before a text, or the
+directory is refused by name.
 """
 import argparse
 import base64
@@ -14,6 +17,7 @@ import glob
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -21,12 +25,15 @@ import time
 
 try:
     import numpy
-    import tiktoken
     import tokenizers
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from tokenizers import trainers
+    if "--directories" in sys.argv:
+        import transformers
+    else:
+        import tiktoken
 except ImportError as missing:
-    print(f"skipped: {missing}; pip install tokenizers tiktoken numpy")
+    print(f"skipped: {missing}; pip install tokenizers tiktoken numpy, or with --directories transformers")
     sys.exit(0)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -268,6 +275,130 @@ def speed(name, program, path, pattern, text, one, two, label):
               flush=True)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Directories
+
+END = "<|endoftext|>"
+
+
+def directories(root):
+    """Yields name and path of each directory, and a word of the message if it is to be refused."""
+    source = os.path.join(ROOT, "dev/test/fixtures/tokenizers")
+
+    def made_of(name, kind, refused=None, change=None, files=False, **others):
+        path = os.path.join(root, name)
+        os.makedirs(path, exist_ok=True)
+        for old in os.listdir(path):
+            os.remove(os.path.join(path, old))
+        if kind and files:  # GPT-2's two files, as before transformers 4
+            for old, new in ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt"):
+                shutil.copy(os.path.join(source, "gpt2", old), os.path.join(path, new))
+        elif kind:
+            shutil.copy(os.path.join(source, kind + ".json"), os.path.join(path, "tokenizer.json"))
+        for file, content in others.items():
+            if content is not None:
+                with open(os.path.join(path, file + (".json" if "." not in file else "")), "w") as out:
+                    json.dump(content, out)
+        if change:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+            change(tokenizer)
+            tokenizer.save_pretrained(path)
+        return name, path, refused
+
+    def request(tokenizer):
+        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer(["a", "b c d e f"], padding=True, truncation=True, max_length=16)
+
+    def chat(tokenizer):
+        tokenizer.add_special_tokens({"pad_token": "<pad>", "additional_special_tokens": ["<|user|>", "<|bot|>"]})
+        tokenizer.add_tokens(["newword", "<think>"])
+
+    bytes_named = dict(bos_token=END, eos_token=END)
+    pieces_named = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast = "PreTrainedTokenizerFast"
+    for kind in "gpt2", "gpt2-added", "llama3", "qwen2", "smollm2", "phi4", "llama2", "mistral", "metaspace":
+        names = pieces_named if kind in ("llama2", "mistral", "metaspace") else bytes_named
+        config = dict(tokenizer_class=fast, **names)
+        yield made_of(kind, kind, tokenizer_config=config, special_tokens_map=names)
+        yield made_of(kind + "-saved", kind, change=lambda t: None, tokenizer_config=config)
+        yield made_of(kind + "-request", kind, change=request, tokenizer_config=config)
+        yield made_of(kind + "-chat", kind, change=chat, tokenizer_config=config)
+    for kind, cls in ("gpt2", "GPT2Tokenizer"), ("qwen2", "Qwen2Tokenizer"), ("mistral", "LlamaTokenizer"):
+        config = dict(tokenizer_class=cls, **(pieces_named if kind == "mistral" else bytes_named))
+        yield made_of(cls, kind, tokenizer_config=config)
+        yield made_of(cls + "-fast", kind, tokenizer_config=config | dict(tokenizer_class=cls + "Fast"))
+        yield made_of(cls + "-chat", kind, change=chat, tokenizer_config=config)
+        for flag in True, False:
+            agrees = flag == (kind == "mistral")
+            yield made_of(f"{cls}-prefix-{flag}", kind, None if agrees else "add_prefix_space",
+                          tokenizer_config=config | dict(add_prefix_space=flag))
+            yield made_of(f"{cls}-bos-{flag}", kind, tokenizer_config=config | dict(add_bos_token=flag))
+            yield made_of(f"{cls}-backend-prefix-{flag}", kind,
+                          tokenizer_config=config | dict(tokenizer_class="TokenizersBackend", add_prefix_space=flag))
+    for cls in fast, "LlamaTokenizerFast":
+        for flag in True, False:
+            yield made_of(f"{cls}-bos-{flag}", "llama3", tokenizer_config=bytes_named | dict(
+                tokenizer_class=cls, add_bos_token=flag))
+    config = dict(tokenizer_class="GPT2Tokenizer", **bytes_named)
+    decoder = {"420": dict(content=END, special=True, lstrip=True, rstrip=False, normalized=False, single_word=False)}
+    user = dict(content="<|user|>", special=True, lstrip=False, rstrip=False, normalized=False, single_word=False)
+    for name, refused, others in [
+            ("", None, {}), ("-map", None, dict(special_tokens_map=bytes_named | dict(unk_token=END, pad_token=END))),
+            ("-added", "added_tokens.json", dict(added_tokens={"<|user|>": 421, "<|bot|>": 422})),
+            ("-added-known", None, dict(added_tokens={END: 420})),
+            ("-extra", "special_tokens_map.json", dict(special_tokens_map=dict(additional_special_tokens=["<|user|>"]))),
+            ("-pad", "pad_token", dict(special_tokens_map=dict(pad_token="<pad>"))),
+            ("-decoder", None, dict(tokenizer_config=config | dict(added_tokens_decoder=decoder))),
+            ("-decoder-new", "'<|user|>'", dict(tokenizer_config=config | dict(
+                added_tokens_decoder=decoder | {"421": user}))),
+            ("-decoder-hides-map", None, dict(tokenizer_config=config | dict(added_tokens_decoder=decoder),
+                                              special_tokens_map=dict(pad_token="<pad>"), added_tokens={"<x>": 421})),
+            ("-bos", None, dict(tokenizer_config=config | dict(add_bos_token=True))),
+            ("-prefix", "add_prefix_space", dict(tokenizer_config=config | dict(add_prefix_space=True)))]:
+        yield made_of("files" + name, "gpt2", refused, files=True, **(dict(tokenizer_config=config) | others))
+    config = bytes_named | dict(tokenizer_class=fast)
+    for name, refused, others in [
+            ("-added", "added_tokens.json", dict(added_tokens={"<|user|>": 423})),
+            ("-added-known", None, dict(added_tokens={END: 420})),
+            ("-image", "image_token", dict(tokenizer_config=config | dict(image_token="<image>"))),
+            ("-extra", "extra_special_tokens", dict(tokenizer_config=config | dict(extra_special_tokens={"a": "<i>"}))),
+            ("-pad", "pad_token", dict(special_tokens_map=dict(pad_token="<pad>")))]:
+        yield made_of("json" + name, "gpt2", refused, **(dict(tokenizer_config=config) | others))
+    yield made_of("sentencepiece", None, "tokenizer.model", **{"tokenizer.model": {}})
+
+
+def compare_directories(program, root):
+    """Of 200 texts in each directory; returns the number of directories with other ids or another outcome."""
+    wrong, count, texts = 0, 0, random_strings(195, 11) + ["", " ", "The quick <|user|> fox newword <pad>",
+                                                           f"  {END} a<s> b</s>", "<think>x  <|bot|>"]
+    for name, path, refused in directories(root):
+        count += 1
+        run = subprocess.run([program, path, "^"], input=b"", capture_output=True)
+        message = run.stderr.decode().strip()
+        if run.returncode or refused:
+            good = bool(run.returncode and refused and refused in message)
+            print(f"{'ok    ' if good else 'FAILED'}  {name}: {message}")
+            wrong += not good
+            if not good or "save_pretrained" not in message or name == "sentencepiece":
+                continue
+            name += ", saved as the message says"
+            transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path)
+            run = subprocess.run([program, path, "^"], input=b"", capture_output=True)
+            good, message = run.returncode == 0, run.stderr.decode().strip()
+        if run.returncode == 0:
+            found = ours(program, path, "^", [t.encode() for t in texts])
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+            theirs = [tokenizer(t).input_ids for t in texts]
+            differ = [i for i in range(len(texts)) if found[i] != theirs[i]]
+            good = not differ
+            message = f"{sum(map(len, found))} ids" + "".join(
+                f"; {texts[i]!r}: {found[i]}, not {theirs[i]}" for i in differ[:1])
+        wrong += not good
+        print(f"{'ok    ' if good else 'FAILED'}  {name}: {message}", flush=True)
+    print(f"{wrong} of {count} directories differ")
+    return wrong
+
+
 def fixtures(directory):
     global SIZE
     SIZE = 420
@@ -316,10 +447,14 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="of the random strings")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--fixtures")
+    parser.add_argument("--directories", help="where to make them")
     flags = parser.parse_args()
     if flags.fixtures:
         fixtures(flags.fixtures)
         return
+    if flags.directories:
+        transformers.utils.logging.set_verbosity_error()
+        sys.exit(compare_directories(flags.program, flags.directories) > 0)
     print(f"tokenizers {tokenizers.__version__}, tiktoken {tiktoken.__version__}")
     os.makedirs("build/tokenizers", exist_ok=True)
     text = mixed_text(flags.bytes)

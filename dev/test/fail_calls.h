@@ -237,8 +237,6 @@ static inline bool fail_stream(FILE* stream) {
 #define posix_memalign(...) FAIL_CALL("posix_memalign", ENOMEM, ENOMEM, posix_memalign(__VA_ARGS__))
 #undef strdup
 #define strdup(text) FAIL_CALL("strdup", ENOMEM, NULL, strdup(text))
-#undef strndup
-#define strndup(text, n) FAIL_CALL("strndup", ENOMEM, NULL, strndup(text, n))
 #define mmap(...) FAIL_CALL("mmap", ENOMEM, MAP_FAILED, mmap(__VA_ARGS__))
 #define munmap(...) FAIL_CALL("munmap", EINVAL, (munmap(__VA_ARGS__), -1), munmap(__VA_ARGS__))
 #define madvise(...) FAIL_CALL("madvise", EINVAL, -1, madvise(__VA_ARGS__))

@@ -317,8 +317,8 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 // The first byte sets the number of messages.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
-    ChatMessage messages[4] = {{"system", " Be brief."}, {"user", "a-b"}, {"assistant", "<think>c</think>d\n"},
-                               {"user", "\xc3\xa9"}};
+    ChatMessage messages[4] = {{"system", " Be brief.", 0}, {"user", "a-b", 0}, {"assistant", "<think>c</think>d\n", 0},
+                               {"user", "\xc3\xa9", 0}};
     Error error;
     char *text, *source = (char*)memory_allocate(bytes + 1);
     size_t length;

@@ -511,6 +511,24 @@ static void test_chat(void) {
         free(answer);
     }
     verdict("a conversation, with --system and without: an answer continues what the template makes of it");
+    const char* p = test.programs;
+    const char* command = text_of("printf 'a\\0b\\n' | %s/generate-FP32 --out chat --chat " ANSWER " > answer && "
+                                  "%s/generate-FP32 --out chat " ANSWER " --prompt-ids \"$(printf 'a\\0b.' | "
+                                  "%s/tokenize --tokenizer tokenizer --encode)\" > whole && "
+                                  "(printf 'a\\0b.'; cat answer) | cmp - whole", p, p, p);
+    expect(system(command) == 0, "%s", command);
+    verdict("a message with a zero byte is read whole");
+    expect(system("sed -i '/post_processor/,/^  },/c \\  \"post_processor\": "
+                  "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"e\"}}, "
+                  "{\"Sequence\": {\"id\": \"A\"}}], \"special_tokens\": {\"e\": {\"ids\": [256]}}},' "
+                  "chat/tokenizer/tokenizer.json") == 0, "a template with a token before a text");
+    for (int twice = 0; twice < 2; twice++) {
+        command = text_of("%s/generate-FP32 --out chat --print-ids --prompt '%sa' " ANSWER " 2> note | "
+                          "grep '^256 %s64 ' > ids && %s grep -q 'begins with the begin-of-text token' note", p,
+                          twice ? "<|endoftext|>" : "", twice ? "256 " : "", twice ? "" : "!");
+        expect(system(command) == 0, "%s", command);
+    }
+    verdict("a prompt that begins with the token that is put before it: a note");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -156,6 +156,8 @@ static void test_in(void) {
 // 2. Out
 
 // A token that a configuration of an export names, -1: null.
+static const TokenIds no_ids = {.begin = -1, .pad = -1};
+
 static void expect_token(const Json* json, const char* key, int32_t token, const char* path) {
     uint64_t found = 0;
     uint32_t node = json_get(json, 0, key);
@@ -203,10 +205,12 @@ static void test_written_configs(void) {
          "'use_sliding_window': false, "},
     };
     static const char* const ends[] = {"'bos_token_id': null, 'eos_token_id': 0, 'torch_dtype': 'float32'}",
-                                       "'bos_token_id': 0, 'eos_token_id': 7, 'torch_dtype': 'float16'}",
+                                       "'bos_token_id': 0, 'eos_token_id': [7, 5], 'pad_token_id': 0, 'torch_dtype': "
+                                       "'float16'}",
                                        "'bos_token_id': 5, 'eos_token_id': null, 'torch_dtype': 'bfloat16'}"};
-    static const struct { Dtype dtype; int32_t begin, end; } given[] = {{DTYPE_F32, -1, 0}, {DTYPE_F16, 0, 7},
-                                                                        {DTYPE_BF16, 5, -1}};
+    static const struct { Dtype dtype; TokenIds ids; } given[] = {{DTYPE_F32, {-1, -1, {0}, 1}},
+                                                                  {DTYPE_F16, {0, 0, {7, 5}, 2}},
+                                                                  {DTYPE_BF16, {5, -1, {0}, 0}}};
     for (size_t i = 0; i < COUNT_OF(models) * COUNT_OF(given); i++) {
         size_t n = i / COUNT_OF(given), k = i % COUNT_OF(given);
         Config c, again;
@@ -214,7 +218,7 @@ static void test_written_configs(void) {
         JsonWriter w;
         memset(&c, 0, sizeof c);
         need(config_set(&c, models[n].members, &error) && config_complete(&c, &error) &&
-             hf_config_write(&w, &c, given[k].dtype, given[k].begin, given[k].end, &error), "%s", error.text);
+             hf_config_write(&w, &c, given[k].dtype, &given[k].ids, &error), "%s", error.text);
         json_put(&w, "", 1);
         expect(same_json(w.text, text_of("%s%s", models[n].json, ends[k])), "%s: %s", models[n].members, w.text);
         put_text("written.json", w.text);
@@ -317,7 +321,7 @@ static void test_out(void) {
     // What the other files of an export say, with a tokenizer whose first and last tokens differ, with none of either
     // kind, and without a tokenizer.
     static const struct { const char* tokenizer; int32_t begin, end; } tokenizers[] = {
-        {"llama2.json", 1, 2}, {"gpt2.json", -1, 420}, {NULL, -1, -1},
+        {"llama2.json", 1, 2}, {"gpt2.json", 7, 420}, {NULL, -1, -1},
     };
     static const struct { ExportType type; const char* name; size_t shard_bytes; } types[] = {
         {EXPORT_F32, "float32", 3000}, {EXPORT_F16, "float16", (size_t)5e9}, {EXPORT_BF16, "bfloat16", 1000},
@@ -332,6 +336,9 @@ static void test_out(void) {
             need(tokenizer_open(&tokenizer, text_of("%s/../tokenizers/%s", fixtures, tokenizers[k].tokenizer), NULL,
                                 &error), "%s", error.text);
         need(source_open(&s, fixture(NAMES[n]), &error) && directory_make("says", &error), "%s", error.text);
+        if (k == 1) tokenizer.begin_token = 7;  // which the tokenizer does not put before a text
+        bool own = n % 2;  // as of a model whose config.json names no tokens
+        if (own) s.ids = no_ids;
         Export e = {&s, tokenizers[k].tokenizer ? &tokenizer : NULL, types[k].type, "says", types[k].shard_bytes};
         expect(export_hf(&e, &error), "%s", error.text);
         static const char* const files[] = {"config.json", "generation_config.json"};
@@ -340,8 +347,8 @@ static void test_out(void) {
             char* text = text_read(path, &bytes);
             Json json;
             need(json_parse(&json, text, bytes, path, &error), "%s", error.text);
-            expect_token(&json, "bos_token_id", tokenizers[k].begin, path);
-            expect_token(&json, "eos_token_id", tokenizers[k].end, path);
+            expect_token(&json, "bos_token_id", own ? tokenizers[k].begin : n == 0 ? 0 : 1, path);
+            expect_token(&json, "eos_token_id", own ? tokenizers[k].end : n == 0 ? 0 : 2, path);
             char word[64] = "", class_name[64] = "";
             json_string(&json, json_get(&json, 0, "torch_dtype"), word, sizeof word);
             json_string(&json, json_first(&json, json_get(&json, 0, "architectures")), class_name, sizeof class_name);
@@ -498,7 +505,7 @@ static void put_wide(const char* path, const Config* c, const Parameters* p, Dty
     JsonWriter config;
     size_t count;
     Error error;
-    need(directory_make(path, &error) && hf_config_write(&config, c, type, -1, -1, &error), "%s", error.text);
+    need(directory_make(path, &error) && hf_config_write(&config, c, type, &no_ids, &error), "%s", error.text);
     put_bytes(text_of("%s/config.json", path), config.text, config.bytes);
     json_writer_free(&config);
     need(convert_list(&list, &count, c, p, &error) &&
@@ -760,7 +767,7 @@ static void test_continued(void) {
         length -= length > 0;  // the space before the text
         sample_text_begin(&text, &tokenizer, &before);
         for (size_t i = cut; i < tokens.count; i++)
-            need(sample_text_add(&text, tokens.ids[i], -1, &none, &error), "%s", error.text);
+            need(sample_text_add(&text, tokens.ids[i], NULL, &none, &error), "%s", error.text);
         need(sample_text_end(&text, &none, &error), "%s", error.text);
         expect(text.bytes == strlen(words + length) && memcmp(text.text, words + length, text.bytes) == 0,
                "after %zu tokens: '%.*s'", cut, (int)text.bytes, text.text);
@@ -1299,7 +1306,7 @@ static void test_heads(void) {
     for (int even = 0; even < 2; even++) {
         c.channels = even ? 16 : 18;
         c.head_size = even ? 0 : 4;
-        need(hf_config_write(&w, &c, DTYPE_F32, -1, -1, &error), "%s", error.text);
+        need(hf_config_write(&w, &c, DTYPE_F32, &no_ids, &error), "%s", error.text);
         json_put(&w, "", 1);
         expect(strstr(w.text, even ? "\"model_type\": \"llama\"" : "\"model_type\": \"mistral\"") != NULL &&
                (strstr(w.text, "\"sliding_window\": null") != NULL) == !even, "%zu channels: %s", c.channels, w.text);
@@ -1414,6 +1421,79 @@ static void test_not_finite(void) {
     verdict("weights that are not finite are refused by name");
 }
 
+// The ids that a model continues the prompt 1 with, as generate writes them; the caller frees the text.
+static char* continued(const char* path, bool past_end) {
+    Error error;
+    Model model;
+    Tokenizer tokenizer;
+    ModelOptions options = {.B = 1, .T = 8, .cached_sequences = 1};
+    Sampler s = {.tokens = 12, .prompt_ids = "1", .print_ids = true, .past_end = past_end,
+                 .options = {.top_p = 1, .repetition_penalty = 1.5}};
+    char* text = NULL;
+    size_t bytes = 0;
+    FILE* out = open_memstream(&text, &bytes);
+    need(out && model_open(&model, &tokenizer, NULL, path, &options, "test", &error) &&
+         sampler_open(&s, &model, &tokenizer, &error) && sampler_write(&s, out, &error), "%s", error.text);
+    fclose(out);
+    sampler_close(&s);
+    tokenizer_close(&tokenizer);
+    model_free(&model);
+    return text;
+}
+
+// The ids and settings of a model's config.json and generation_config.json, in an export of it, of a run that begins
+// from it, of that run resumed, and of a run that begins from that one.
+static void test_generation_config(void) {
+    char run[PATH_MAX + 256];  // text_of's texts last for 15 calls
+    snprintf(run, sizeof run, "%s --data tokens.bin --batch 1 --seq 8 --lr 0 --init-from", train_program);
+    static const char settings[] = "{\"do_sample\": true, \"temperature\": 0.6, \"top_p\": 0.9,\n  \"bos_token_id\": 1,"
+                                   " \"eos_token_id\": [38, %d],\n\"pad_token_id\": 3}\n";
+    copy_tree(fixture("llama"), "ends");
+    replace("ends/config.json", "\"eos_token_id\": 2", "\"eos_token_id\": [2, 5]");
+    replace("ends/config.json", "\"pad_token_id\": null", "\"pad_token_id\": 3");
+    put_text("ends/generation_config.json", "{}");
+    char *whole = continued("ends", true), *next = whole;
+    int ids[13];
+    for (int i = 0; i < 13; i++) ids[i] = (int)strtol(next, &next, 10);
+    int last = 1, shown = 0;
+    while (last < 6 && (ids[last] == ids[1] || last < 3)) last++;  // an id that is not the first one
+    while (shown < last && ids[shown] != ids[last]) shown++;
+    put_text("ends/generation_config.json", text_of(settings, ids[last]));
+    char* cut = continued("ends", false);
+    expect(strncmp(cut, whole, strlen(cut) - 1) == 0 && strspn(cut, "0123456789 ") == strlen(cut) - 1 &&
+           atoi(strrchr(cut, ' ')) == ids[shown] && shown < 12, "the second end, %d: %s of %s", ids[last], cut, whole);
+    free(cut);
+    put_text("ends/generation_config.json", "{\"eos_token_id\": null}");
+    replace("ends/config.json", "[2, 5]", text_of("[39, %d]", ids[last]));
+    cut = continued("ends", false);
+    expect(atoi(strrchr(cut, ' ')) == ids[shown], "the second end of config.json: %s", cut);
+    replace("ends/config.json", text_of("[39, %d]", ids[last]), "[2, 5]");
+    put_text("ends/generation_config.json", text_of(settings, ids[last]));
+    free(cut);
+    free(whole);
+    static const char* const commands[][2] = {
+        {NULL, "--init-from ends"}, {"ends --steps 2 --out ends.run", "--out ends.run"},
+        {"ends --steps 3 --resume --out ends.run", "--out ends.run"},
+        {"ends.run --steps 2 --out ends.two", "--out ends.two"},
+    };
+    for (size_t i = 0; i < COUNT_OF(commands); i++) {
+        Error error;
+        TokenIds found;
+        size_t bytes;
+        if (commands[i][0]) expect_program(0, "saved", text_of("%s %s", run, commands[i][0]));
+        expect_program(0, "parameters", text_of("%s %s --to hf --dir ends.%zu", export_program, commands[i][1], i));
+        need(source_read_ids(&found, text_of("ends.%zu", i), false, &error), "%s", error.text);
+        expect(found.begin == 1 && found.pad == 3 && found.count == 2 && found.ends[0] == 2 && found.ends[1] == 5,
+               "%s: ids %d, %d, %zu ends", commands[i][1], found.begin, found.pad, found.count);
+        char* text = text_read(text_of("ends.%zu/generation_config.json", i), &bytes);
+        expect(strcmp(text, text_of(settings, ids[last])) == 0, "%s: %s", commands[i][1], text);
+        free(text);
+    }
+    put_text("ends/generation_config.json", "{\"eos_token_id\": [2, \"</s>\"]}");
+    expect_program(1, "\"eos_token_id\" is not the id of a token", text_of("%s ends --out ends.no", run));
+    verdict("what a model's files say of its tokens and of generation: obeyed, and the same in exports");
+}
+
 static void test_programs(void) {
     if (!file_exists(export_program)) {
         skip("build/export", "it is not there");
@@ -1488,6 +1568,7 @@ static void test_programs(void) {
     expect_program(1, "relu", text_of("%s bad --out t.no2", usual));
     expect(!file_exists("t.no2"), "nothing is written");
     verdict("train begins with models of other programs, and takes their configuration");
+    test_generation_config();
 }
 
 int main(int argc, char** argv) {

@@ -406,8 +406,9 @@ static void test_tokenizers(void) {
         formula_create(&m, &model);
         need(tokenizer_open(&m.tokenizer, text_of("%s/../tokenizers/%s", fixtures, rows[i].path), rows[i].pattern,
                             &error), "%s", error.text);
-        for (int none = 0; none < 2; none++) {
-            if (none) m.tokenizer.begin_of_text = m.tokenizer.end_of_text = -1;
+        for (int none = 0; none < 3; none++) {  // 2: a token that begins chats, and no other texts
+            if (none) m.tokenizer.begin_of_text = m.tokenizer.begin_token = m.tokenizer.end_of_text = -1;
+            if (none == 2) m.tokenizer.begin_token = 7;
             int begin = none ? -1 : rows[i].begin, end = none ? rows[i].byte_0 : rows[i].end;
             bool ok = formula_export(&m, "tokens.gguf", GGUF_F32, &error);
             if (rows[i].model == NULL) expect_refusal(ok, &error, rows[i].refusal, what);
@@ -415,7 +416,7 @@ static void test_tokenizers(void) {
             gguf_read(&g, "tokens.gguf");
             expect_value(&g, what, "model", rows[i].model, -1);
             expect_value(&g, what, "pre", rows[i].pre, -1);
-            expect_value(&g, what, "bos_token_id", NULL, begin < 0 ? end : begin);
+            expect_value(&g, what, "bos_token_id", NULL, none == 2 ? 7 : begin < 0 ? end : begin);
             expect_value(&g, what, "eos_token_id", NULL, end);
             expect_value(&g, what, "add_bos_token", NULL, begin >= 0);
             expect_value(&g, what, "unknown_token_id", NULL, rows[i].unknown);

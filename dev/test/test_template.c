@@ -21,7 +21,7 @@ static void read_conversations(const Json* json) {
         for (uint32_t m = json_first(json, node); m != JSON_NONE; m = json_next(json, m)) {
             uint32_t role = json_first(json, m);
             need(c < CONVERSATIONS_MAX && conversation_counts[c] < MESSAGES_MAX, "room for the conversations");
-            ChatMessage message = {json_text(json, role), json_text(json, json_next(json, role))};
+            ChatMessage message = {json_text(json, role), json_text(json, json_next(json, role)), 0};
             conversations[c][conversation_counts[c]++] = message;
         }
     }
@@ -78,7 +78,7 @@ static void renders(const char* source, const char* content, const char* expecte
     Error error;
     char* text;
     size_t bytes;
-    ChatMessage message = {"user", content};
+    ChatMessage message = {"user", content, 0};
     bool ok = template_render(&text, &bytes, source, &message, 1, "", "", true, &error);
     check(ok && strcmp(text, expected) == 0, "%.60s (%.60s)", source, ok ? "" : error.text);
     if (ok) free(text);
@@ -104,7 +104,7 @@ static void refuses(const char* source, const char* says) {
     Error error;
     char* text;
     size_t bytes;
-    ChatMessage messages[2] = {{"user", "a"}, {"assistant", "b"}};
+    ChatMessage messages[2] = {{"user", "a", 0}, {"assistant", "b", 0}};
     error.text[0] = 0;
     bool ok = template_render(&text, &bytes, source, messages, 2, "", "", true, &error);
     check(!ok && strstr(error.text, says) != NULL, "refused: %.60s (%s)", source, ok ? "it is not" : error.text);
@@ -116,7 +116,7 @@ static void refuses(const char* source, const char* says) {
 static void test_names(void) {
     char today[2][64];
     Error error;
-    ChatMessage message = {"user", "a"};
+    ChatMessage message = {"user", "a", 0};
     const char* source = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% else %}never{% endif %}";
     bool same = false;
     for (int i = 0; i < 2; i++) {

@@ -876,6 +876,23 @@ static void test_runs(void) {
         expect_run(1, "cannot open model", train, text_of("%s '%s' --steps 2 --out other", sizes, begins[i]));
     }
     verdict("runs: a resume does not need the model of --init-from");
+    // A tokenizer with a padding token, 260, for which the model has no row.
+    expect_run(0, "", tokenize, "--train-bpe 260 --text lines.txt --out more");
+    expect(run("sed -i 's/\"special\": true/&}, {\"id\": 260, \"content\": \"<pad>\", \"special\": "
+               "true/' more/tokenizer.json && echo 'a<pad>b, and so on, so that it is long enough' > pad.txt") == 0,
+           "a token");
+    expect_run(0, "shard", tokenize, "--tokenizer more --text one.txt --out more --val 0");
+    expect_run(0, "", tokenize, "--tokenizer more --text pad.txt --out pad --val 0");
+    const char* sizes = TINY "--vocab 260 --steps 20 --data";
+    expect_run(0, "saved", train, text_of("%s 'more_train_*.bin' --out less", sizes));
+    expect_run(0, "saved", train, "--seq 16 --batch 2 --steps 1 --warmup 1 --data 'more_train_*.bin' --init-from less "
+               "--out less.next");
+    expect_run(1, "token 260 at position", train, text_of("%s 'pad_train_*.bin'", sizes));
+    expect_run(1, "has produced the id 260", train,
+               text_of("%s 'more_train_*.bin' --sample-every 1 --prompt '<pad>'", sizes));
+    expect_run(2, "vocabulary of 261 but the model has 259", train, TINY "--vocab 259 --steps 1 --data "
+               "'more_train_*.bin'");  // then there would be no end of text
+    verdict("runs: a model may lack added tokens of its tokenizer, which its text must not contain");
 }
 
 int main(int argc, char** argv) {

@@ -456,6 +456,15 @@ static void test_decoder(void) {
         text_free(&text);
         tokens_free(&tokens);
     }
+    tokenizer_close(&tokenizer);
+    open_tokenizer(&tokenizer, fixture("metaspace.json"), NULL);  // without byte fallback: <unk> is a lost character
+    Tokens lost = encode(&tokenizer, "a \xE7\x8C\xAB b", 7);
+    Text unlike = decode(&tokenizer, &lost);
+    expect(unlike.count == 9 && memcmp(unlike.bytes, "a <unk> b", 9) == 0, "'%.*s'", (int)unlike.count, unlike.bytes);
+    text_free(&unlike);
+    tokens_free(&lost);
+    tokenizer_close(&tokenizer);
+    open_tokenizer(&tokenizer, fixture("llama2.json"), NULL);
     verdict("the space that a tokenizer puts before a text is left out again");
     expect(tokenizer.begin_of_text == 1 && tokenizer_kind(&tokenizer, 1) == TOKEN_SPECIAL, "the template");
     expect(tokenizer.end_of_text == 2, "the end of a text");
@@ -478,6 +487,18 @@ static void put_directory(const char* name, const char* json, const char* config
     if (chat) put_text(text_of("%s/chat_template.jinja", name), chat);
 }
 
+// GPT-2's two files in place of a directory's tokenizer.json.
+static void put_gpt2(const char* name) {
+    static const char* const from[2] = {"gpt2/encoder.json", "gpt2/vocab.bpe"};
+    remove(text_of("%s/tokenizer.json", name));
+    for (int i = 0; i < 2; i++) {
+        size_t bytes;
+        char* text = text_read(fixture(from[i]), &bytes);
+        put_bytes(text_of("%s/%s", name, GPT2_FILES[0][i]), text, bytes);
+        free(text);
+    }
+}
+
 static void test_directories(void) {
     Tokenizer t, saved;
     put_directory("plain", "llama2.json", NULL, NULL);
@@ -488,7 +509,7 @@ static void test_directories(void) {
     put_directory("full", "llama2.json", "{\"bos_token\":\"</s>\",\"eos_token\":{\"content\":\"<s>\"},\"add_bos_token\""
                   ":true,\"chat_template\":\"{{ x }}\",\"model_max_length\":1e30}", NULL);
     open_tokenizer(&t, "full", NULL);
-    expect(t.begin_of_text == 2 && t.end_of_text == 1, "what a configuration says");
+    expect(t.begin_token == 2 && t.end_of_text == 1, "what a configuration says");
     expect(t.chat_template && strcmp(t.chat_template, "{{ x }}") == 0, "its chat template");
     expect(t.hash != plain, "the hash is of all files");
     need(tokenizer_save(&t, "saved", &error), "%s", error.text);
@@ -499,7 +520,6 @@ static void test_directories(void) {
     put_directory("none", "llama2.json", "{\"add_bos_token\":false,\"chat_template\":[{\"name\":\"rag\",\"template\":"
                   "\"r\"},{\"name\":\"default\",\"template\":\"d\"}]}", NULL);
     open_tokenizer(&t, "none", NULL);
-    expect(t.begin_of_text == -1, "no token before a text");
     expect(t.chat_template && strcmp(t.chat_template, "d") == 0, "the default template of several");
     tokenizer_close(&t);
     put_directory("jinja", "llama2.json", "{\"chat_template\":\"old\"}", "new");
@@ -528,7 +548,8 @@ static void test_directories(void) {
     tokenizer_close(&t);
     tokenizer_close(&saved);
     put_text("files/tokenizer_config.json", "{\"tokenizer_class\":\"GPT2Tokenizer\",\"add_prefix_space\":false,"
-             "\"added_tokens_decoder\":{\"0\":{\"content\":\"!\"}}}");
+             "\"added_tokens_decoder\":{\"420\":"
+             "{\"content\":\"<|endoftext|>\"}}}");
     open_tokenizer(&saved, "files", NULL);
     tokenizer_close(&saved);
     open_tokenizer(&t, "full", NULL);
@@ -539,7 +560,8 @@ static void test_directories(void) {
 }
 
 // Which token begins a text, and which one chat templates call bos_token, by the three files that may say so. llama2's
-// template puts <s>, 1, before a text; gpt2's none.
+// template puts <s>, 1, before a text; gpt2's none. "add_bos_token" counts only where there is no tokenizer.json, as in
+// transformers 5.24, whatever the class of the tokenizer.
 static void test_begin(void) {
     static const struct { const char *json, *config, *older; int32_t begin, token; } cases[] = {
         {"llama2.json", NULL, NULL, 1, 1},
@@ -547,32 +569,33 @@ static void test_begin(void) {
         {"llama2.json", "{\"bos_token\":\"<s>\"}", NULL, 1, 1},
         {"llama2.json", "{\"bos_token\":\"</s>\"}", NULL, 1, 2},
         {"llama2.json", "{\"add_bos_token\":null,\"bos_token\":null}", NULL, 1, 1},
-        {"llama2.json", "{\"add_bos_token\":true}", NULL, 1, 1},
-        {"llama2.json", "{\"add_bos_token\":true,\"bos_token\":\"</s>\"}", NULL, 2, 2},
-        {"llama2.json", "{\"add_bos_token\":true,\"bos_token\":{\"content\":\"</s>\"}}", NULL, 2, 2},
-        {"llama2.json", "{\"add_bos_token\":false}", NULL, -1, -1},
-        {"llama2.json", "{\"add_bos_token\":false,\"bos_token\":\"<s>\"}", NULL, -1, 1},
-        {"llama2.json", "{\"add_bos_token\":false,\"bos_token\":{\"content\":\"</s>\"}}", NULL, -1, 2},
+        {"llama2.json", "{\"add_bos_token\":true,\"bos_token\":{\"content\":\"</s>\"}}", NULL, 1, 2},
+        {"llama2.json", "{\"tokenizer_class\":\"LlamaTokenizerFast\",\"add_bos_token\":false}", NULL, 1, 1},
+        {"llama2.json", "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"add_bos_token\":false}", NULL, 1, 1},
         {"llama2.json", NULL, "{\"bos_token\":\"</s>\"}", 1, 2},
-        {"llama2.json", "{\"add_bos_token\":true}", "{\"bos_token\":\"</s>\"}", 2, 2},
-        {"llama2.json", "{\"add_bos_token\":false}", "{\"bos_token\":\"</s>\"}", -1, 2},
-        {"llama2.json", "{\"add_bos_token\":true,\"bos_token\":\"<s>\",\"added_tokens_decoder\":{}}",
-         "{\"bos_token\":\"</s>\"}", 1, 1},
+        {"llama2.json", "{\"add_bos_token\":false}", "{\"bos_token\":\"</s>\"}", 1, 2},
+        {"llama2.json", "{\"bos_token\":\"<s>\",\"added_tokens_decoder\":{}}", "{\"bos_token\":\"</s>\"}", 1, 1},
         {"gpt2.json", NULL, NULL, -1, -1},
         {"gpt2.json", "{\"bos_token\":\"<|endoftext|>\"}", NULL, -1, 420},
-        {"gpt2.json", "{\"add_bos_token\":true}", NULL, -1, -1},
-        {"gpt2.json", "{\"add_bos_token\":true,\"bos_token\":\"<|endoftext|>\"}", NULL, 420, 420},
-        {"gpt2.json", "{\"add_bos_token\":true}", "{\"bos_token\":\"<|endoftext|>\"}", 420, 420},
-        {"gpt2.json", "{\"add_bos_token\":false,\"bos_token\":\"<|endoftext|>\"}", NULL, -1, 420},
+        {"gpt2.json", "{\"tokenizer_class\":\"GPT2Tokenizer\",\"add_bos_token\":true,\"bos_token\":"
+         "\"<|endoftext|>\"}", NULL, -1, 420},
+        {"gpt2.json", "{\"tokenizer_class\":\"LlamaTokenizerFast\",\"add_bos_token\":true}",
+         "{\"bos_token\":\"<|endoftext|>\"}", -1, 420},
+        {NULL, "{\"bos_token\":\"<|endoftext|>\"}", NULL, -1, 420},
+        {NULL, "{\"add_bos_token\":true}", "{\"bos_token\":\"<|endoftext|>\"}", 420, 420},
+        {NULL, "{\"add_bos_token\":true,\"bos_token\":\"<|endoftext|>\"}", NULL, 420, 420},
+        {NULL, "{\"add_bos_token\":false,\"bos_token\":\"<|endoftext|>\"}", NULL, -1, 420},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Tokenizer t;
         remove_tree("begin");
-        put_directory("begin", cases[i].json, cases[i].config, NULL);
+        put_directory("begin", cases[i].json ? cases[i].json : "gpt2.json", cases[i].config, NULL);
+        if (!cases[i].json) put_gpt2("begin");
         if (cases[i].older) put_text("begin/special_tokens_map.json", cases[i].older);
         open_tokenizer(&t, "begin", NULL);
         expect(t.begin_of_text == cases[i].begin && t.begin_token == cases[i].token, "%s, %s, %s: %d and %d",
-               cases[i].json, cases[i].config ? cases[i].config : "none", cases[i].older ? cases[i].older : "none",
+               cases[i].json ? cases[i].json : "GPT-2's files", cases[i].config ? cases[i].config : "none",
+               cases[i].older ? cases[i].older : "none",
                t.begin_of_text, t.begin_token);
         tokenizer_close(&t);
     }
@@ -656,6 +679,7 @@ static void test_rank_specials(void) {
     "\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"aba\":3},\"merges\":[\"a b\",[\"ab\",\"a\"]]}}"
 
 static const struct { const char *old, *put, *words; } bad_files[] = {
+    {"{\"a\":0,\"b\":1,\"ab\":2,\"aba\":3},\"merges\":[\"a b\",[\"ab\",\"a\"]]", "{},\"merges\":[]", "or an empty one"},
     {BASE, "", "not valid JSON"},
     {BASE, "[]", "it has no \"model\""},
     {BASE, "3", "it has no \"model\""},
@@ -709,7 +733,7 @@ static const struct { const char *old, *put, *words; } bad_files[] = {
     {"\"decoder\":{\"type\":\"ByteLevel\"}", "\"decoder\":{\"type\":\"WordPiece\"}", "decoder is 'WordPiece'"},
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"BertProcessing\"}", "is 'BertProcessing'"},
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":"
-     "\"A\"}},{\"SpecialToken\":{\"id\":\"<x>\"}}]}", "more than one token"},
+     "\"A\"}},{\"SpecialToken\":{\"id\":\"<x>\"}}]}", "a token after the text"},
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{"
      "\"id\":\"<x>\"}}],\"special_tokens\":{\"<x>\":{\"ids\":[77]}}}", "which is not a token"},
     {"\"id\":4", "\"id\":9", "does not have the next id"},
@@ -946,6 +970,74 @@ static void test_configured(void) {
     verdict("the token that ends a text, by its name");
 }
 
+// Every file next to a tokenizer that transformers 5.24 reads is read, or refused if it says more than what was read:
+// the cases were tried there. gpt2: 421 tokens, the last <|endoftext|>.
+static void test_neighbors(void) {
+    static const struct { bool json; const char *name, *text, *says; } cases[] = {
+        {false, "added_tokens.json", "{\"<|user|>\":421}", "'<|user|>' is not among the added tokens of vocab.json"},
+        {false, "added_tokens.json", "{\"!\":0}", "added token '!' is not among"},
+        {false, "added_tokens.json", "{\"<|endoftext|>\":421}", "<|endoftext|> has another id"},
+        {false, "added_tokens.json", "{\"<|endoftext|>\":420}", NULL},
+        {false, "added_tokens.json", "{\"<|endoftext|>\":", "not valid JSON"},
+        {false, "special_tokens_map.json", "{\"additional_special_tokens\":[\"<|user|>\"]}", "'<|user|>' is not among"},
+        {false, "special_tokens_map.json", "{\"pad_token\":\"<pad>\"}", "its pad_token '<pad>' is not among"},
+        {false, "special_tokens_map.json", "{\"pad_token\":{\"content\":\"<|endoftext|>\"}}", NULL},
+        {false, "tokenizer_config.json", "{\"pad_token\":\"<pad>\"}", "its pad_token '<pad>' is not among"},
+        {false, "tokenizer_config.json", "{\"added_tokens_decoder\":{\"0\":{\"content\":\"!\"}}}",
+         "'!' is not among"},
+        {false, "tokenizer_config.json", "{\"add_prefix_space\":true}", "add_prefix_space"},
+        {false, "tokenizer.model", "", "tokenizer.model, but no tokenizer.json; save it as tokenizer.json (in Python"},
+        {true, "tokenizer.model", "", NULL},
+        {true, "added_tokens.json", "{\"<|endoftext|>\":420}", NULL},
+        {true, "added_tokens.json", "{\"<|user|>\":421}", "'<|user|>' is not among the added tokens of tokenizer.json"},
+        {true, "tokenizer_config.json", "{\"image_token\":\"<image>\"}", "its image_token '<image>' is not among"},
+        {true, "tokenizer_config.json", "{\"extra_special_tokens\":{\"a\":\"<image>\"}}", "'<image>' is not among"},
+        {true, "tokenizer_config.json", "{\"add_bos_token\":true,\"image_token\":null}", NULL},
+        {true, "tokenizer_config.json", "{\"tokenizer_class\":\"GPT2Tokenizer\",\"add_prefix_space\":true}",
+         "a space is put before a text, unlike in tokenizer.json"},
+        {true, "tokenizer_config.json", "{\"tokenizer_class\":\"GPT2Tokenizer\"}", NULL},
+        {true, "tokenizer_config.json", "{\"tokenizer_class\":\"GPT2TokenizerFast\",\"add_prefix_space\":false}", NULL},
+        {true, "tokenizer_config.json", "{\"tokenizer_class\":\"LlamaTokenizer\",\"add_prefix_space\":true}", NULL},
+        {true, "tokenizer_config.json", "{\"tokenizer_class\":\"TokenizersBackend\",\"add_prefix_space\":true}", NULL},
+        {true, "tokenizer_config.json", "{\"add_prefix_space\":true}", NULL},
+    };
+    Tokenizer t;
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        remove_tree("beside");
+        put_directory("beside", "gpt2.json", NULL, NULL);
+        if (!cases[i].json) put_gpt2("beside");
+        put_text(text_of("beside/%s", cases[i].name), cases[i].text);
+        if (cases[i].says) expect_bad("beside", NULL, cases[i].says, cases[i].text);
+        else open_tokenizer(&t, "beside", NULL), tokenizer_close(&t);
+    }
+    static const struct { const char *json, *config; bool good; } prefixes[] = {
+        {"gpt2-prefix.json", "{\"tokenizer_class\":\"GPT2Tokenizer\"}", false},
+        {"gpt2-prefix.json", "{\"tokenizer_class\":\"GPT2Tokenizer\",\"add_prefix_space\":true}", true},
+        {"gpt2-prefix.json", "{\"tokenizer_class\":\"PreTrainedTokenizerFast\"}", true},
+        {"mistral.json", "{\"tokenizer_class\":\"LlamaTokenizer\",\"add_prefix_space\":null}", true},
+        {"mistral.json", "{\"tokenizer_class\":\"LlamaTokenizer\",\"add_prefix_space\":true}", true},
+        {"mistral.json", "{\"tokenizer_class\":\"LlamaTokenizer\",\"add_prefix_space\":false}", false},
+        {"llama2.json", "{\"tokenizer_class\":\"LlamaTokenizer\",\"add_prefix_space\":true}", true},
+        {"llama2.json", "{\"tokenizer_class\":\"LlamaTokenizer\",\"add_prefix_space\":false}", false},
+    };
+    for (size_t i = 0; i < COUNT_OF(prefixes); i++) {
+        put_directory("prefix", prefixes[i].json, prefixes[i].config, NULL);
+        if (!prefixes[i].good) expect_bad("prefix", NULL, "make them agree", prefixes[i].config);
+        else open_tokenizer(&t, "prefix", NULL), tokenizer_close(&t);
+    }
+    // The settings of GPT-2's one added token, and a token that takes the spaces before it.
+    remove_tree("beside");
+    put_directory("beside", "gpt2.json", "{\"added_tokens_decoder\":{\"420\":{\"content\":\"<|endoftext|>\",\"lstrip\":"
+                  "true,\"special\":true}}}", NULL);
+    put_gpt2("beside");
+    open_tokenizer(&t, "beside", NULL);
+    Tokens tokens = encode(&t, "  <|endoftext|>", 15);
+    expect(tokens.count == 1 && tokens.ids[0] == 420, "lstrip: %zu tokens", tokens.count);
+    tokens_free(&tokens);
+    tokenizer_close(&t);
+    verdict("files next to a tokenizer: read, or refused if they say more");
+}
+
 // A file with another value for a member, or NULL: without it; its name begins at at[0], its value is [at[1], at[2]).
 // The caller frees it.
 static char* member_edited(const char* file, const size_t at[3], const char* value) {
@@ -1059,7 +1151,7 @@ static void test_bad_files(void) {
     static const BadConfig others[] = {
         {"{\"tokenizer_class\":\"Qwen2Tokenizer\"}", "a Qwen2Tokenizer cannot be read"},
         {"{\"add_prefix_space\":true}", "add_prefix_space"},
-        {"{\"added_tokens_decoder\":{\"99999\":{\"content\":\"<x>\"}}}", "the added token 99999"},
+        {"{\"added_tokens_decoder\":{\"99999\":{\"content\":\"<x>\"}}}", "its added token '<x>' is not among"},
         {"{", "not valid JSON"},
     };
     expect_bad_configs("files", others, COUNT_OF(others));
@@ -1163,6 +1255,7 @@ int main(int argc, char** argv) {
     test_rank_specials();
     test_good_files();
     test_configured();
+    test_neighbors();
     test_members();
     test_bad_files();
     if (program) test_program(program);

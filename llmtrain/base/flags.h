@@ -201,8 +201,9 @@ static inline bool flags_parse(Flags* flags, int argc, char** argv, Error* error
         if (value == NULL && next_is_value) value = argv[++i];
         if (value == NULL && flag->kind == KIND_SWITCH) value = "on";
         if (value == NULL)
-            return fail_with(error, "--%s needs a value: %s", flag->name,
-                             flag->kind == KIND_CHOICE ? flag->choices : flag->help);
+            return fail_with(error, "--%s needs a value: %s%s", flag->name,
+                             flag->kind == KIND_CHOICE ? flag->choices : flag->help,
+                             flag->kind == KIND_TEXT && i + 1 < argc ? "; give one that begins with -- after a =" : "");
         if (!flag_set(flag, value, error)) return false;
     }
     return true;

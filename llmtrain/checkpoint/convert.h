@@ -7,7 +7,7 @@
 //
 //   if (hf_config_read(&config, "models/x/config.json", &error)) ...                 complete, and checked
 //   if (convert_list(&list, &count, &config, &parameters, &error)) ...               their tensors, as parts of ours
-//   if (hf_config_write(&json_writer, &config, DTYPE_BF16, begin, end, &error)) ...
+//   if (hf_config_write(&json_writer, &config, DTYPE_BF16, &ids, &error)) ...
 //
 // Anything that our model would compute differently is refused by name: an architecture, a key, a value. Keys that
 // change no result (dropout, initial values, the dtype of the weights) are accepted unread; a key that is in no table
@@ -18,6 +18,7 @@
 
 #include "../../llmtrain.h"
 #include "../base/json_fields.h"
+#include "../text/tokenizer_json.h"  // TokenIds
 
 // ------------------------------------------------------------------------------------------------
 // 1. Architectures
@@ -466,16 +467,43 @@ static inline bool convert_complete(Config* c, const char* path, bool hf, Error*
     return config_complete(c, &why) || convert_fail(path, c, hf, why.text, error);
 }
 
-// Reads config.json at a path.
-static inline bool hf_config_read(Config* c, const char* path, Error* error) {
+static inline bool hf_json_open(Json* json, const char* path, Error* error) {
     char* text;
     size_t bytes;
-    Json json;
     if (!file_read(path, CONFIG_JSON_MAX, &text, &bytes, error)) return false;
-    bool ok = json_parse(&json, text, bytes, path, error);
+    bool ok = json_parse(json, text, bytes, path, error);
     free(text);
+    return ok;
+}
+
+// Reads config.json at a path.
+static inline bool hf_config_read(Config* c, const char* path, Error* error) {
+    Json json;
+    if (!hf_json_open(&json, path, error)) return false;
+    bool ok = hf_config_parse(c, &json, path, error) && convert_complete(c, path, true, error);
+    json_free(&json);
+    return ok;
+}
+
+// Reads the ids of tokens that a config.json or generation_config.json names: each a number, the ends also a list;
+// null, or below 0: none.
+static inline bool hf_read_ids(TokenIds* ids, const char* path, Error* error) {
+    static const char* const keys[3] = {"bos_token_id", "pad_token_id", "eos_token_id"};
+    Json json;
+    bool ok = hf_json_open(&json, path, error);
     if (!ok) return false;
-    ok = hf_config_parse(c, &json, path, error) && convert_complete(c, path, true, error);
+    for (int k = 0; k < 3; k++) {
+        uint32_t node = json_get(&json, 0, keys[k]);
+        bool list = k == 2 && json_is(&json, node, JSON_ARRAY);
+        for (uint32_t i = list ? json_first(&json, node) : node; ok && !json_absent(&json, i);
+             i = list ? json_next(&json, i) : JSON_NONE) {
+            double id = 0;
+            ok = (json_number(&json, i, &id) && id < (double)VOCABULARY_MAX && ids->count < END_TOKENS_MAX) ||
+                 fail_with(error, "%.600s: \"%s\" is not the id of a token, or a list of them; use another copy", path,
+                           keys[k]);
+            if (ok && id >= 0) *(k == 0 ? &ids->begin : k == 1 ? &ids->pad : &ids->ends[ids->count++]) = (int32_t)id;
+        }
+    }
     json_free(&json);
     return ok;
 }
@@ -496,15 +524,22 @@ static inline void hf_write_keys(JsonWriter* w, const Field* keys, size_t count,
     }
 }
 
-static inline void json_member_token(JsonWriter* w, const char* key, int32_t token) {
-    json_write_key(w, key);
-    if (token < 0) json_write_raw(w, "null");
-    else json_write_u64(w, (uint64_t)token);
+// Writes the members that hf_read_ids reads.
+static inline void hf_write_ids(JsonWriter* w, const TokenIds* ids) {
+    json_write_key(w, "bos_token_id");
+    if (ids->begin < 0) json_write_raw(w, "null");
+    else json_write_u64(w, (uint64_t)ids->begin);
+    json_write_key(w, "eos_token_id");
+    if (ids->count == 0) json_write_raw(w, "null");
+    if (ids->count > 1) json_write_begin(w, '[');
+    for (size_t i = 0; i < ids->count; i++) json_write_u64(w, (uint64_t)ids->ends[i]);
+    if (ids->count > 1) json_write_end(w, ']');
+    if (ids->pad >= 0) json_member_u64(w, "pad_token_id", (uint64_t)ids->pad);
 }
 
-// Writes config.json. begin_of_text, end_of_text: the tokens that begin and end a text; -1 if there is none.
-static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dtype, int32_t begin_of_text,
-                                   int32_t end_of_text, Error* error) {
+// Writes config.json.
+static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dtype, const TokenIds* ids,
+                                   Error* error) {
     const Architecture* a = architecture_of(config);
     Config c = *config;
     size_t count;
@@ -535,8 +570,7 @@ static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dt
         hf_write_keys(w, ROPE_KEYS + 1, c.rope_scaling == ROPE_SCALING_LINEAR ? 1 : ROPE_KEY_COUNT - 1, &c);
         json_write_end(w, '}');
     }
-    json_member_token(w, "bos_token_id", begin_of_text);
-    json_member_token(w, "eos_token_id", end_of_text);
+    hf_write_ids(w, ids);
     json_member_string(w, "torch_dtype", dtype == DTYPE_F32 ? "float32" : dtype == DTYPE_F16 ? "float16" : "bfloat16");
     json_write_end(w, '}');
     json_put(w, "\n", 1);

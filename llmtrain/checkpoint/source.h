@@ -38,8 +38,9 @@ typedef struct {
 
 typedef struct {
     char path[FILE_PATH_MAX];    // of the model: a checkpoint, a directory, a file
-    char tokenizer[FILE_PATH_MAX];  // directory where the tokenizer is, if there is one
+    char tokenizer[FILE_PATH_MAX];  // directory of the tokenizer, if there is one, and of MODEL_FILES
     Config config;               // complete
+    TokenIds ids;                // of the config.json there
     Parameters parameters;       // its table
     SafetensorsFile* files;      // (file_count), owned, without their headers; or a file of llm.c
     size_t file_count;
@@ -479,6 +480,7 @@ static inline bool source_has(bool* known, const char* directory, const char* na
     char path[FILE_PATH_MAX];
     bool there;
     snprintf(path, sizeof path, "%.3900s/%s", directory, name);
+    if (directory[0] == 0) return false;  // of a file of llm.c
     if (!path_look(&there, path, error)) *known = false;
     return there;
 }
@@ -489,6 +491,8 @@ static inline bool source_has_tokenizer(bool* known, const char* directory, Erro
     for (int i = 0; i < 2 && !there; i++)
         there = source_has(known, directory, GPT2_FILES[i][0], error) &&
                 source_has(known, directory, GPT2_FILES[i][1], error);
+    for (int i = 0; i < FOREIGN_TOKENIZER_COUNT && !there; i++)  // these are refused when they are opened
+        there = source_has(known, directory, FOREIGN_TOKENIZERS[i], error);
     for (size_t i = 0; i < PATTERNS_COUNT && !there; i++) {
         char name[32];
         if (!PATTERNS[i].name) continue;
@@ -496,6 +500,41 @@ static inline bool source_has_tokenizer(bool* known, const char* directory, Erro
         there = source_has(known, directory, name, error);
     }
     return there;
+}
+
+// What a model of Hugging Face says of its tokens, and of generation. A run that begins from one keeps them next to its
+// tokenizer, and an export has the same: so Hugging Face's programs generate as with the model it began from.
+static const char* const MODEL_FILES[2] = {"config.json", "generation_config.json"};
+
+// Copies a file of MODEL_FILES, if the directory has it.
+static inline bool source_copy(bool* there, const char* from, const char* to, int file, Error* error) {
+    char path[FILE_PATH_MAX], *text;
+    size_t bytes;
+    bool known = true;
+    *there = source_has(&known, from, MODEL_FILES[file], error);
+    if (!*there) return known;
+    snprintf(path, sizeof path, "%.3900s/%s", from, MODEL_FILES[file]);
+    if (!file_read(path, CONFIG_JSON_MAX, &text, &bytes, error)) return false;
+    snprintf(path, sizeof path, "%.3900s/%s", to, MODEL_FILES[file]);
+    bool ok = file_write_atomic(path, text, bytes, error);
+    free(text);
+    return ok;
+}
+
+// Reads the ids of tokens in the directory, from the first of MODEL_FILES, or, `generating`, from the second if that
+// names an end.
+static inline bool source_read_ids(TokenIds* ids, const char* directory, bool generating, Error* error) {
+    for (int file = generating ? 1 : 0; file >= 0; file--) {
+        char path[FILE_PATH_MAX];
+        bool known = true;
+        TokenIds none = {.begin = -1, .pad = -1};
+        *ids = none;
+        snprintf(path, sizeof path, "%.3900s/%s", directory, MODEL_FILES[file]);
+        bool there = source_has(&known, directory, MODEL_FILES[file], error);
+        if (!known || (there && !hf_read_ids(ids, path, error))) return false;
+        if (ids->count > 0) break;
+    }
+    return true;
 }
 
 // Opens the tokenizer of a model of V tokens, if the directory has one. Without one it is the byte tokenizer if V is
@@ -506,9 +545,11 @@ static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* direc
     if (!known) return false;
     if (!there && V != (size_t)tokenizer->vocabulary) memset(tokenizer, 0, sizeof *tokenizer);
     if (there && !tokenizer_open(tokenizer, directory, NULL, error)) return false;
-    if ((size_t)tokenizer->vocabulary <= V) return true;
-    fail_with(error, "the tokenizer in %.600s has %d tokens, but the model %zu; they do not belong together", directory,
-              tokenizer->vocabulary, V);
+    bool fits = tokenizer->vocabulary == 0 || tokenizer_fits(tokenizer, V);
+    if (fits && source_read_ids(&tokenizer->generation, directory, true, error)) return true;
+    if (!fits)
+        fail_with(error, "the tokenizer in %.600s has %d tokens, but the model %zu; they do not belong together, so "
+                  "put the model's own tokenizer there", directory, tokenizer->vocabulary, V);
     tokenizer_close(tokenizer);
     return false;
 }
@@ -541,6 +582,7 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
         if (ok) checkpoint_path(s->path, path, step, "");
         ok = ok && source_open_checkpoint(s, error);
     }
+    ok = ok && source_read_ids(&s->ids, s->tokenizer, false, error);
     if (!ok) source_close(s);
     return ok;
 }

@@ -464,6 +464,14 @@ static inline bool run_init_from(Run* run, Error* error) {
     return ok;
 }
 
+// Keeps the tokenizer of a new run in --out, and what the model of --init-from says of its tokens and of generation.
+static inline bool run_keep_tokenizer(Run* run, Error* error) {
+    const RunOptions* o = run->options;
+    if (run->comm.rank > 0 || o->out == NULL) return true;
+    const ModelSource* from = o->init_from ? run_source(run, error) : NULL;
+    return (from || !o->init_from) && run_tokenizer_keep(&run->tokenizer, from ? from->tokenizer : "", o->out, error);
+}
+
 // Sets the weights and the state of a new run.
 static inline bool run_start(Run* run, Error* error) {
     run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);

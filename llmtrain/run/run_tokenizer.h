@@ -3,7 +3,7 @@
 //
 //   Tokenizer tokenizer;
 //   bool ok = run_tokenizer_open(&tokenizer, &train, &val, resumed ? out : NULL, from, &error) &&
-//             run_tokenizer_keep(&tokenizer, out, &error);
+//             run_tokenizer_keep(&tokenizer, from, out, &error);
 //   tokenizer_close(&tokenizer);
 //
 // Shards PREFIX_train_N.bin and PREFIX_val_N.bin have theirs in PREFIX_tokenizer/, a run in OUT/tokenizer/. Shards
@@ -28,13 +28,15 @@ static inline bool tokenizer_has_files(const Tokenizer* tokenizer) {
     return tokenizer_is_known(tokenizer) && tokenizer->hash != tokenizer_of_bytes().hash;
 }
 
-// Opens the tokenizer in a directory, if there is one.
+// Opens the tokenizer in a directory, if there is one. A run's may have only MODEL_FILES.
 static inline bool found_tokenizer_open(FoundTokenizer* found, const char* directory, Error* error) {
     memset(&found->tokenizer, 0, sizeof found->tokenizer);
     snprintf(found->where, sizeof found->where, "%s", directory);
-    bool there;
+    bool there, known = true;
     if (!path_look(&there, directory, error)) return false;
-    return !there || tokenizer_open(&found->tokenizer, directory, NULL, error);
+    if (there && source_has(&known, directory, MODEL_FILES[0], error))
+        there = source_has_tokenizer(&known, directory, error);
+    return known && (!there || tokenizer_open(&found->tokenizer, directory, NULL, error));
 }
 
 // Refuses two known tokenizers that differ.
@@ -87,6 +89,8 @@ static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train
     bool ok = dataset_tokenizer_open(&found[0], train, error) && dataset_tokenizer_open(&found[1], val, error) &&
               (!out || found_tokenizer_open(&found[2], directory, error)) &&
               (!from || model_tokenizer_open(&found[3], from, error));
+    TokenIds generation = {0};
+    if (ok && (from || out)) ok = source_read_ids(&generation, from ? from->tokenizer : directory, true, error);
     for (int i = 0; i < SOURCES; i++)
         for (int j = 0; ok && j < i; j++) ok = found_tokenizers_agree(&found[j], &found[i], error);
     for (int i = 0; i < SOURCES; i++) {
@@ -94,19 +98,24 @@ static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train
         else tokenizer_close(&found[i].tokenizer);
     }
     free(found);
+    tokenizer->generation = generation;
     return ok;
 }
 
-// Whether a model of V tokens can read a dataset: of the same vocabulary, or of a smaller one if V may be padded.
+// Whether a model of V tokens can read a dataset: of the same vocabulary, of a smaller one if V may be padded, or of a
+// larger one, whose further tokens may not occur.
 static inline bool dataset_fits_model(const Dataset* dataset, size_t V, const Tokenizer* tokenizer,
                                       const char* init_from) {
     size_t of_data = (size_t)dataset->vocabulary;
-    return of_data == 0 || of_data == V || (of_data < V && (tokenizer_has_files(tokenizer) || init_from));
+    bool has_files = tokenizer_has_files(tokenizer);
+    return of_data == 0 || of_data == V || (of_data < V ? has_files || init_from
+                                                        : has_files && tokenizer_fits(tokenizer, V));
 }
 
 // Saves the tokenizer in OUT/tokenizer/, in place of one that is there, which may be the one it was opened from: so the
-// copy is complete before it takes that place. The byte tokenizer has no files to save.
-static inline bool run_tokenizer_keep(const Tokenizer* tokenizer, const char* out, Error* error) {
+// copy is complete before it takes that place. The byte tokenizer has no files to save. With it MODEL_FILES of the
+// directory `from`, if there are any.
+static inline bool run_tokenizer_keep(const Tokenizer* tokenizer, const char* from, const char* out, Error* error) {
     char directory[FILE_PATH_MAX], complete[FILE_PATH_MAX], replaced[FILE_PATH_MAX];
     bool saves = tokenizer_has_files(tokenizer);
     snprintf(directory, sizeof directory, "%.4000s/tokenizer", out);
@@ -114,6 +123,12 @@ static inline bool run_tokenizer_keep(const Tokenizer* tokenizer, const char* ou
     snprintf(replaced, sizeof replaced, "%.4000s/tokenizer.old", out);
     if (!directory_remove(complete, error) || !directory_remove(replaced, error)) return false;
     if (saves && !tokenizer_save(tokenizer, complete, error)) return false;
+    for (int i = 0; i < 2; i++) {
+        bool known = true, there = source_has(&known, from, MODEL_FILES[i], error);
+        if (!known || (there && (!directory_make(complete, error) || !source_copy(&there, from, complete, i, error))))
+            return false;
+        saves |= there;
+    }
     if (directory_exists(directory) && !directory_rename_sync(directory, replaced, error)) return false;
     return (!saves || directory_rename_sync(complete, directory, error)) && directory_remove(replaced, error);
 }

@@ -247,7 +247,7 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     ok = (*found || !o->resume || run_start(run, error)) && run_set_aside(run, false, error) &&
-         (!writes || *found || run_tokenizer_keep(&run->tokenizer, o->out, error)) &&
+         (*found || run_keep_tokenizer(run, error)) &&
          (!writes || run_list_tiers(run, error));
     source_close(&run->source);  // a run that resumes has used only its configuration
     if (!run_agree(run, ok, error)) return false;

@@ -194,10 +194,11 @@ static inline bool sample_text_grow(SampleText* t, const char* text, size_t byte
     return true;
 }
 
-// Adds a token; one equal to `end` ends the text, unless that is -1. Without a tokenizer there is no text.
-static inline bool sample_text_add(SampleText* t, int32_t token, int32_t end, const TextList* stops, Error* error) {
+// Adds a token, which may end the text, unless `ends` is NULL. Without a tokenizer there is no text.
+static inline bool sample_text_add(SampleText* t, int32_t token, const Tokenizer* ends, const TextList* stops,
+                                   Error* error) {
     t->tokens++;
-    t->ended = token == end && end >= 0;
+    t->ended = ends && tokenizer_ends(ends, token);
     if (t->ended || t->decoder.tokenizer == NULL) return true;
     size_t bytes;
     const char* text = decoder_add(&bytes, &t->decoder, token);
@@ -241,6 +242,7 @@ typedef struct {
     TextList stops;           // strings that end a sample, none empty
     // Set by sampler_read_prompt and sampler_open:
     const Tokenizer* tokenizer;
+    const Tokenizer* ends;    // whose ends of texts end a sample; NULL: none do
     Tokenizer bytes;          // the byte tokenizer, used if none was given
     Tokens ids;               // of the prompt
     Generator generator;
@@ -283,12 +285,12 @@ static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
 
 // Appends the tokens of a text to ids, and fails if one of them is not below V. The begin-of-text token comes first if
 // the tokenizer's own template puts it there and `begin` is set.
-static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const char* text, bool begin, size_t V,
-                                  Error* error) {
+static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const char* text, size_t bytes, bool begin,
+                                  size_t V, Error* error) {
     size_t first = ids->count;
     if (begin && tokenizer->begin_of_text >= 0 && !tokens_append(ids, &tokenizer->begin_of_text, 1, error))
         return false;
-    if (!tokenizer_encode(ids, tokenizer, text, strlen(text), error)) return false;
+    if (!tokenizer_encode(ids, tokenizer, text, bytes, error)) return false;
     for (size_t i = first; i < ids->count; i++)
         if ((size_t)ids->ids[i] >= V)
             return fail_with(error, "the tokenizer %s has produced the id %d, but the model's vocabulary is %zu; they "
@@ -303,12 +305,13 @@ static inline bool sampler_read_prompt(Sampler* s, const Tokenizer* tokenizer, s
     bool known = tokenizer && tokenizer->vocabulary > 0;
     if (!known && V == (size_t)s->bytes.vocabulary) tokenizer = &s->bytes, known = true;
     s->tokenizer = known ? tokenizer : NULL;
+    s->ends = s->past_end ? NULL : tokenizer;
     if (!known && !(s->prompt_ids && s->print_ids))
         return fail_with(error, "the model's vocabulary is %zu, but without a tokenizer next to it, text is read and "
                          "written as bytes, of which there are %d; build/generate takes ids instead, with --prompt-ids "
                          "and --print-ids", V, s->bytes.vocabulary);
     bool ok = s->prompt_ids ? sampler_read_ids(s, V, error)
-                            : sampler_encode(&s->ids, tokenizer, s->prompt, true, V, error);
+                            : sampler_encode(&s->ids, tokenizer, s->prompt, strlen(s->prompt), true, V, error);
     if (ok && s->ids.count == 0) ok = fail_with(error, "the prompt is empty; give at least one token");
     return ok;
 }
@@ -345,7 +348,6 @@ static inline void sampler_write_prompt(const Sampler* s, FILE* out) {
 // same random numbers, so that the samples of a run show how the model changes.
 static inline bool sampler_write(Sampler* s, FILE* out, Error* error) {
     Generator* g = &s->generator;
-    int32_t end = s->past_end || !s->tokenizer ? -1 : s->tokenizer->end_of_text;
     bool ok = true, streams = s->samples == 1 && !s->print_ids;
     size_t running = s->samples;
     generator_begin(g);
@@ -357,7 +359,7 @@ static inline bool sampler_write(Sampler* s, FILE* out, Error* error) {
         for (size_t i = 0; ok && i < s->samples; i++) {
             SampleText* t = &s->texts[i];
             if (t->ended) continue;
-            ok = sample_text_add(t, newest[i], end, &s->stops, error);
+            ok = sample_text_add(t, newest[i], s->ends, &s->stops, error);
             running -= t->ended;
         }
         if (ok && streams) sample_text_show(s->texts, &s->stops, out);

@@ -1,6 +1,6 @@
 // templates.h: chat templates: turn messages into a text of the form that a model was trained on.
 //
-//   ChatMessage messages[] = {{"system", "Be brief."}, {"user", "Who wrote Emma?"}};
+//   ChatMessage messages[] = {{"system", "Be brief.", 0}, {"user", "Who wrote Emma?", 0}};
 //   char* text;
 //   if (template_render(&text, &bytes, tokenizer.chat_template, messages, 2, "<s>", "</s>", true, &error)) ...
 //   free(text);
@@ -35,6 +35,7 @@
 
 typedef struct {
     const char *role, *content;
+    size_t bytes;                       // of the content, which may have zero bytes; 0: up to the first of them
 } ChatMessage;
 
 // ------------------------------------------------------------------------------------------------
@@ -418,7 +419,8 @@ static inline TemplateValue template_member(Template* t, TemplateValue of, Templ
     TemplateValue none = value_of(VALUE_UNDEFINED, 0);
     if (t->skipping) return none;
     if (of.kind == VALUE_MESSAGE && value_is(name, "role")) return value_word(of.message->role);
-    if (of.kind == VALUE_MESSAGE && value_is(name, "content")) return value_word(of.message->content);
+    if (of.kind == VALUE_MESSAGE && value_is(name, "content"))
+        return of.message->bytes ? value_text(of.message->content, of.message->bytes) : value_word(of.message->content);
     if (of.kind == VALUE_NAMESPACE) {
         TemplateVariable* v = template_find(t, name, of.number);
         return v ? v->value : none;

@@ -73,6 +73,21 @@ static inline TokenKind tokenizer_kind(const Tokenizer* tokenizer, int32_t token
     return tokenizer->rules ? (TokenKind)tokenizer->rules->vocabulary.tokens[token].kind : TOKEN_ORDINARY;
 }
 
+// Whether a token ends a generated text.
+static inline bool tokenizer_ends(const Tokenizer* t, int32_t token) {
+    for (size_t i = 0; i < t->generation.count; i++) if (t->generation.ends[i] == token) return true;
+    return t->vocabulary > 0 && token == t->end_of_text;
+}
+
+// Whether a model of V tokens can use the tokenizer: tokens that the model lacks are added ones, as a fine-tune's
+// padding, which a text need not contain.
+static inline bool tokenizer_fits(const Tokenizer* t, size_t V) {
+    bool fits = t->end_of_text < (int64_t)V && t->begin_of_text < (int64_t)V && t->begin_token < (int64_t)V;
+    for (size_t id = V; fits && id < (size_t)t->vocabulary; id++)
+        fits = tokenizer_kind(t, (int32_t)id) != TOKEN_ORDINARY;
+    return fits;
+}
+
 // A tokenizer.json of bytes: 256 tokens, no merges.
 static inline bool tokenizer_write_bytes(const char* path, Error* error) {
     static const char* const parts[2] = {"pre_tokenizer", "decoder"};
@@ -116,7 +131,7 @@ static inline bool tokenizer_save(const Tokenizer* tokenizer, const char* direct
     snprintf(path, sizeof path, "%s/%s", directory, TOKENIZER_FILES[FILE_JSON]);
     if (!tokenizer->rules) return tokenizer_write_bytes(path, error);
     if (tokenizer->pattern) ranks_name(ranks, tokenizer->pattern);
-    for (int i = 0; i < FILES_COUNT; i++) {
+    for (int i = 0; i < FILES_KEPT; i++) {
         char* data = NULL;
         size_t bytes = 0;
         if (!tokenizer->paths[i]) continue;
@@ -299,7 +314,10 @@ static inline const char* decoder_add(size_t* bytes, TokenDecoder* decoder, int3
     TokenKind kind = tokenizer_kind(tokenizer, token);
     bool added = kind == TOKEN_ADDED || kind == TOKEN_SPECIAL;
     bool strips = decoder->strip && !added && more > 0 && piece[0] == ' ';
-    if (more > 0) decoder->strip = added && tokenizer->rules->strip == STRIP_EACH;
+    // After an unknown character no space was put.
+    if (more > 0)
+        decoder->strip = added && tokenizer->rules->strip == STRIP_EACH &&
+                         token != tokenizer->rules->vocabulary.unknown;
     memmove(decoder->text, decoder->text + decoder->bytes, decoder->kept);
     memcpy(decoder->text + decoder->kept, piece + strips, more - strips);
     size_t all = decoder->kept + more - strips;

@@ -19,6 +19,8 @@
 
 static inline bool add_special(const TokenizerReader* r, const char* text, int32_t id) {
     AddedToken added = {.id = id, .special = true};
+    uint32_t configured = configured_token(r->config, (uint64_t)id);
+    if (configured != JSON_NONE) read_options(&added, r->config, configured);
     return rules_add(r, added, text, strlen(text));
 }
 
@@ -204,9 +206,20 @@ static inline bool tokenizer_files_take(Tokenizer* t, int file, const char* dire
 // GPT-2's two files, by the names of Hugging Face and by those of OpenAI.
 static const char* const GPT2_FILES[2][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
 
+// What other tokenizers are published as, without a tokenizer.json.
+static const char* const FOREIGN_TOKENIZERS[] = {"tokenizer.model", "spiece.model", "tekken.json", "tiktoken.model"};
+enum { FOREIGN_TOKENIZER_COUNT = sizeof FOREIGN_TOKENIZERS / sizeof FOREIGN_TOKENIZERS[0] };
+
 static inline bool tokenizer_files_find_in(Tokenizer* t, const char* directory, Error* error) {
     for (int i = 0; i < FILE_ENCODER; i++)
         if (!tokenizer_files_take(t, i, directory, TOKENIZER_FILES[i], error)) return false;
+    if (!tokenizer_files_take(t, FILE_ADDED, directory, TOKENIZER_FILES[FILE_ADDED], error)) return false;
+    for (int i = 0; i < FOREIGN_TOKENIZER_COUNT && !t->paths[FILE_JSON]; i++) {
+        if (!tokenizer_files_take(t, FILE_JSON, directory, FOREIGN_TOKENIZERS[i], error)) return false;
+        if (t->paths[FILE_JSON])
+            return fail_with(error, "%.600s has %s, but no %s; " TOKENIZER_SAVE_AGAIN, directory,
+                             FOREIGN_TOKENIZERS[i], TOKENIZER_FILES[FILE_JSON]);
+    }
     for (int i = 0; i < 2 && !t->paths[FILE_JSON] && !t->paths[FILE_ENCODER]; i++)
         if (!tokenizer_files_take(t, FILE_ENCODER, directory, GPT2_FILES[i][0], error) ||
             (t->paths[FILE_ENCODER] && !tokenizer_files_take(t, FILE_MERGES, directory, GPT2_FILES[i][1], error)))
@@ -266,6 +279,7 @@ static inline bool tokenizer_files_load(const Tokenizer* t, int file, char** tex
     if (!t->paths[file]) return true;
     if (!file_read(t->paths[file], file == FILE_RANKS ? RANKS_BYTES_MAX : TOKENIZER_BYTES_MAX, text, bytes, error))
         return false;
+    if (file >= FILES_KEPT) return true;
     uint64_t length = *bytes;
     hash_add(hash, &length, sizeof length);
     hash_add(hash, *text, *bytes);
@@ -273,24 +287,19 @@ static inline bool tokenizer_files_load(const Tokenizer* t, int file, char** tex
 }
 
 // GPT-2's two files do not say which tokenizer they belong to. Refuses by name, from tokenizer_config.json, another
-// tokenizer, and added tokens that the two files do not have.
+// tokenizer.
 static inline bool check_gpt2_config(const TokenizerReader* r) {
     const Json* json = r->json;
     const char* kind = json_text(json, json_get(json, 0, "tokenizer_class"));
-    uint32_t added = json_get(json, 0, "added_tokens_decoder");
-    bool prefix = false;
     if (kind && strcmp(kind, "GPT2Tokenizer") != 0 && strcmp(kind, "GPT2TokenizerFast") != 0)
-        return fail_with(r->error, "%.600s: a %.80s cannot be read from %s and %s; save it as tokenizer.json (in "
-                         "Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", r->path, kind,
-                         GPT2_FILES[0][0], GPT2_FILES[0][1]);
-    if (json_bool(json, json_get(json, 0, "add_prefix_space"), &prefix) && prefix)
-        return fail_with(r->error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; save it as one",
-                         r->path);
-    for (uint32_t i = json_first(json, added); i != JSON_NONE; i = json_next(json, i))
-        if (strtoull(json_key(json, i), NULL, 10) >= r->rules->vocabulary.size)
-            return fail_with(r->error, "%.600s: the added token %.40s is not in %s; save the tokenizer as "
-                             "tokenizer.json", r->path, json_key(json, i), GPT2_FILES[0][0]);
-    return true;
+        return fail_with(r->error, "%.600s: a %.80s cannot be read from %s and %s; " TOKENIZER_SAVE_AGAIN, r->path,
+                         kind, GPT2_FILES[0][0], GPT2_FILES[0][1]);
+    if (json_flag(json, 0, "add_prefix_space", false))
+        return fail_with(r->error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; "
+                         TOKENIZER_SAVE_AGAIN, r->path);
+    return r->tokenizer->end_of_text >= 0 ||
+           fail_with(r->error, "%.600s has no <|endoftext|>, which transformers would add; " TOKENIZER_SAVE_AGAIN,
+                     r->tokenizer->paths[FILE_ENCODER]);
 }
 
 // Reads the files that tokenizer_files_find has found.
@@ -313,7 +322,7 @@ static inline bool tokenizer_files_read(Tokenizer* t, Error* error) {
         ok = t->chat_template || fail_with(error, "out of memory for a chat template");
     }
     for (int i = 0; ok && i < FILES_COUNT; i++)
-        if (texts[i] && (i == FILE_CONFIG || i == FILE_SPECIAL || (i == file && file != FILE_RANKS)))
+        if (texts[i] && (i == FILE_CONFIG || i == FILE_SPECIAL || i == FILE_ADDED || (i == file && file != FILE_RANKS)))
             ok = json_parse(&json[i], texts[i], bytes[i], t->paths[i], error);
     TokenizerReader r = {t, t->rules, &json[file], t->paths[file], config, false, error};
     ok = ok && (file == FILE_RANKS ? read_ranks(&r, texts[file], bytes[file]) : file == FILE_JSON ? read_rules(&r)
@@ -323,11 +332,13 @@ static inline bool tokenizer_files_read(Tokenizer* t, Error* error) {
         r.path = t->paths[FILE_CONFIG];
         ok = ok && (!t->paths[FILE_ENCODER] || check_gpt2_config(&r)) && read_config(&r);
     }
-    // transformers does not read the older file where the newer one lists the added tokens.
-    if (ok && texts[FILE_SPECIAL] && !(config && json_get(config, 0, "added_tokens_decoder") != JSON_NONE)) {
-        r.json = &json[FILE_SPECIAL];
-        r.path = t->paths[FILE_SPECIAL];
-        ok = read_named(&r);
+    // transformers does not read the two older files where the newer one lists the added tokens.
+    static const int older[2] = {FILE_SPECIAL, FILE_ADDED};
+    for (int i = 0; ok && i < 2 && !(config && json_get(config, 0, "added_tokens_decoder") != JSON_NONE); i++) {
+        if (!texts[older[i]]) continue;
+        r.json = &json[older[i]];
+        r.path = t->paths[older[i]];
+        ok = older[i] == FILE_SPECIAL ? read_named(&r) : check_ids(&r, 0);
     }
     if (ok) guess_end_of_text(t);
     if (ok) read_begin(t, config);

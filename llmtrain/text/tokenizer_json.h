@@ -17,10 +17,22 @@
 #include "tokenizer_rules.h"
 
 // Files that a tokenizer may consist of, by the names that they have when it is saved. The first of each kind decides.
-enum { FILE_JSON, FILE_CONFIG, FILE_TEMPLATE, FILE_SPECIAL, FILE_ENCODER, FILE_MERGES, FILE_RANKS, FILES_COUNT };
+// The last one is only checked: it says nothing that the others do not say.
+enum { FILE_JSON, FILE_CONFIG, FILE_TEMPLATE, FILE_SPECIAL, FILE_ENCODER, FILE_MERGES, FILE_RANKS, FILES_KEPT,
+       FILE_ADDED = FILES_KEPT, FILES_COUNT };
 static const char* const TOKENIZER_FILES[FILES_COUNT] = {
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
-    "vocab.json", "merges.txt", "ranks.tiktoken"};
+    "vocab.json", "merges.txt", "ranks.tiktoken", "added_tokens.json"};
+#define TOKENIZER_SAVE_AGAIN "save it as tokenizer.json (in Python, AutoTokenizer.from_pretrained(DIR)." \
+                             "save_pretrained(DIR))"
+
+// Ids that a model's config.json or generation_config.json names.
+enum { END_TOKENS_MAX = 64 };
+typedef struct {
+    int32_t begin, pad;                 // -1: none
+    int32_t ends[END_TOKENS_MAX];       // (count) each of them ends a text
+    size_t count;
+} TokenIds;
 
 typedef struct {
     char name[64];                      // what it is, for messages; `hash` tells it from others
@@ -28,6 +40,7 @@ typedef struct {
     int32_t begin_of_text;              // -1: the tokenizer's template does not put one before a text
     int32_t begin_token;                // what chat templates call bos_token, put there or not; -1: none
     int32_t end_of_text;                // -1: none
+    TokenIds generation;                // of the model that it was opened for, whose `ends` end a generated text too
     uint64_t hash;                      // XXH64 of its files
     char* chat_template;                // Jinja, owned; NULL: none
     Rules* rules;                       // owned; NULL: a token is a byte
@@ -205,8 +218,8 @@ static inline void find_symbols(Vocabulary* v, bool byte_level, bool byte_fallba
 
 static inline bool read_vocabulary(const TokenizerReader* r, uint32_t vocab, size_t size) {
     const Json* json = r->json;
-    if (!json_is(json, vocab, JSON_OBJECT))
-        return fail_with(r->error, "%.600s: it has no \"vocab\"; is this a tokenizer?", r->path);
+    if (!json_is(json, vocab, JSON_OBJECT) || json_count(json, vocab) == 0)
+        return fail_with(r->error, "%.600s: it has no \"vocab\", or an empty one; is this a tokenizer?", r->path);
     if (!vocabulary_begin(&r->rules->vocabulary, size, r->error)) return false;
     for (uint32_t i = json_first(json, vocab); i != JSON_NONE; i = json_next(json, i)) {
         uint64_t id = 0;
@@ -465,7 +478,8 @@ static inline bool read_template(const TokenizerReader* r, uint32_t node) {
         const char* id = json_text(json, json_get(json, special, "id"));
         if (special == JSON_NONE) text_seen = true;
         else if (text_seen || before || !id)
-            return tokenizer_refuse(r, "post_processor", "a template with more than one token");
+            return tokenizer_refuse(r, "post_processor", text_seen ? "a template with a token after the text"
+                                                                   : "a template with more than one token");
         else before = id;
     }
     if (!before) return true;
@@ -661,29 +675,48 @@ static inline int32_t named_token(const Rules* rules, const Json* json, uint32_t
     return text && added < 0 ? vocabulary_find(&rules->vocabulary, text, bytes) : added;
 }
 
-// If a configuration names a token that tokenizer.json does not have, transformers adds it, which changes how texts are
+// If a configuration names a token that the tokenizer does not have, transformers adds it, which changes how texts are
 // tokenized. Here such a file is refused.
+static inline bool check_added(const TokenizerReader* r, const char* text, size_t bytes, const char* what) {
+    const Tokenizer* t = r->tokenizer;
+    return t->paths[FILE_RANKS] || added_find(r->rules, text, bytes) >= 0 ||
+           fail_with(r->error, "%.600s: its %.40s '%.80s' is not among the added tokens of %s; " TOKENIZER_SAVE_AGAIN,
+                     r->path, what, text, TOKENIZER_FILES[t->paths[FILE_JSON] ? FILE_JSON : FILE_ENCODER]);
+}
+
 static inline bool check_named(const TokenizerReader* r, uint32_t node, const char* what) {
     size_t bytes;
     const char* text = named_text(&bytes, r->json, node);
-    return !text || !r->tokenizer->paths[FILE_JSON] || added_find(r->rules, text, bytes) >= 0 ||
-           fail_with(r->error, "%.600s: its %.40s '%.80s' is not among the added tokens of %s; save the tokenizer "
-                     "again (in Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", r->path, what, text,
-                     TOKENIZER_FILES[FILE_JSON]);
+    return !text || check_added(r, text, bytes, what);
+}
+
+// Checks a list of added tokens: from text to id, or from id to an object with the text.
+static inline bool check_ids(const TokenizerReader* r, uint32_t list) {
+    const Json* json = r->json;
+    for (uint32_t i = json_first(json, list); i != JSON_NONE; i = json_next(json, i)) {
+        bool by_text = !json_is(json, i, JSON_OBJECT);
+        size_t bytes = json->nodes[i].key_bytes;
+        const char* text = by_text ? json_key(json, i) : named_text(&bytes, json, i);
+        uint64_t id = by_text ? UINT64_MAX : strtoull(json_key(json, i), NULL, 10);
+        if (by_text) json_u64(json, i, &id);
+        if (text && !check_added(r, text, bytes, "added token")) return false;
+        if (text && (uint64_t)added_find(r->rules, text, bytes) != id)
+            return fail_with(r->error, "%.600s: the added token %.40s has another id in the tokenizer; use another "
+                             "copy", r->path, json_key(json, i));
+    }
+    return true;
 }
 
 // The special tokens of tokenizer_config.json or special_tokens_map.json.
 static inline bool read_named(const TokenizerReader* r) {
     const Json* json = r->json;
-    static const char* const names[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
-                                        "mask_token"};
-    static const char* const lists[] = {"additional_special_tokens", "extra_special_tokens"};
-    for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
-        if (!check_named(r, json_get(json, 0, names[k]), names[k])) return false;
-    for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
-        uint32_t list = json_get(json, 0, lists[k]);
-        for (uint32_t i = json_first(json, list); i != JSON_NONE; i = json_next(json, i))
-            if (!check_named(r, i, lists[k])) return false;
+    for (uint32_t i = json_first(json, 0); i != JSON_NONE; i = json_next(json, i)) {
+        const char* key = json_key(json, i);
+        size_t length = strlen(key);
+        if (length > 6 && strcmp(key + length - 6, "_token") == 0 && !check_named(r, i, key)) return false;
+        if (choice_find("additional_special_tokens|extra_special_tokens", key) < 0) continue;
+        for (uint32_t k = json_first(json, i); k != JSON_NONE; k = json_next(json, k))
+            if (!check_named(r, k, key)) return false;
     }
     int32_t begin = named_token(r->rules, json, json_get(json, 0, "bos_token"));
     int32_t end = named_token(r->rules, json, json_get(json, 0, "eos_token"));
@@ -692,18 +725,29 @@ static inline bool read_named(const TokenizerReader* r) {
     return true;
 }
 
+// Refuses a space before a text where tokenizer_config.json contradicts tokenizer.json. In transformers the classes
+// that only read tokenizer.json ignore this key; without it GPT-2's put no space.
+static inline bool check_prefix(const TokenizerReader* r) {
+    const Json* json = r->json;
+    const char* kind = json_text(json, json_get(json, 0, "tokenizer_class"));
+    bool there = r->rules->prefix != PREFIX_NEVER, gpt2 = kind && strncmp(kind, "GPT2Tokenizer", 13) == 0;
+    for (size_t i = 0; i < r->rules->normalizer_count; i++)
+        there |= r->rules->normalizers[i].kind == NORMALIZE_PREPEND;
+    bool wanted = json_flag(json, 0, "add_prefix_space", gpt2 ? false : there);
+    bool ignored = !kind || strcmp(kind, "PreTrainedTokenizerFast") == 0 || strcmp(kind, "TokenizersBackend") == 0 ||
+                   (!r->rules->vocabulary.by_characters && strncmp(kind, "LlamaTokenizer", 14) == 0);
+    return ignored || wanted == there ||
+           fail_with(r->error, "%.600s: with its tokenizer_class, %.80s, and \"add_prefix_space\", %s space is put "
+                     "before a text, unlike in %s; make them agree", r->path, kind, wanted ? "a" : "no",
+                     TOKENIZER_FILES[FILE_JSON]);
+}
+
 // tokenizer_config.json: the tokens that begin and end a text, and the template of a chat.
 static inline bool read_config(const TokenizerReader* r) {
     Tokenizer* t = r->tokenizer;
     const Json* json = r->json;
-    uint32_t decoder = json_get(json, 0, "added_tokens_decoder");
-    for (uint32_t i = json_first(json, decoder); t->paths[FILE_JSON] && i != JSON_NONE; i = json_next(json, i)) {
-        if (!check_named(r, i, "added token")) return false;
-        if ((uint64_t)named_token(t->rules, json, i) != strtoull(json_key(json, i), NULL, 10))
-            return fail_with(r->error, "%.600s: the added token %.40s has another id in %s; use another copy", r->path,
-                             json_key(json, i), TOKENIZER_FILES[FILE_JSON]);
-    }
-    if (!read_named(r)) return false;
+    if (!check_ids(r, json_get(json, 0, "added_tokens_decoder")) || !read_named(r)) return false;
+    if (t->paths[FILE_JSON] && !check_prefix(r)) return false;
     uint32_t chat = json_get(json, 0, "chat_template");
     if (json_is(json, chat, JSON_ARRAY)) {  // several, each with a name
         uint32_t list = chat;
@@ -719,12 +763,11 @@ static inline bool read_config(const TokenizerReader* r) {
     return t->chat_template || fail_with(r->error, "out of memory for a chat template");
 }
 
-// The token before a text, if tokenizer_config.json asks for one, or without a word from it the template: bos_token, in
-// whichever file names it, otherwise the template's.
+// The token before a text: the template's, whatever "add_bos_token" says, as in transformers 5. Without a
+// tokenizer.json, which has the template, that key decides.
 static inline void read_begin(Tokenizer* t, const Json* config) {
-    bool add = t->begin_of_text >= 0;
-    bool said = config && json_bool(config, json_get(config, 0, "add_bos_token"), &add);
-    if (said && (!add || t->begin_token >= 0)) t->begin_of_text = add ? t->begin_token : -1;
+    if (!t->paths[FILE_JSON] && config && json_flag(config, 0, "add_bos_token", false))
+        t->begin_of_text = t->begin_token;
     if (t->begin_token < 0) t->begin_token = t->begin_of_text;
 }
 
