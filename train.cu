@@ -311,6 +311,7 @@ static bool write_log(Run* run, const Options* o, StepLog* s, Error* error) {
 }
 
 static bool sample(Run* run, Options* o, Error* error) {
+    o->sampler.stop = &interrupted;
     return run_agree(run, run->comm.rank > 0 || sampler_write(&o->sampler, stdout, error), error);
 }
 

@@ -1168,11 +1168,13 @@ static void test_stop_strings(void) {
     verdict("stop strings: in pieces of 1 to 7 bytes a text ends before the first, and shows nothing of one");
 }
 
+static volatile sig_atomic_t sampling_stops;
+
 // Writes the samples of a sampler, with these stop strings; returns the text, which the caller frees.
 static char* samples_written(Model* model, size_t samples, const TextList* stops) {
     Sampler sampler = {.prompt = "a prompt", .tokens = 150,
                        .options = {.temperature = 1, .top_k = 4, .top_p = 1, .seed = 3, .repetition_penalty = 1},
-                       .samples = samples, .past_end = true, .stops = *stops};
+                       .samples = samples, .past_end = true, .stops = *stops, .stop = &sampling_stops};
     char* text = NULL;
     size_t bytes = 0;
     Error error;
@@ -1196,6 +1198,11 @@ static void test_stopped_samples(void) {
     c.vocab = (size_t)tokenizer_of_bytes().vocabulary;
     small_create(&model, &c, options, 2);
     for (size_t samples = 1; samples <= 3; samples += 2) {
+        sampling_stops = SIGTERM;
+        char* nothing = samples_written(&model, samples, &none);
+        check(strncmp(nothing + strlen(nothing) - 9, "a prompt\n", 9) == 0, "a signal ends %zu samples", samples);
+        free(nothing);
+        sampling_stops = 0;
         char* whole = samples_written(&model, samples, &none);
         for (size_t length = 1; length <= 4; length++) {
             char expected[4096] = "", stop[8] = "";

@@ -179,7 +179,7 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
     char sentence[200];
     double began = now_ms();
     Spike spike = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, s->updated, factor);
-    s->traced = spike != SPIKE_NONE;
+    s->traced = spike != SPIKE_NONE && result->flags.stop == 0;  // a signal leaves time for the save alone
     s->trace_ms = 0;
     if (!s->traced) return true;
     unsigned long long step = state->step + 1;

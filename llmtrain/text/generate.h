@@ -240,6 +240,7 @@ typedef struct {
     bool print_ids;           // writes ids, not text
     bool past_end;            // an end-of-text token does not end a sample
     TextList stops;           // strings that end a sample, none empty
+    const volatile sig_atomic_t* stop;  // not 0: a signal has asked to stop, which ends the samples; NULL: none will
     // Set by sampler_read_prompt and sampler_open:
     const Tokenizer* tokenizer;
     const Tokenizer* ends;    // whose ends of texts end a sample; NULL: none do
@@ -354,7 +355,7 @@ static inline bool sampler_write(Sampler* s, FILE* out, Error* error) {
     generator_append(g, s->ids.ids, s->ids.count);
     for (size_t i = 0; i < s->samples; i++) sample_text_begin(&s->texts[i], s->tokenizer, &s->ids);
     if (streams) sampler_write_prompt(s, out);
-    for (uint64_t n = 0; ok && n < s->tokens && running > 0; n++) {
+    for (uint64_t n = 0; ok && n < s->tokens && running > 0 && !(s->stop && *s->stop); n++) {
         const int32_t* newest = generator_step(g);
         for (size_t i = 0; ok && i < s->samples; i++) {
             SampleText* t = &s->texts[i];
