@@ -399,6 +399,7 @@ int main(int argc, char** argv) {
     Flags flags = {.count = 0};
     Launch launch;
     Error error;
+    threads_spin_briefly(argv);
     files_open_standard();
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     launch_alone(&launch);

@@ -609,6 +609,7 @@ int main(int argc, char** argv) {
     Options options;
     Error error;
     struct sigaction action = {.sa_handler = interrupt};
+    threads_spin_briefly(argv);
     files_open_standard();
     if (flags_want_help(argc, argv)) {
         Flags flags = options_flags(&options);

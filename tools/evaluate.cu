@@ -193,6 +193,7 @@ int main(int argc, char** argv) {
     Options options = {0};
     Error error;
     int code;
+    threads_spin_briefly(argv);
     files_open_standard();
     Flags flags = options_flags(&options);
     const char* title = "evaluate: computes a model's loss on a text, or its accuracy on multiple-choice questions";

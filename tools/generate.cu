@@ -245,6 +245,7 @@ int main(int argc, char** argv) {
     };
     Error error;
     int code;
+    threads_spin_briefly(argv);
     files_open_standard();
     Flags flags = flags_of(table, sizeof table / sizeof table[0]);
     sampler_flags(&flags, s);

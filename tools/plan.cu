@@ -211,6 +211,7 @@ int main(int argc, char** argv) {
                   "speed of one rank: matmul GFLOP/s, memory GB/s[, network GB/s[, offload GB/s]]; default: measured "
                   "on this CPU, 1 GB/s for offloading"),
     };
+    threads_spin_briefly(argv);
     files_open_standard();
     launch_alone(&launch);
     Flags flags = flags_of(own, sizeof own / sizeof own[0]);
