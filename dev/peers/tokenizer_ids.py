@@ -7,9 +7,9 @@
 Makes a tokenizer of each supported kind by training a small one with the published normalizers, pre-tokenizers and
 patterns. --gpt2 names a directory with GPT-2's own encoder.json and vocab.bpe. Exit code 1 if any id differs. It runs
 build/tokenizer_ids (make build/tokenizer_ids). --fixtures writes small tokenizers of each kind, and the two
-packages' ids for some strings, for build/test_tokenizer. --directories makes directories as transformers, of this and of
-earlier versions, writes them: the ids must be those of AutoTokenizer, with the tokens that it puts before a text, or the
-directory is refused by name.
+packages' ids for some strings, for build/test_tokenizer. --directories makes directories as transformers, of this and
+of earlier versions, writes them: the ids must be those of AutoTokenizer, with the tokens that it puts before a text, or
+the directory is refused by name.
 """
 import argparse
 import base64
@@ -346,7 +346,8 @@ def directories(root):
             ("", None, {}), ("-map", None, dict(special_tokens_map=bytes_named | dict(unk_token=END, pad_token=END))),
             ("-added", "added_tokens.json", dict(added_tokens={"<|user|>": 421, "<|bot|>": 422})),
             ("-added-known", None, dict(added_tokens={END: 420})),
-            ("-extra", "special_tokens_map.json", dict(special_tokens_map=dict(additional_special_tokens=["<|user|>"]))),
+            ("-extra", "special_tokens_map.json", dict(special_tokens_map=dict(
+                additional_special_tokens=["<|user|>"]))),
             ("-pad", "pad_token", dict(special_tokens_map=dict(pad_token="<pad>"))),
             ("-decoder", None, dict(tokenizer_config=config | dict(added_tokens_decoder=decoder))),
             ("-decoder-new", "'<|user|>'", dict(tokenizer_config=config | dict(
@@ -354,6 +355,7 @@ def directories(root):
             ("-decoder-hides-map", None, dict(tokenizer_config=config | dict(added_tokens_decoder=decoder),
                                               special_tokens_map=dict(pad_token="<pad>"), added_tokens={"<x>": 421})),
             ("-bos", None, dict(tokenizer_config=config | dict(add_bos_token=True))),
+            ("-eos", "add_eos_token", dict(tokenizer_config=config | dict(add_eos_token=True))),
             ("-prefix", "add_prefix_space", dict(tokenizer_config=config | dict(add_prefix_space=True)))]:
         yield made_of("files" + name, "gpt2", refused, files=True, **(dict(tokenizer_config=config) | others))
     config = bytes_named | dict(tokenizer_class=fast)
@@ -362,6 +364,8 @@ def directories(root):
             ("-added-known", None, dict(added_tokens={END: 420})),
             ("-image", "image_token", dict(tokenizer_config=config | dict(image_token="<image>"))),
             ("-extra", "extra_special_tokens", dict(tokenizer_config=config | dict(extra_special_tokens={"a": "<i>"}))),
+            ("-eos", None, dict(tokenizer_config=config | dict(add_eos_token=True))),
+            ("-split", "split_special_tokens", dict(tokenizer_config=config | dict(split_special_tokens=True))),
             ("-pad", "pad_token", dict(special_tokens_map=dict(pad_token="<pad>")))]:
         yield made_of("json" + name, "gpt2", refused, **(dict(tokenizer_config=config) | others))
     yield made_of("sentencepiece", None, "tokenizer.model", **{"tokenizer.model": {}})

@@ -1000,6 +1000,9 @@ static void test_neighbors(void) {
         {true, "tokenizer_config.json", "{\"tokenizer_class\":\"LlamaTokenizer\",\"add_prefix_space\":true}", NULL},
         {true, "tokenizer_config.json", "{\"tokenizer_class\":\"TokenizersBackend\",\"add_prefix_space\":true}", NULL},
         {true, "tokenizer_config.json", "{\"add_prefix_space\":true}", NULL},
+        {true, "tokenizer_config.json", "{\"add_eos_token\":true,\"split_special_tokens\":false}", NULL},
+        {true, "tokenizer_config.json", "{\"split_special_tokens\":true}", "split_special_tokens"},
+        {false, "tokenizer_config.json", "{\"add_eos_token\":true}", "add_eos_token"},
     };
     Tokenizer t;
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -1022,7 +1025,7 @@ static void test_neighbors(void) {
     };
     for (size_t i = 0; i < COUNT_OF(prefixes); i++) {
         put_directory("prefix", prefixes[i].json, prefixes[i].config, NULL);
-        if (!prefixes[i].good) expect_bad("prefix", NULL, "make them agree", prefixes[i].config);
+        if (!prefixes[i].good) expect_bad("prefix", NULL, "if that file is right, set", prefixes[i].config);
         else open_tokenizer(&t, "prefix", NULL), tokenizer_close(&t);
     }
     // The settings of GPT-2's one added token, and a token that takes the spaces before it.

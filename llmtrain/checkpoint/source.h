@@ -545,7 +545,7 @@ static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* direc
     if (!known) return false;
     if (!there && V != (size_t)tokenizer->vocabulary) memset(tokenizer, 0, sizeof *tokenizer);
     if (there && !tokenizer_open(tokenizer, directory, NULL, error)) return false;
-    bool fits = tokenizer->vocabulary == 0 || tokenizer_fits(tokenizer, V);
+    bool fits = tokenizer_fits(tokenizer, V);
     if (fits && source_read_ids(&tokenizer->generation, directory, true, error)) return true;
     if (!fits)
         fail_with(error, "the tokenizer in %.600s has %d tokens, but the model %zu; they do not belong together, so "

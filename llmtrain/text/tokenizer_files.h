@@ -297,6 +297,7 @@ static inline bool check_gpt2_config(const TokenizerReader* r) {
     if (json_flag(json, 0, "add_prefix_space", false))
         return fail_with(r->error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; "
                          TOKENIZER_SAVE_AGAIN, r->path);
+    if (json_flag(json, 0, "add_eos_token", false)) return tokenizer_refuse(r, "member", "add_eos_token");
     return r->tokenizer->end_of_text >= 0 ||
            fail_with(r->error, "%.600s has no <|endoftext|>, which transformers would add; " TOKENIZER_SAVE_AGAIN,
                      r->tokenizer->paths[FILE_ENCODER]);

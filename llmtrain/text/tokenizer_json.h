@@ -737,9 +737,9 @@ static inline bool check_prefix(const TokenizerReader* r) {
     bool ignored = !kind || strcmp(kind, "PreTrainedTokenizerFast") == 0 || strcmp(kind, "TokenizersBackend") == 0 ||
                    (!r->rules->vocabulary.by_characters && strncmp(kind, "LlamaTokenizer", 14) == 0);
     return ignored || wanted == there ||
-           fail_with(r->error, "%.600s: with its tokenizer_class, %.80s, and \"add_prefix_space\", %s space is put "
-                     "before a text, unlike in %s; make them agree", r->path, kind, wanted ? "a" : "no",
-                     TOKENIZER_FILES[FILE_JSON]);
+           fail_with(r->error, "%.600s: with its tokenizer_class, %.80s, %s space is put before a text, unlike in %s; "
+                     "if that file is right, set \"add_prefix_space\" to %s", r->path, kind, wanted ? "a" : "no",
+                     TOKENIZER_FILES[FILE_JSON], there ? "true" : "false");
 }
 
 // tokenizer_config.json: the tokens that begin and end a text, and the template of a chat.
@@ -747,6 +747,7 @@ static inline bool read_config(const TokenizerReader* r) {
     Tokenizer* t = r->tokenizer;
     const Json* json = r->json;
     if (!check_ids(r, json_get(json, 0, "added_tokens_decoder")) || !read_named(r)) return false;
+    if (json_flag(json, 0, "split_special_tokens", false)) return tokenizer_refuse(r, "member", "split_special_tokens");
     if (t->paths[FILE_JSON] && !check_prefix(r)) return false;
     uint32_t chat = json_get(json, 0, "chat_template");
     if (json_is(json, chat, JSON_ARRAY)) {  // several, each with a name
