@@ -309,6 +309,7 @@ static void job_become(const void* context) {
     setenv("S", start, 1);
     setenv("W", work, 1);
     setenv("OMP_NUM_THREADS", "1", 1);
+    setenv("OMP_WAIT_POLICY", "passive", 1);
     if (c->command == START) return;
     setenv("FAIL_CALLS_LOG", calls_path, 1);
     if (c->fault) setenv("FAIL_CALLS_AT", c->fault, 1);
@@ -509,6 +510,7 @@ static const struct { const char *site, *reason; } NOT_MADE[] = {
     {"sync_file_range llmtrain/base/system.h disk_flush_begin", "for files of 4 MB; its failure changes nothing"},
     {"llmtrain/base/system.h disk_forget", "where the page cache cannot be bypassed"},
     {"sched_getaffinity llmtrain/base/system.h threads_are_bound", "without OMP_NUM_THREADS"},
+    {"execvp llmtrain/base/container.h threads_spin_briefly", "with OMP_WAIT_POLICY"},
     {"getrusage llmtrain/base/system.h memory_peak", "after another failure"},
     {"close llmtrain/base/system.h descriptor_prepare", "after another failure"},
     {"close llmtrain/base/system.h pipe_open", "after another failure"},

@@ -461,6 +461,31 @@ static void test_real_groups(void) {
     for (int i = 0; i < 2; i++) if (made[i]) rmdir(folders[i]);
 }
 
+// Programs start themselves again with a short spin of OpenMP's threads, unless the user has decided.
+static void test_spin(void) {
+    static const struct { const char *variables, *count; } cases[] = {
+        {"", "'1000'"}, {"GOMP_SPINCOUNT=77", "'77'"}, {"OMP_WAIT_POLICY=passive", "'0'"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Program p;
+        Words words = {.count = 0};
+        words_add(&words, text_of("env -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose %s %s --help", cases[i].variables,
+                                  train_program));
+        program_start(&p, words.words, NULL, NULL);
+        programs_wait(&p, 1, PROGRAM_MS);
+        const char *at = p.text[1], *last = NULL;
+        while ((at = strstr(at, "GOMP_SPINCOUNT = ")) != NULL) last = at += strlen("GOMP_SPINCOUNT = ");
+        if (i == 0 && last == NULL) {
+            skip("the spin of threads", "the OpenMP of this compiler has another");
+            program_free(&p);
+            return;
+        }
+        expect(last && strncmp(last, cases[i].count, strlen(cases[i].count)) == 0, "%s: GOMP_SPINCOUNT is %.10s",
+               cases[i].variables, last ? last : "unknown");
+        program_free(&p);
+    }
+    verdict("threads that wait spin briefly, or as the user says");
+}
+
 int main(int argc, char** argv) {
     static char paths[2][PATH_MAX];
     const Flag rows[] = {FLAG_TEXT("plan", &plan_program, plan_program, "PATH", 0, "the program, for BF16"),
@@ -486,5 +511,6 @@ int main(int argc, char** argv) {
     test_program();
     test_containers();
     test_real_groups();
+    test_spin();
     return tests_end();
 }

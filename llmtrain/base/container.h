@@ -114,7 +114,7 @@ static inline void threads_spin_briefly(char** argv) {
     const char* name = strrchr(argv[0], '/');
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
     if (strcmp(name ? name + 1 : argv[0], program_invocation_short_name) != 0) return;  // main is a test's function
-    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
+    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execvp("/proc/self/exe", argv);
 #else
     (void)argv;
 #endif
