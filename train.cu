@@ -238,6 +238,7 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
                      o->batch, o->seq, error) &&
          loader_start(&run->loader, run->record.state.samples, error);
     if (!run_agree(run, ok, error)) return false;
+    shard_check_begin(&run->check, &run->train, &run->val, model->config.vocab, run->comm.rank, run->comm.world);
     cadence_start(&run->cadence, now_ms());
     run_tell(run, false, found ? "resumed" : "begun", run->record.state.step, "%zu ranks, --zero %llu, %s",
              run->comm.world, (unsigned long long)o->zero, FLOATX_NAME);

@@ -27,6 +27,7 @@ typedef struct {
     FILE* file;      // NULL: nothing to finish or abandon
     ShardHeader header;
     uint64_t count;  // tokens written
+    Hash hash;       // of their bytes
     char path[FILE_PATH_MAX];
     char temporary[FILE_PATH_MAX + 8];
 } ShardWriter;
@@ -54,6 +55,7 @@ static inline bool shard_writer_open(ShardWriter* writer, const char* path, int3
     writer->header.version = vocabulary <= 65536 ? SHARD_VERSION_16 : SHARD_VERSION_32;
     writer->header.vocabulary = vocabulary;
     writer->header.entropy_floor = entropy_floor;
+    writer->hash = hash_begin(0);
     writer->file = fopen(writer->temporary, "wbe");
     // shard_writer_finish writes the header.
     if (writer->file && fseek(writer->file, sizeof writer->header, SEEK_SET) == 0) return true;
@@ -75,9 +77,10 @@ static inline bool shard_writer_add(ShardWriter* writer, const int32_t* tokens, 
                                  writer->header.vocabulary);
             narrow[i] = (uint16_t)token;
         }
-        size_t written = writer->header.magic == SHARD_MAGIC_16 ? fwrite(narrow, 2, some, writer->file)
-                                                                : fwrite(tokens + done, 4, some, writer->file);
-        if (written != some) return fail_file(error, "write", writer->path);
+        bool is_16 = writer->header.magic == SHARD_MAGIC_16;
+        const void* bytes = is_16 ? (const void*)narrow : tokens + done;
+        hash_add(&writer->hash, bytes, some * (is_16 ? 2 : 4));
+        if (fwrite(bytes, is_16 ? 2 : 4, some, writer->file) != some) return fail_file(error, "write", writer->path);
         done += some;
     }
     writer->count += count;
@@ -89,6 +92,7 @@ static inline bool shard_writer_finish(ShardWriter* writer, Error* error) {
     FILE* file = writer->file;
     writer->header.count_low = (uint32_t)writer->count;
     writer->header.count_high = (uint32_t)(writer->count >> 32);
+    writer->header.checksum = hash_end(&writer->hash) | 1;  // 0 means unknown
     if (fseek(file, 0, SEEK_SET) != 0 || fwrite(&writer->header, sizeof writer->header, 1, file) != 1 ||
         fflush(file) != 0 || !file_sync(fileno(file))) {
         fail_file(error, "write", writer->path);
@@ -174,6 +178,39 @@ static inline bool series_remove(const Series* series, size_t first, Error* erro
     }
 }
 
+// Without an id, adds the checksums of the finished shards to a hash; with one, writes it and the number of shards into
+// their headers.
+static inline bool series_seal(const Series* series, Hash* hashes, uint64_t id, Error* error) {
+    bool ok = true;
+    for (size_t i = 0; ok && i < series->shards; i++) {
+        char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX + 8];
+        ShardHeader header;
+        series_path(path, series, i);
+        snprintf(temporary, sizeof temporary, "%s.tmp", path);
+        int file = open(temporary, O_RDWR | O_CLOEXEC);
+        if (file < 0) return fail_file(error, "open", temporary);
+        ok = file_read_at(file, &header, sizeof header, 0, temporary, error);
+        if (ok && id == 0) hash_add(hashes, &header.checksum, sizeof header.checksum);
+        header.set = id;
+        header.set_shards = (uint32_t)series->shards;
+        if (ok && id != 0)
+            ok = (pwrite(file, &header, sizeof header, 0) == (ssize_t)sizeof header && file_sync(file)) ||
+                 fail_file(error, "write", temporary);
+        close(file);
+    }
+    return ok;
+}
+
+// Removes what killed programs have left under temporary names.
+static inline void series_clean(const Series* series) {
+    char pattern[FILE_PATH_MAX];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%.4000s_%s_*.bin.tmp", series->prefix, series->kind);
+    int result = glob(pattern, GLOB_NOSORT, NULL, &found);
+    for (size_t i = 0; result == 0 && i < found.gl_pathc; i++) remove(found.gl_pathv[i]);
+    if (result == 0) globfree(&found);
+}
+
 // Renames the finished shards, and removes those that an earlier, longer series has left: a pattern would match both.
 static inline bool series_publish(const Series* series, Error* error) {
     char path[FILE_PATH_MAX];
@@ -182,6 +219,7 @@ static inline bool series_publish(const Series* series, Error* error) {
         series_path(path, series, i);
         if (!shard_publish(path, error)) return false;
     }
+    series_clean(series);
     return series_remove(series, series->shards, error);
 }
 
@@ -267,7 +305,11 @@ static inline bool shard_set_may_replace(const ShardSet* set, Error* error) {
 // shard_set_may_replace. If an earlier call failed, or this one does, call shard_set_abandon.
 static inline bool shard_set_publish(ShardSet* set, Error* error) {
     const char *path = set->path, *temporary = set->temporary;
+    Hash hashes = hash_begin(0);
     bool ok = series_finish(&set->series[0], error) && series_finish(&set->series[1], error);
+    for (int i = 0; i < 2; i++) ok = ok && series_seal(&set->series[i], &hashes, 0, error);
+    uint64_t id = hash_end(&hashes) | 1;
+    for (int i = 0; i < 2; i++) ok = ok && series_seal(&set->series[i], &hashes, id, error);
     if (ok && !shard_set_has_tokenizer(set)) {
         if (!set->of_bytes) ok = directory_remove(temporary, error) && tokenizer_save(set->tokenizer, temporary, error);
         // The old shards go first and the new ones come last, so that shards never have another set's tokenizer. Those

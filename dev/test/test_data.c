@@ -230,6 +230,12 @@ static void test_round_trip(void) {
     verdict("shards written and read: 16 and 32 bits, vocabularies 1 .. 2^31 - 1");
 }
 
+static uint64_t head_checksum(const char* file) {
+    uint64_t sum;
+    memcpy(&sum, file + 32, sizeof sum);
+    return sum;
+}
+
 // The bytes on the disk are llm.c's, and a shard of llm.c, with zeros in our fields, is read.
 static void test_format(void) {
     const int32_t tokens[5] = {1, 2, 50000, 3, 4};
@@ -243,7 +249,8 @@ static void test_format(void) {
     expect(bytes == 1024 + 10, "a header of 1,024 bytes, and five tokens");
     expect(memcmp(file, &head, 12) == 0, "llm.c's fields");
     expect(memcmp(file + 12, &head.vocabulary, 20) == 0, "our fields");
-    expect(memcmp(file + 32, head.zeros, sizeof head.zeros) == 0, "the rest of the header is zero");
+    expect((hash_bytes(narrow, sizeof narrow) | 1) == head_checksum(file), "the checksum of the tokens");
+    expect(memcmp(file + 40, head.zeros, sizeof head.zeros - 8) == 0, "the rest of the header is zero");
     expect(memcmp(file + 1024, narrow, 10) == 0, "the tokens do not follow the header");
     free(file);
     for (size_t width = 2; width <= 4; width += 2) {

@@ -895,6 +895,50 @@ static void test_runs(void) {
     verdict("runs: a model may lack added tokens of its tokenizer, which its text must not contain");
 }
 
+// Shards that tokenize makes together are a set. A kill while it renames them leaves a part of one, or of two; a shard
+// may be damaged later: training does not begin, or ends saved, with the name. What was left goes with the next set.
+static void test_sets(void) {
+    char line[512];
+    char *texts[2] = {random_text(60000, 21), random_text(40000, 22)};
+    put_text("one.txt", texts[0]);
+    put_text("two.txt", texts[1]);
+    static const char model[] = "--layers 1 --heads 1 --channels 8 --seq 16 --batch 2";
+    snprintf(line, sizeof line, "--data 'set_train_*.bin' %s", model);
+    need(mkdir("set", 0755) == 0, "set");
+    expect_run(0, "", tokenize, "--bytes two.txt --out set --shard-tokens 5000");
+    expect(run("mkdir two; cp set_*.bin two") == 0, "a copy");
+    expect_run(0, "", tokenize, "--bytes one.txt --out set --shard-tokens 5000");
+    expect_run(0, "", train, text_of("%s --steps 1", line));
+    expect_run(0, "", train, text_of("--data 'set_train_00000[1-3].bin' %s --steps 1", model));
+    for (int shard = 0; shard < 3; shard++) {  // killed after so many renames
+        expect(run(text_of("cp two/set_train_%06d.bin .", shard)) == 0, "a shard");
+        expect_run(1, "tokenize was stopped", train, text_of("%s --steps 1", line));
+    }
+    put_text("set_train_000099.bin.tmp", "left by a killed tokenize");
+    expect_run(0, "", tokenize, "--bytes one.txt --out set --shard-tokens 5000");
+    expect(!file_exists("set_train_000099.bin.tmp"), "what was left");
+    expect(run("mv set_train_000004.bin away") == 0, "a shard");
+    expect_run(1, "set_train_000004.bin is missing", train, text_of("%s --steps 1", line));
+    expect(run("mv away set_train_000004.bin; cp set_train_000002.bin away") == 0, "a shard");
+    verdict("shards of a set: whole, or refused with what is missing");
+
+    // Both of its bytes are in the vocabulary.
+    int file = open("set_train_000002.bin", O_RDWR);
+    unsigned char byte = 0;
+    need(file >= 0 && pread(file, &byte, 1, 10500) == 1, "a byte");
+    byte ^= 1;
+    need(pwrite(file, &byte, 1, 10500) == 1, "a byte");
+    close(file);
+    const char* steps = "--steps 200000 --log-every 100000 --out damaged";
+    expect_run(1, "the tokens of set_train_000002.bin do not match its checksum", train, text_of("%s %s", line, steps));
+    expect(run("ls -d damaged/step_* > /dev/null") == 0, "it is saved");
+    expect(run("mv away set_train_000002.bin") == 0, "a shard");
+    const char* newest = "$(ls -d damaged/step_* | tail -n 1 | sed 's/.*step_0*//')";
+    expect_run(0, "resumed from damaged/step_", train, text_of("%s --resume --out damaged --steps %s", line, newest));
+    verdict("a damaged shard is named while the run trains, which ends saved");
+    for (int i = 0; i < 2; i++) free(texts[i]);
+}
+
 int main(int argc, char** argv) {
     const char *fixture = "dev/test/fixtures/bpe_training.json", *programs[2] = {"build/tokenize", "build/train-FP32"};
     const Flag rows[] = {
@@ -928,7 +972,7 @@ int main(int argc, char** argv) {
     if (tokenize) test_conversion();
     if (tokenize) test_dedup();
     else skip("the program tokenize", text_of("there is none at %s", programs[0]));
-    if (tokenize && train) test_runs();
+    if (tokenize && train) test_runs(), test_sets();
     else skip("runs", text_of("there is no program at %s", programs[1]));
     free(unicode);
     free(merges);

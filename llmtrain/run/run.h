@@ -17,6 +17,7 @@
 #include "heartbeat.h"
 #include "presets.h"
 #include "run_tokenizer.h"
+#include "../text/shard_check.h"
 
 #include <signal.h>
 
@@ -152,6 +153,7 @@ typedef struct {
     Tokenizer tokenizer;          // of the run; its vocabulary is 0 if it is not known
     ModelSource source;           // the model of --init-from, until its weights are loaded
     Loader loader;
+    ShardCheck check;             // of all shards
     int32_t *tokens, *targets;    // (B, T): a micro-batch
     Log log;
     bool events_refused;          // events.jsonl cannot be written, and the user has been told
@@ -231,6 +233,7 @@ static inline void run_free(Run* run) {
     pruner_await(&run->pruner);
     log_close(&run->log);  // and with it the lock of --out, in which nothing is written or removed any more
     loader_close(&run->loader);
+    shard_check_end(&run->check);
     dataset_close(&run->train);
     dataset_close(&run->val);
     tokenizer_close(&run->tokenizer);

@@ -39,7 +39,8 @@ static inline StepLog step_begin(Run* run) {
 // collectives: step_read makes the step `broken`, and it does not count.
 static inline void run_read_batch(Run* run) {
     size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
-    run->broken = run->broken || !loader_next(&run->loader, run->tokens, run->targets, &run->broken_why);
+    run->broken = run->broken || !shard_check_good(&run->check, &run->broken_why) ||
+                  !loader_next(&run->loader, run->tokens, run->targets, &run->broken_why);
     if (!run->broken) return;
     memset(run->tokens, 0, bytes);
     memset(run->targets, -1, bytes);

@@ -31,7 +31,9 @@
 // 1. Shards
 //
 // A shard is a header of 1,024 bytes and then tokens of 2 or 4 bytes each: the format of llm.c, so its shards work here
-// and ours work there. Three of the fields that llm.c leaves zero are ours; zero means unknown.
+// and ours work there. Some of the fields that llm.c leaves zero are ours; zero means unknown. The shards that were
+// made together, PREFIX_train_*.bin and PREFIX_val_*.bin, are a set: a program that was killed while it gave them their
+// names leaves some of an earlier set, or too few, and is found out.
 //
 // A shard is mapped, not read: opening takes no time, the ranks of a machine share the pages, and no file stays open.
 // But a mapped file must not shrink: access to a page that is gone kills the process (SIGBUS). So the size is checked
@@ -51,7 +53,10 @@ typedef struct {
     uint32_t count_high;   // ours: upper 32 bits
     int32_t unused;
     double entropy_floor;  // ours: the loss of the text's true source, in nats per token; 0 = unknown
-    int32_t unused_too[248];
+    uint64_t checksum;     // ours: of the tokens' bytes: hash_bytes, its lowest bit set
+    uint64_t set;          // ours: identifies the set
+    uint32_t set_shards;   // ours: how many shards of this kind, train or val, the set has
+    int32_t unused_too[243];
 } ShardHeader;
 static_assert(sizeof(ShardHeader) == 1024, "the header of a shard is int32[256]");
 
@@ -62,6 +67,8 @@ typedef struct {
     size_t token_bytes;    // 2 or 4
     int32_t vocabulary;    // 0 = unknown
     double entropy_floor;  // nats per token; 0 = unknown
+    uint64_t checksum, set;  // 0 = unknown
+    size_t set_shards;
     void* mapping;         // the whole file, owned; NULL when the tokens are the caller's
     size_t mapping_bytes;
 } Shard;
@@ -88,6 +95,9 @@ static inline bool shard_read_header(Shard* shard, const ShardHeader* header, ui
     shard->token_bytes = is_16 ? 2 : 4;
     shard->vocabulary = header->vocabulary;
     shard->entropy_floor = header->entropy_floor;
+    shard->checksum = header->checksum;
+    shard->set = header->set;
+    shard->set_shards = header->set_shards;
     shard->count = (size_t)((uint64_t)header->count_high << 32 | header->count_low);
     uint64_t payload = file_bytes - sizeof *header;
     if (payload % shard->token_bytes != 0 || payload / shard->token_bytes != shard->count)
@@ -151,6 +161,11 @@ static inline bool shard_is_whole(const Shard* shard, Error* error) {
                      shard->path, shard->mapping_bytes, (long long)status.st_size);
 }
 
+static inline bool shard_refuse_token(const Shard* shard, uint32_t token, size_t position, size_t V, Error* error) {
+    return fail_with(error, "token %u at position %zu of %s is outside the vocabulary of %zu; give the model the "
+                     "tokenizer's vocabulary, or make the shards again", token, position, shard->path, V);
+}
+
 // The directory of the tokenizer of a shard: PREFIX_tokenizer for PREFIX_train_000000.bin; false for other names.
 static inline bool shard_tokenizer_directory(char directory[FILE_PATH_MAX], const char* path) {
     static const char* const kinds[2] = {"_train_", "_val_"};
@@ -205,6 +220,37 @@ static inline void dataset_close(Dataset* dataset) {
     memset(dataset, 0, sizeof *dataset);
 }
 
+// The length of a shard's path without its number and .bin; 0 for other names.
+static inline size_t shard_series_length(const char* path) {
+    size_t end = strlen(path);
+    if (end < 10 || strcmp(path + end - 4, ".bin") != 0) return 0;
+    for (size_t i = end - 10; i < end - 4; i++) if (path[i] < '0' || path[i] > '9') return 0;
+    return end - 10;
+}
+
+// Whether shards of one name are of one set, and none of them is missing in its directory: one that is there and was
+// not given is not wanted.
+static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
+    for (size_t i = 0; i < dataset->shard_count; i++) {
+        const Shard *shard = &dataset->shards[i], *before = i > 0 ? shard - 1 : NULL;
+        size_t length = shard_series_length(shard->path);
+        if (length == 0) continue;
+        bool same = before && shard_series_length(before->path) == length &&
+                    memcmp(before->path, shard->path, length) == 0;
+        if (same && before->set != shard->set)
+            return fail_with(error, "%s and %s are not of one set: tokenize was stopped while it replaced them; run it "
+                             "again", before->path, shard->path);
+        for (size_t number = 0; !same && shard->set != 0 && number < shard->set_shards; number++) {
+            char path[FILE_PATH_MAX];
+            snprintf(path, sizeof path, "%.*s%06zu.bin", (int)min_size(length, 4000), shard->path, number);
+            if (access(path, F_OK) != 0)
+                return fail_with(error, "%s is missing: it is one of %zu of its set; tokenize was stopped, or not all "
+                                 "were copied: run it again, or copy it", path, shard->set_shards);
+        }
+    }
+    return true;
+}
+
 // Takes the vocabulary and the entropy floor from the shards, which must agree.
 static inline bool dataset_summarise(Dataset* dataset, Error* error) {
     double tokens = 0, nats = 0;
@@ -239,7 +285,7 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
         if (!shard_open(&dataset->shards[i], paths[i], error)) return false;
         dataset->shard_count++;
     }
-    return dataset_summarise(dataset, error);
+    return dataset_sets_whole(dataset, error) && dataset_summarise(dataset, error);
 }
 
 // Opens all files that match a shell pattern (*, ?, [...]), sorted by the bytes of their names in any locale, since the
@@ -397,9 +443,7 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
     for (size_t t = 0; t <= T; t++) {
         uint32_t token = shard_token(shard, window.start + t);
         if (token >= (uint32_t)vocabulary)
-            return fail_with(error, "token %u at position %zu of %s is outside the vocabulary of %d; give the model "
-                             "the tokenizer's vocabulary, or make the shards again", token, window.start + t,
-                             shard->path, vocabulary);
+            return shard_refuse_token(shard, token, window.start + t, (size_t)vocabulary, error);
         if (t < T) tokens[t] = (int32_t)token;
         bool ended = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
         if (t > 0) targets[t - 1] = ended ? -1 : (int32_t)token;
