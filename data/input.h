@@ -181,6 +181,17 @@ static inline bool input_start_zstd(Input* input, Error* error) {
 #endif
 }
 
+// Files that are often taken for texts.
+static const struct { const char *begins, *kind, *advice; } INPUT_OTHERS[] = {
+    {"PAR1", "a Parquet file", "convert it to JSON Lines: python3 data/parquet.py FILES > x.jsonl"},
+    {"PK\3\4", "a zip archive", "unpack it with unzip"},
+    {"\xFD" "7zX", "compressed with xz", "decompress it with xz -d"},
+    {"BZh", "compressed with bzip2", "decompress it with bunzip2"},
+    {"%PDF", "a PDF", "convert it with pdftotext"},
+    {"\xFF\xFE", "in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
+    {"\xFE\xFF", "in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"},
+};
+
 // Detects by the first bytes of a file that was not read yet whether it is compressed; if so, input_read decompresses
 // it.
 static inline bool input_unpack(Input* input, Error* error) {
@@ -191,6 +202,10 @@ static inline bool input_unpack(Input* input, Error* error) {
     input->taken = input->end;
     if (input->end >= 2 && memcmp(input->packed, gzip, 2) == 0) return input_start_gzip(input, error);
     if (input->end == 4 && memcmp(input->packed, zstd, 4) == 0) return input_start_zstd(input, error);
+    for (size_t i = 0; i < sizeof INPUT_OTHERS / sizeof INPUT_OTHERS[0]; i++)
+        if (input->end == 4 && memcmp(input->packed, INPUT_OTHERS[i].begins, strlen(INPUT_OTHERS[i].begins)) == 0)
+            return fail_with(error, "%.600s is %s, not text; %s", input->name, INPUT_OTHERS[i].kind,
+                             INPUT_OTHERS[i].advice);
     return true;
 }
 
@@ -204,6 +219,8 @@ static inline bool input_unpack_some(Input* input, size_t* bytes, char* buffer, 
 #ifdef LLMTRAIN_ZLIB
     if (input->kind == INPUT_GZIP) {
         z_stream* z = &input->gzip;
+        while (!input->inside && input->at < input->end && input->packed[input->at] == 0) input->at++;  // padding
+        if (input->at == input->end) return true;
         z->next_in = input->packed + input->at;
         z->avail_in = (uInt)(input->end - input->at);
         z->next_out = (unsigned char*)buffer;
@@ -285,6 +302,7 @@ typedef struct {
     const char* file;     // name of the file, owned by the list of files
     uint64_t line;        // in the file, from 1; 0: the document is all of the file
     bool begins, ends;    // whether it is the first, and the last, piece of its document
+    bool bad;             // a line that cannot be decoded
 } Piece;
 
 typedef struct {
@@ -310,6 +328,9 @@ typedef struct {
     uint64_t split;       // 0, or set by the caller for a single file that is not packed: the first line that begins
                           // after this byte, or without one the character there, begins a second document
     uint64_t size, taken; // bytes of all files where known; of those that are closed
+    bool skips;           // set by the caller: bad lines are skipped, and reported by documents_report
+    uint64_t skipped;
+    Error skipped_first[3];
 } Documents;
 
 static inline void batch_free(Batch* batch) {
@@ -348,7 +369,7 @@ static inline bool documents_open(Documents* d, const char* patterns, const char
 static inline void documents_rewind(Documents* d) {
     input_close(&d->input);
     d->file = d->waiting = d->searched = 0;
-    d->document = d->offset = d->taken = 0;
+    d->document = d->offset = d->taken = d->skipped = 0;
     d->begun = false;
 }
 
@@ -476,6 +497,8 @@ static inline bool piece_decode(Piece* piece, char* text, const char* field, Err
     char what[FILE_PATH_MAX + 64];
     Json json;
     size_t blank = 0;
+    bool marked = piece->line == 1 && piece->bytes >= 3 && memcmp(text + piece->start, "\xEF\xBB\xBF", 3) == 0;
+    if (marked) piece->start += 3, piece->bytes -= 3;  // a byte order mark
     while (blank < piece->bytes && strchr(" \t\r\n", text[piece->start + blank]) && text[piece->start + blank]) blank++;
     if (blank == piece->bytes) {
         piece->bytes = 0;
@@ -485,10 +508,12 @@ static inline bool piece_decode(Piece* piece, char* text, const char* field, Err
     if (text[piece->start + blank] == '[')
         return fail_with(error, "%s begins a JSON array, but --jsonl wants an object on each line; write the array's "
                          "elements on lines of their own (jq -c '.[]')", what);
-    if (!json_parse(&json, text + piece->start, piece->bytes, what, error)) return false;
+    if (!json_parse_as_python(&json, text + piece->start, piece->bytes, what, error)) return false;
     uint32_t node = json_get(&json, 0, field);
-    bool ok = json_is(&json, node, JSON_STRING);
-    if (!ok) {
+    bool empty = json_is(&json, node, JSON_NULL), ok = empty || json_is(&json, node, JSON_STRING);
+    if (empty) {
+        piece->bytes = 0;
+    } else if (!ok) {
         fail_with(error, node == JSON_NONE ? "%.600s has no member \"%.100s\"; name the text's member with --field"
                                       : "%.600s: its member \"%.100s\" is not a string; name another with --field",
                   what, field);
@@ -500,20 +525,32 @@ static inline bool piece_decode(Piece* piece, char* text, const char* field, Err
     return ok;
 }
 
-// Decodes the lines of a batch, on all threads. If several are bad, the first is reported.
-static inline bool batch_decode(Batch* batch, const char* field, Error* error) {
-    size_t bad = batch->count;
+// Decodes the lines of a batch, on all threads. If several are bad, the first is reported, or all are skipped.
+static inline bool batch_decode(Documents* d, Batch* batch, Error* error) {
+    bool good = true;
 #pragma omp parallel for schedule(dynamic, 16)
     for (size_t i = 0; i < batch->count; i++) {
-        Error why;
-        if (piece_decode(&batch->pieces[i], batch->text, field, &why)) continue;
-#pragma omp critical
-        if (i < bad) {
-            bad = i;
-            *error = why;
-        }
+        Error ignored;
+        batch->pieces[i].bad = !piece_decode(&batch->pieces[i], batch->text, d->field, &ignored);
     }
-    return bad == batch->count;
+    for (size_t i = 0; i < batch->count && good; i++) {
+        Piece* piece = &batch->pieces[i];
+        if (!piece->bad) continue;
+        bool first = d->skipped < sizeof d->skipped_first / sizeof d->skipped_first[0];
+        if (!d->skips || first) piece_decode(piece, batch->text, d->field, d->skips ? &d->skipped_first[d->skipped] : error);
+        good = d->skips;
+        d->skipped++;
+        piece->bytes = 0;
+    }
+    return good;
+}
+
+// Prints how many lines were skipped, and why the first were.
+static inline void documents_report(const Documents* d) {
+    if (d->skipped == 0) return;
+    printf("%llu bad lines were skipped; the first:\n", (unsigned long long)d->skipped);
+    for (size_t i = 0; i < d->skipped && i < sizeof d->skipped_first / sizeof d->skipped_first[0]; i++)
+        printf("  %s\n", d->skipped_first[i].text);
 }
 
 // Reads the next batch, into the same one each time; count is 0 after the last. Empty documents have pieces of 0 bytes,
@@ -533,7 +570,7 @@ static inline bool documents_next(Documents* d, Batch* batch, Error* error) {
         }
         if (!documents_step(d, batch, error)) return false;
     }
-    return d->field == NULL || batch_decode(batch, d->field, error);
+    return d->field == NULL || batch_decode(d, batch, error);
 }
 
 #endif  // LLMTRAIN_INPUT_H

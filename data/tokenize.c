@@ -37,6 +37,7 @@ typedef struct {
     const char *field, *tokenizer, *pattern, *out;
     double val;                        // fraction
     bool val_given;
+    int bad_lines;                     // 0: stop; 1: skip
     int dedup;                         // DEDUP_OFF ...
     double similarity;                 // of near duplicates
     uint64_t shard_tokens;
@@ -60,6 +61,8 @@ static Flags options_flags(Options* o) {
         FLAG_TEXT("jsonl", &o->jsonl, NULL, "GLOB", 0, "JSON Lines files to convert with --tokenizer: paths and "
                   "patterns, separated by commas; the member --field of each line is a document"),
         FLAG_TEXT("field", &o->field, "text", "NAME", 0, "with --jsonl: name of the member that holds the text"),
+        FLAG_CHOICE("bad-lines", &o->bad_lines, 0, "stop|skip", 0,
+                    "with --jsonl: end at a line that is not JSON or has no text, or skip such lines, and count them"),
         FLAG_HEADING("Tokenizer"),
         FLAG_TEXT("tokenizer", &o->tokenizer, NULL, "PATH", 0, "tokenizer.json, vocab.json with merges.txt next to it, "
                   "encoder.json with vocab.bpe next to it, a tiktoken rank file, or a directory that has one of them"),
@@ -492,6 +495,7 @@ static bool conversion_run(Conversion* c, Error* error) {
     if (!shard_set_may_replace(&c->set, error)) return false;
     if ((o->val == 0 || o->val == 1) && !shard_set_agrees(&c->set, o->val == 1, error)) return false;
     if (!documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
+    c->documents.skips = o->bad_lines == 1;
     if (!tokenizer_splits(&c->tokenizer)) c->documents.piece_bytes = PIECE_MAX;
     return conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
 }
@@ -505,12 +509,14 @@ static bool conversion_publish_report(Conversion* c, Error* error) {
 }
 
 static void conversion_print(const Conversion* c) {
+    documents_report(&c->documents);
     uint64_t documents = c->read[0] + c->read[1], tokens = c->set.series[0].tokens + c->set.series[1].tokens;
     printf("%llu documents of %llu bytes, %.2f bytes per token\n", (unsigned long long)documents,
            (unsigned long long)c->bytes, (double)c->bytes / (double)tokens);
     if (c->replaced > 0)
         printf("%llu byte sequences that are not UTF-8 were read as U+FFFD\n", (unsigned long long)c->replaced);
-    if (c->empty > 0) printf("%llu documents without text were left out\n", (unsigned long long)c->empty);
+    uint64_t empty = c->empty - c->documents.skipped;
+    if (empty > 0) printf("%llu documents without text were left out\n", (unsigned long long)empty);
     if (c->options->dedup)
         printf("%s_duplicates.jsonl: %llu exact and %llu near duplicates were left out\n", c->options->out,
                (unsigned long long)c->duplicates[1], (unsigned long long)c->duplicates[0]);
@@ -569,6 +575,7 @@ static bool tokenizer_train(const Options* o, Error* error) {
     Bpe bpe = {0};
     double began = now_ms();
     if (!documents_open(&documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
+    documents.skips = o->bad_lines == 1;
     Unicode* unicode = unicode_open(error);
     WordTable* tables = (WordTable*)memory_allocate(threads * sizeof *tables);
     bool ok = unicode && (tables || fail_with(error, "out of memory for %zu threads; give fewer --threads", threads));

@@ -289,6 +289,10 @@ static void test_documents(void) {
              "{\"n\": [{\"text\": 7}], \"text\": \"\\u00e9\\ud83d\\ude42\"}\n");
     put_text("j2.jsonl", "{\"text\": \"\"}\n{\"text\": \"last\"}");
     expect_documents("j?.jsonl", "text", 0, "a\nb\0\0\0é\xF0\x9F\x99\x82\0\0last\0", 19, 6);
+    // What Python's json reads is read: a byte order mark, half a surrogate pair, NaN, a name given twice; null is empty.
+    put_text("p.jsonl", "\xEF\xBB\xBF{\"text\": \"a\", \"x\": [NaN, -Infinity, Infinity]}\n{\"text\": null}\n"
+             "{\"text\": \"no\", \"text\": \"b\\ud83d c\\udc00\"}\n{\"text\": \"\\udc00\\ud83d\\ude42\"}\n");
+    expect_documents("p.jsonl", "text", 0, "a\0\0b\xEF\xBF\xBD c\xEF\xBF\xBD\0\xEF\xBF\xBD\xF0\x9F\x99\x82\0", 21, 4);
     static const struct { const char *line, *words; } bad[] = {
         {"{\"body\": \"a\"}", "bad.jsonl, line 3 has no member \"text\"; name"},
         {"{\"text\": 5}", "bad.jsonl, line 3: its member \"text\" is not a string"},
@@ -298,7 +302,7 @@ static void test_documents(void) {
         {"{\"text\": \"a}", "bad.jsonl, line 3 is not valid JSON"},
         {"{\"text\": \"a\"} x", "bad.jsonl, line 3 is not valid JSON"},
         {"{\"text\": \"\xFF\"}", "bad.jsonl, line 3 is not valid JSON"},
-        {"{\"text\": \"a\", \"text\": \"b\"}", "bad.jsonl, line 3 is not valid JSON"},
+        {"{\"text\": \"a\", \"x\": nan}", "bad.jsonl, line 3 is not valid JSON"},
     };
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         put_text("bad.jsonl", text_of("{\"text\": \"a\"}\n\n%s\n{\"text\": 6}\n", bad[i].line));
@@ -718,6 +722,17 @@ static void test_conversion(void) {
     free(last);
     verdict("tokenize --text: one document is divided between lines");
 
+    put_text("other.parquet", "PAR1 and more");
+    put_text("other.zip", "PK\3\4 and more");
+    put_text("other.xz", "\xFD" "7zXZ and more");
+    put_text("other.bz2", "BZh91AY and more");
+    put_text("other.pdf", "%PDF-1.7 and more");
+    put_bytes("other.utf16", "\xFF\xFE" "a\0b\0", 6);
+    put_text("some.jsonl", "{\"text\": \"one\"}\n{\"text\": 5}\n\n{\"text\": \"two\"}\n{}\nx\n{\"text\": \"thr");
+    expect_run(0, "4 bad lines were skipped; the first:\n  some.jsonl, line 2: its member", tokenize,
+               "--out some --jsonl some.jsonl --tokenizer tok --val 0 --bad-lines skip");
+    expect(strstr(output, "some.jsonl, line 6") && !strstr(output, "line 7") && strstr(output, "\n2 documents of 6 "),
+           "%s", output);
     static const struct { int status; const char *words, *arguments; } refusals[] = {
         {2, "give one of them", "--out gone --text d1.txt --jsonl j1.jsonl --tokenizer tok"},
         {2, "--tokenizer PATH is missing", "--out gone --text d1.txt"},
@@ -734,6 +749,13 @@ static void test_conversion(void) {
         {1, "has no text in it", "--out gone --text d2.txt --train-bpe 300"},
         {1, "leaves none for validation", "--out gone --text d1.txt,d3.txt --tokenizer tok --val 0.01"},
         {1, "line 3", "--out gone --jsonl bad.jsonl --tokenizer tok --val 0"},
+        {1, "other.parquet is a Parquet file, not text; convert it to JSON Lines: python3 data/parquet.py",
+         "--out gone --text other.parquet --tokenizer tok"},
+        {1, "other.utf16 is in UTF-16, not text; convert it with iconv", "--out gone --text other.utf16 --tokenizer tok"},
+        {1, "other.zip is a zip archive", "--out gone --jsonl other.zip --tokenizer tok"},
+        {1, "other.xz is compressed with xz", "--out gone --text other.xz --tokenizer tok"},
+        {1, "other.bz2 is compressed with bzip2", "--out gone --text other.bz2 --train-bpe 300"},
+        {1, "other.pdf is a PDF", "--out gone --text other.pdf --tokenizer tok"},
         {1, "cannot create no/gone", "--out no/gone --text d1.txt --tokenizer tok --val 0"},
         {1, "was made with the tokenizer", "--out p --bytes d1.txt --val 1"},
     };

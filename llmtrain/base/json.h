@@ -58,6 +58,7 @@ typedef struct {
     Json* json;
     char* at;             // the next byte to read, in the copy
     const char* problem;  // the error there
+    bool as_python;       // json_parse_as_python
 } JsonReader;
 
 static inline bool json_problem(JsonReader* r, const char* problem) {
@@ -104,9 +105,10 @@ static inline bool json_read_escape(JsonReader* r, char** out) {
     if (r->at[1] != 'u' || !json_hex4(&u, r->at + 2)) return json_problem(r, "unknown escape in a string");
     if (u >= 0xD800 && u <= 0xDFFF) {
         bool pair = u <= 0xDBFF && r->at[6] == '\\' && r->at[7] == 'u' && json_hex4(&low, r->at + 8);
-        if (!pair || low < 0xDC00 || low > 0xDFFF) return json_problem(r, "half of a surrogate pair");
-        u = 0x10000 + ((u - 0xD800) << 10) + (low - 0xDC00);
-        r->at += 6;
+        pair = pair && low >= 0xDC00 && low <= 0xDFFF;
+        if (!pair && !r->as_python) return json_problem(r, "half of a surrogate pair");
+        u = pair ? 0x10000 + ((u - 0xD800) << 10) + (low - 0xDC00) : 0xFFFD;
+        r->at += 6 * pair;
     }
     r->at += 6;
     *out += utf8_write(*out, u);
@@ -192,7 +194,7 @@ static inline bool json_read_elements(JsonReader* r, uint32_t node, int depth) {
             if (*r->at != '"') return json_problem(r, "a name in quotation marks is expected");
             if (!json_read_string(r, &key, &key_bytes)) return false;
             uint32_t* slot = json_slot(json, node, json->text + key, key_bytes);
-            if (*slot) return json_problem(r, "a duplicate name in an object");
+            if (*slot && !r->as_python) return json_problem(r, "a duplicate name in an object");
             *slot = child + 1;
             json_skip_space(r);
             if (*r->at != ':') return json_problem(r, "':' is expected");
@@ -227,6 +229,13 @@ static inline bool json_read_value(JsonReader* r, uint32_t parent, uint32_t key,
         r->at += strlen(words[i]);
         return true;
     }
+    static const char* const numbers[3] = {"NaN", "Infinity", "-Infinity"};
+    for (int i = 0; r->as_python && i < 3; i++) {
+        if (strncmp(r->at, numbers[i], strlen(numbers[i])) != 0) continue;
+        node->type = JSON_NULL;
+        r->at += strlen(numbers[i]);
+        return true;
+    }
     char c = *r->at;
     node->type = c == '{' ? JSON_OBJECT : c == '[' ? JSON_ARRAY : c == '"' ? JSON_STRING : JSON_NUMBER;
     if (c == '{' || c == '[') return json_read_elements(r, index, depth + 1);
@@ -249,9 +258,8 @@ static inline const char* json_substitute(const char* text, size_t bytes) {
     return bytes > 0 && text[0] == '<' ? "begins with '<', as a web page does; download the file itself" : NULL;
 }
 
-// Reads a text; `what` names it in messages (a path). The caller frees it with json_free; after a failure there is
-// nothing to free.
-static inline bool json_parse(Json* json, const char* text, size_t bytes, const char* what, Error* error) {
+static inline bool json_parse_kind(Json* json, const char* text, size_t bytes, bool as_python, const char* what,
+                                   Error* error) {
     memset(json, 0, sizeof *json);
     size_t nodes = 1;  // enough: every value but the first follows one of these characters, outside strings
     bool inside = false;
@@ -273,7 +281,7 @@ static inline bool json_parse(Json* json, const char* text, size_t bytes, const 
     }
     if (bytes > 0) memcpy(json->text, text, bytes);
 
-    JsonReader r = {json, json->text, NULL};
+    JsonReader r = {json, json->text, NULL, as_python};
     json_skip_space(&r);
     bool good = json_read_value(&r, JSON_NONE, 0, 0, 0);
     if (good) json_skip_space(&r);
@@ -291,6 +299,18 @@ static inline bool json_parse(Json* json, const char* text, size_t bytes, const 
     if (instead) return fail_with(error, "%.600s %s", what, instead);
     return fail_with(error, "%.600s is not valid JSON: %sbyte %zu: %s; the file is damaged or of another kind", what,
                      where, column, good ? "bytes after the end" : r.problem);
+}
+
+// Reads a text; `what` names it in messages (a path). The caller frees it with json_free; after a failure there is
+// nothing to free.
+static inline bool json_parse(Json* json, const char* text, size_t bytes, const char* what, Error* error) {
+    return json_parse_kind(json, text, bytes, false, what, error);
+}
+
+// The same for what others have written: also takes what Python's json takes. Of members of one name the last counts,
+// half a surrogate pair is U+FFFD, and NaN and Infinity are null.
+static inline bool json_parse_as_python(Json* json, const char* text, size_t bytes, const char* what, Error* error) {
+    return json_parse_kind(json, text, bytes, true, what, error);
 }
 
 static inline bool json_is(const Json* json, uint32_t node, JsonType type) {
