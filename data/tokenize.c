@@ -38,6 +38,7 @@ typedef struct {
     double val;                        // fraction
     bool val_given;
     int bad_lines;                     // 0: stop; 1: skip
+    bool special;                      // the text of special tokens in documents is those tokens
     int dedup;                         // DEDUP_OFF ...
     double similarity;                 // of near duplicates
     uint64_t shard_tokens;
@@ -61,6 +62,8 @@ static Flags options_flags(Options* o) {
         FLAG_TEXT("jsonl", &o->jsonl, NULL, "GLOB", 0, "JSON Lines files to convert with --tokenizer: paths and "
                   "patterns, separated by commas; the member --field of each line is a document"),
         FLAG_TEXT("field", &o->field, "text", "NAME", 0, "with --jsonl: name of the member that holds the text"),
+        FLAG_SWITCH("special", &o->special, true, 0, "on: <|endoftext|> and other special tokens in a document's text are "
+                    "those tokens; off: they are text, as any other"),
         FLAG_CHOICE("bad-lines", &o->bad_lines, 0, "stop|skip", 0,
                     "with --jsonl: end at a line that is not JSON or has no text, or skip such lines, and count them"),
         FLAG_HEADING("Tokenizer"),
@@ -496,6 +499,7 @@ static bool conversion_run(Conversion* c, Error* error) {
     if ((o->val == 0 || o->val == 1) && !shard_set_agrees(&c->set, o->val == 1, error)) return false;
     if (!documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
     c->documents.skips = o->bad_lines == 1;
+    if (!o->special && c->tokenizer.rules) rules_split_special(c->tokenizer.rules);
     if (!tokenizer_splits(&c->tokenizer)) c->documents.piece_bytes = PIECE_MAX;
     return conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
 }

@@ -722,6 +722,19 @@ static void test_conversion(void) {
     free(last);
     verdict("tokenize --text: one document is divided between lines");
 
+    put_text("special.txt", "one <|endoftext|> two");
+    expect_run(0, "", tokenize, "--out sp --text special.txt --tokenizer tok --val 0");
+    expect_run(0, "", tokenize, "--out nosp --text special.txt --tokenizer tok --val 0 --special off");
+    Shard special[2];
+    for (int i = 0; i < 2; i++) {
+        size_t ends = 0;
+        need(shard_open(&special[i], i ? "nosp_train_000000.bin" : "sp_train_000000.bin", &error), "%s", error.text);
+        uint32_t end = shard_token(&special[i], special[i].count - 1);
+        for (size_t t = 0; t < special[i].count; t++) ends += shard_token(&special[i], t) == end;
+        expect(ends == (i ? 1 : 2), "--special %s: %zu ends of text", i ? "off" : "on", ends);
+        shard_close(&special[i]);
+    }
+    expect_run(0, "one <|endoftext|> two<|endoftext|>", tokenize, "--show nosp_train_000000.bin");
     put_text("other.parquet", "PAR1 and more");
     put_text("other.zip", "PK\3\4 and more");
     put_text("other.xz", "\xFD" "7zXZ and more");

@@ -115,6 +115,16 @@ static inline bool trie_add(Trie* trie, bool* twice, const char* text, size_t by
     return true;
 }
 
+// From here on the text of special tokens is text, as with split_special_tokens in transformers.
+static inline void rules_split_special(Rules* rules) {
+    Trie* tries[2] = {&rules->raw, &rules->normalized};
+    for (int t = 0; t < 2; t++)
+        for (size_t i = 0; i < tries[t]->count; i++) {
+            TrieNode* node = &tries[t]->nodes[i];
+            if (node->added >= 0 && rules->added[node->added].special) node->added = -1;
+        }
+}
+
 // The longest added token at p: its index and end, or -1.
 static inline int32_t trie_longest(const Trie* trie, const char** after, const char* p, const char* end) {
     int32_t found = -1;
