@@ -152,13 +152,15 @@ static inline const char* question_label(size_t* label, size_t count, const Json
         *label = (size_t)number;
         return *label < count ? NULL : "its label is not the number of an ending; the first is 0";
     }
+    if (names != JSON_NONE && json_count(json, names) != count) return "there are not as many labels as endings";
+    *label = SIZE_MAX;
     if (json_string(json, node, text, sizeof text))
         for (uint32_t n = json_first(json, names); n != JSON_NONE; n = json_next(json, n), i++) {
             if (!json_string(json, n, name, sizeof name) || strcmp(name, text) != 0) continue;
+            if (*label != SIZE_MAX) return "two endings have the label of its answer";
             *label = i;
-            return i < count ? NULL : "there are more labels than endings";
         }
-    if (names != JSON_NONE) return "its answer is none of the labels of its endings";
+    if (names != JSON_NONE) return *label < count ? NULL : "its answer is none of the labels of its endings";
     if (text[0] >= 'A' && text[0] <= 'Z' && text[1] == 0) *label = (size_t)(text[0] - 'A');
     else if (sscanf(text, "%6zu%n", label, &length) != 1 || text[length] != 0) *label = SIZE_MAX;
     return *label < count ? NULL : "its label is neither the number of an ending, the first being 0, nor its letter";

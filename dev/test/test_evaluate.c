@@ -362,7 +362,11 @@ static void test_bad_questions(void) {
         {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": 2}", "not the number of an ending"},
         {"{\"question\": \"a\", \"choices\": [\"a\", \"b\"], \"answer\": \"C\"}", NO_ENDING},
         {"{\"question\": \"a\", \"choices\": {\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\", \"C\"]}, "
-         "\"answerKey\": \"C\"}", "more labels than endings"},
+         "\"answerKey\": \"C\"}", "not as many labels as endings"},
+        {"{\"question\": \"a\", \"choices\": {\"text\": [\"x\", \"y\"], \"label\": [\"A\"]}, \"answerKey\": \"A\"}",
+         "not as many labels as endings"},
+        {"{\"question\": \"a\", \"choices\": {\"text\": [\"x\", \"y\"], \"label\": [\"A\", \"A\"]}, \"answerKey\": \"A\"}",
+         "two endings have the label of its answer"},
         {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": -1}", NO_ENDING},
         {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": \"\"}", NO_ENDING},
         {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": \"1x\"}", NO_ENDING},
