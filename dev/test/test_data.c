@@ -444,6 +444,18 @@ static void test_dataset(void) {
     expect(fabs(dataset.entropy_floor - mean) <= 4 * 0x1p-53 * mean, "the mean floor");
     dataset_close(&dataset);
     dataset_close(&dataset);
+    static const char* const sorted[] = {"set_B.bin", "set_a.bin", "set_b.bin"};
+    expect(dataset_open(&dataset, "set_[ab].bin,set_B.bin,set_a.bin", &error), "several patterns");
+    expect(dataset.shard_count == 3, "a file that several match counts once: %zu", dataset.shard_count);
+    for (size_t i = 0; i < dataset.shard_count && i < 3; i++)
+        expect(strcmp(dataset.shards[i].path, sorted[i]) == 0, "%s is not %s", dataset.shards[i].path, sorted[i]);
+    dataset_close(&dataset);
+    refused(dataset_open(&dataset, "set_?.bin,none*", &error), "'none*'", "one pattern matches nothing");
+    refused(dataset_open(&dataset, "set [v1]/*", &error), "stands for one of its characters", "a bracket");
+    write_shard("set,[1].bin", tokens, 100, 256, 1.0);
+    expect(dataset_open(&dataset, "set,[1].bin", &error) && dataset.shard_count == 1, "a name with a comma");
+    dataset_close(&dataset);
+    remove("set,[1].bin");
 
     write_plain_shard("set_c.bin", tokens, 50, 2);
     expect(dataset_open(&dataset, "set_?.bin", &error), "a shard that states nothing goes with others");

@@ -288,26 +288,40 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
     return dataset_sets_whole(dataset, error) && dataset_summarise(dataset, error);
 }
 
-// Opens all files that match a shell pattern (*, ?, [...]), sorted by the bytes of their names in any locale, since the
-// order of the shards is part of the order of the samples. After a failure there is nothing to close.
-static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* error) {
+// Opens all files that match shell patterns (*, ?, [...]), separated by commas, sorted by the bytes of their names in any
+// locale, since the order of the shards is part of the order of the samples. A file with a comma or a bracket in its
+// name is given alone. After a failure there is nothing to close.
+static inline bool dataset_open(Dataset* dataset, const char* patterns, Error* error) {
     memset(dataset, 0, sizeof *dataset);
     glob_t found = {0};
-    int result = glob(pattern, GLOB_NOSORT, NULL, &found);
-    bool ok = false;
-    char* literal = (char*)pattern;
-    if (result == GLOB_NOMATCH && access(pattern, F_OK) == 0) {  // a file with a bracket in its name
-        ok = dataset_open_paths(dataset, &literal, 1, error);
-    } else if (result == GLOB_NOMATCH) {
-        fail_with(error, "no file matches '%s'; check the name, or make token shards of a text with tokenize", pattern);
-    } else if (result != 0) {
-        fail_with(error, "cannot list the files that match '%s': %s", pattern,
-                  result == GLOB_NOSPACE ? "out of memory" : "a directory cannot be read");
-    } else {
+    char *literal = (char*)patterns, *list = strdup(patterns);
+    bool whole = access(patterns, F_OK) == 0, ok = list || fail_with(error, "out of memory for '%s'", patterns);
+    if (whole) ok = ok && dataset_open_paths(dataset, &literal, 1, error);
+    char *pattern = whole ? NULL : list, *next;
+    for (int flags = GLOB_NOSORT; ok && pattern; pattern = next, flags |= GLOB_APPEND) {
+        if ((next = strchr(pattern, ',')) != NULL) *next++ = 0;
+        int result = glob(pattern, flags, NULL, &found);
+        ok = result == 0;
+        if (result == GLOB_NOMATCH)
+            fail_with(error, "no file matches '%s'; check the name, or make token shards of a text with tokenize%s",
+                      pattern, strchr(pattern, '[') ? " ([...] stands for one of its characters)" : "");
+        else if (!ok)
+            fail_with(error, "cannot list the files that match '%s': %s", pattern,
+                      result == GLOB_NOSPACE ? "out of memory" : "a directory cannot be read");
+    }
+    if (ok && !whole) {
+        size_t count = 0;
         qsort(found.gl_pathv, found.gl_pathc, sizeof(char*), dataset_compare_names);
-        ok = dataset_open_paths(dataset, found.gl_pathv, found.gl_pathc, error);
+        for (size_t i = 0; i < found.gl_pathc; i++)  // a file that several patterns match counts once
+            if (count == 0 || strcmp(found.gl_pathv[count - 1], found.gl_pathv[i]) != 0) {
+                char* name = found.gl_pathv[i];
+                found.gl_pathv[i] = found.gl_pathv[count];
+                found.gl_pathv[count++] = name;
+            }
+        ok = dataset_open_paths(dataset, found.gl_pathv, count, error);
     }
     globfree(&found);
+    free(list);
     if (!ok) dataset_close(dataset);
     return ok;
 }
