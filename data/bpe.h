@@ -529,8 +529,10 @@ static inline bool bpe_save(const Bpe* bpe, const char* directory, Error* error)
     JsonWriter tokenizer = {0}, config = {0};
     bpe_write(&tokenizer, bpe);
     bpe_write_config(&config);
+    bool there = directory_exists(directory);
     bool ok = directory_make(directory, error) && bpe_write_file(directory, "tokenizer.json", &tokenizer, error) &&
               bpe_write_file(directory, "tokenizer_config.json", &config, error);
+    if (!ok && !there) rmdir(directory);  // if it is empty
     json_writer_free(&tokenizer);
     json_writer_free(&config);
     return ok;

@@ -537,7 +537,8 @@ static inline bool batch_decode(Documents* d, Batch* batch, Error* error) {
         Piece* piece = &batch->pieces[i];
         if (!piece->bad) continue;
         bool first = d->skipped < sizeof d->skipped_first / sizeof d->skipped_first[0];
-        if (!d->skips || first) piece_decode(piece, batch->text, d->field, d->skips ? &d->skipped_first[d->skipped] : error);
+        Error* why = d->skips ? &d->skipped_first[d->skipped] : error;
+        if (!d->skips || first) piece_decode(piece, batch->text, d->field, why);
         good = d->skips;
         d->skipped++;
         piece->bytes = 0;

@@ -183,8 +183,8 @@ static bool generate(Options* o, Error* error) {
         size_t tokens = o->sampler.ids.count, room = model.cache.context;
         const int32_t* ids = o->sampler.ids.ids;
         if (ok && !o->sampler.prompt_ids && tokens > 1 && ids[0] == ids[1] && ids[0] == tokenizer.begin_of_text)
-            fprintf(stderr, "generate: the prompt begins with the begin-of-text token, which is put before it anyway, so "
-                    "it has two; leave it out of --prompt\n");
+            fprintf(stderr, "generate: the prompt begins with the begin-of-text token, which is put before it anyway, "
+                    "so it has two; leave it out of --prompt\n");
         if (ok && tokens > room)
             fprintf(stderr, "generate: the prompt has %zu tokens, and there is room for %zu: the first %zu are not "
                     "read\n", tokens, room, tokens - room);

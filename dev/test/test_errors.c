@@ -542,6 +542,8 @@ static const Case CASES[] = {
     CASE(TOKENIZE, 1, "folder of another user", "", "@", "new_ ... Permission denied ... choose a path",
          .conditions = AS_NOBODY),
     CASE(TOKENIZE, 1, "file limit", SHARDS, "@", "new_ ... File too large ... ulimit -f", .file_bytes = 2000),
+    CASE(TOKENIZE, 1, "file limit for a new tokenizer", "", "--train-bpe 300 --text text.txt --out newtok",
+         "newtok/tokenizer.json ... File too large ... ulimit -f", .file_bytes = 100),
     CASE(TOKENIZE, 1, "file limit, its signal not ignored", SHARDS, "@", "new_ ... File too large ... ulimit -f",
          .conditions = XFSZ_KILLS, .file_bytes = 2000),
     CASE(TOKENIZE, 1, "disk full", "link new_train_000000.bin.tmp /dev/full", "@ --val 0",

@@ -358,8 +358,8 @@ static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* e
     return true;
 }
 
-// Saves in --out before the run ends, and waits until the checkpoint is there. again: if that fails, it is reported, and
-// run_finish tries again.
+// Saves in --out before the run ends, and waits until the checkpoint is there. again: if that fails, it is reported,
+// and run_finish tries again.
 static inline bool run_save_last(Run* run, bool again, Error* error) {
     bool good = false;
     if (!run_save_wait(run, error)) return false;  // when it returns, the bandwidth limit is set again

@@ -288,9 +288,9 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
     return dataset_sets_whole(dataset, error) && dataset_summarise(dataset, error);
 }
 
-// Opens all files that match shell patterns (*, ?, [...]), separated by commas, sorted by the bytes of their names in any
-// locale, since the order of the shards is part of the order of the samples. A file with a comma or a bracket in its
-// name is given alone. After a failure there is nothing to close.
+// Opens all files that match shell patterns (*, ?, [...]), separated by commas, sorted by the bytes of their names in
+// any locale, since the order of the shards is part of the order of the samples. A file with a comma or a bracket in
+// its name is given alone. After a failure there is nothing to close.
 static inline bool dataset_open(Dataset* dataset, const char* patterns, Error* error) {
     memset(dataset, 0, sizeof *dataset);
     glob_t found = {0};
