@@ -1502,6 +1502,7 @@ static void test_programs(void) {
     const char* e = export_program;
     expect_program(0, "parameters as bf16", text_of("%s --init-from %s --to hf --dir p.hf", e, fixture("llama")));
     expect(same_weights("p.hf", fixture("llama")), "the program's export");
+    expect(directory_count("p.hf", "model") == 1 && file_exists("p.hf/model.safetensors"), "one file of weights");
     expect_program(1, "exists", text_of("%s --init-from %s --to hf --dir p.hf", e, fixture("llama")));
     expect_program(0, "p.slash:", text_of("%s --init-from %s --to hf --dir p.slash//", e, fixture("llama")));
     expect_program(2, "--step", text_of("%s --init-from %s --step 7 --to hf --dir p.no", e, fixture("llama")));
@@ -1524,9 +1525,12 @@ static void test_programs(void) {
     if (killed == 0) _exit(0);
     waitpid(killed, NULL, 0);
     gethostname(machine, sizeof machine - 1);
-    const char* left[] = {text_of("p.again.tmp-%s-%d", machine, (int)killed),
-                          text_of("p.again.tmp-%s-%d", machine, (int)getppid()),
-                          text_of("p.again.tmp-%s.x-%d", machine, (int)killed)};
+    struct stat space = {0};
+    if (stat("/proc/self/ns/pid", &space) != 0) space.st_ino = 0;
+    unsigned long long inside = (unsigned long long)space.st_ino;
+    const char* left[] = {text_of("p.again.tmp-%s-%llx-%d", machine, inside, (int)killed),
+                          text_of("p.again.tmp-%s-%llx-%d", machine, inside, (int)getppid()),
+                          text_of("p.again.tmp-%s.x-%llx-%d", machine, inside, (int)killed)};
     for (int i = 0; i < 3; i++) {
         need(mkdir(left[i], 0755) == 0, "%s", left[i]);
         put_text(text_of("%s/model.safetensors", left[i]), "half");

@@ -470,6 +470,19 @@ static void test_hash(void) {
 // ------------------------------------------------------------------------------------------------
 // Conversions of the 16-bit types, against their definition
 
+// Every number of FP16, which exports write in any build, is itself again; what is too large becomes infinite.
+static void test_fp16(void) {
+    size_t wrong = 0;
+    for (uint32_t half = 0; half < 65536; half++) {
+        bool nan = (half & 0x7fff) > 0x7c00;
+        uint16_t again = f16_from_float(float_from_f16((uint16_t)half));
+        wrong += nan ? (again & 0x7fff) <= 0x7c00 : again != half;
+    }
+    wrong += f16_from_float(INFINITY) != 0x7c00 || f16_from_float(-1e30f) != 0xfc00 || f16_from_float(65519) != 0x7bff;
+    wrong += f16_from_float(65520) != 0x7c00;
+    check(wrong == 0, "%-28s FP16, as exports write it: %zu wrong", "conversions", wrong);
+}
+
 #if FLOATX_IS_FLOAT
 static void test_conversions(void) {
     bool same = true;
@@ -631,6 +644,7 @@ int main(void) {
     test_random();
     test_hash();
     test_conversions();
+    test_fp16();
     test_odd_shapes();
     test_exact();
     test_checksum();

@@ -426,7 +426,7 @@ static void groups_tell(const void* context) {
     for (size_t i = 0; used && i < (size_t)40 << 20; i += 4096) used[i] = 1;
     size_t left = container_limits("").memory;
     threads_set(4);
-    threads_choose(0, 1, stdout);
+    threads_choose(0, 1, false, stdout);
     printf("%zu MB, then %zu, %g processors, %zu threads\n", free_before >> 20, left >> 20,
            container_limits("").processors, threads_count());
     free(used);
