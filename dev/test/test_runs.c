@@ -688,8 +688,8 @@ static double loss_by_document(size_t* count, Model* model, const int32_t* row, 
     return sum;
 }
 
-// The loss of a step and val_loss are means over all targets: of all ranks and micro-batches. With --documents mask documents do not see each other, and each is computed by itself here; Llama's
-// positions are relative. The last validation is of the weights in the last checkpoint.
+// The loss of a step and val_loss are means over all targets: of all ranks and micro-batches. With --documents mask
+// documents do not see each other, and each is computed by itself here; Llama's positions are relative. The last validation is of the weights in the last checkpoint.
 static void test_mean_losses(void) {
     enum { T = 16, END = 7, WINDOWS = 40, BATCH = 3 };
     static const struct { size_t overlap, ranks; bool masks; } cases[] = {
@@ -1045,7 +1045,8 @@ static void test_events(void) {
         {"", "--ckpt-every 10 --resume", 0, "resumed 20, done 20", "", 0},
         {"", "--ckpt-every 10 --resume", 1, "damaged 20, damaged 10", "a/step_000000?0", 0},
         {"", "--ckpt-every 10", 1, "begun 0, not_saved 10, *failed 20", NULL, 10000},
-        {"", "--ckpt-every 10 --ranks 4 --zero 2", 1, "begun 0, *saved 10, *not_logged 20, saved 20, failed 20", NULL, 9900},
+        {"", "--ckpt-every 10 --ranks 4 --zero 2", 1,
+         "begun 0, *saved 10, *not_logged 20, saved 20, failed 20", NULL, 9900},
         {"", "--lr 0 --val-every 1 --stop-after 1", 0, "begun 0, no_gain 2, saved 2, done 2", NULL, 0},
         {"", "--offload optimizer --offload-dir .", 0, "begun 0, offload 3, saved 20, done 20", NULL, 0},
         {"", SKIPS, 1, "begun 0, bad_batch *, failed *", NULL, 0},
@@ -1392,7 +1393,8 @@ int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--files", test_tier_waits}, {"--signals", test_signal},
         {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_events},
-        {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning}, {"--damage", test_keep_rules}, {"--damage", test_setting_aside},
+        {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning},
+        {"--damage", test_keep_rules}, {"--damage", test_setting_aside},
         {"--damage", test_going_back}};
     tests_begin("test_runs");
     printf("test_runs (%s)\n", FLOATX_NAME);
