@@ -253,7 +253,7 @@ static void test_log(void) {
     check(output_contains("precision " FLOATX_NAME ", matmuls by "), "the start says in what it computes");
     double memory[STEPS + 1];
     log_numbers(memory, STEPS + 1, "a", "mem_bytes");
-    check(memory[STEPS - 1] > 1e6 && memory[STEPS - 1] <= (double)memory_peak() && memory[0] > 1e6,
+    check(memory[STEPS - 1] > 1e6 && memory[STEPS - 1] <= 1.1 * (double)memory_peak() && memory[0] > 1e6,
           "log: the memory, %.0f MB", 1e-6 * memory[STEPS - 1]);
     check(validates, "log: --val-every 7 validates after steps 7, 14 and the last");
     check_bound(error, 1e-6, "log: learning rate, tokens per second and mfu");
