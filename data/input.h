@@ -530,23 +530,21 @@ static inline bool piece_decode(Piece* piece, char* text, const char* field, Err
 
 // Decodes the lines of a batch, on all threads. If several are bad, the first is reported, or all are skipped.
 static inline bool batch_decode(Documents* d, Batch* batch, Error* error) {
-    bool good = true;
 #pragma omp parallel for schedule(dynamic, 16)
     for (size_t i = 0; i < batch->count; i++) {
         Error ignored;
         batch->pieces[i].bad = !piece_decode(&batch->pieces[i], batch->text, d->field, &ignored);
     }
-    for (size_t i = 0; i < batch->count && good; i++) {
+    for (size_t i = 0; i < batch->count; i++) {
         Piece* piece = &batch->pieces[i];
         if (!piece->bad) continue;
-        bool first = d->skipped < sizeof d->skipped_first / sizeof d->skipped_first[0];
-        Error* why = d->skips ? &d->skipped_first[d->skipped] : error;
-        if (!d->skips || first) piece_decode(piece, batch->text, d->field, why);
-        good = d->skips;
+        if (!d->skips) return piece_decode(piece, batch->text, d->field, error);  // again, for the reason
+        if (d->skipped < sizeof d->skipped_first / sizeof d->skipped_first[0])
+            piece_decode(piece, batch->text, d->field, &d->skipped_first[d->skipped]);
         d->skipped++;
         piece->bytes = 0;
     }
-    return good;
+    return true;
 }
 
 // Prints how many lines were skipped, and why the first were.

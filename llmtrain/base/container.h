@@ -69,6 +69,7 @@ static inline ContainerLimits container_limits(const char* root) {
         if (path == NULL) continue;
         *path++ = 0;
         path[strcspn(path, "\n")] = 0;
+        if (strcmp(path, "/") == 0) path++;  // the mount point itself
         const char* slash = controllers[1] ? "/" : "";
         size_t mount = (size_t)snprintf(directory, sizeof directory, "%.1000s/sys/fs/cgroup%s%s", root, slash,
                                         controllers + 1);
