@@ -9,6 +9,7 @@
 
 #include "evaluate.h"
 #include "open.h"
+#include "../llmtrain/base/container.h"
 #include "../llmtrain/run/run_tokenizer.h"
 
 typedef struct {

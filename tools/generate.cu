@@ -6,6 +6,7 @@
 // weights of any run. With --chat the lines of standard input are a conversation. Exit code: 0 done; 1 something
 // failed; 2 a flag is wrong.
 
+#include "../llmtrain/base/container.h"
 #include "../llmtrain/text/generate.h"
 #include "open.h"
 #include "../llmtrain/text/templates.h"

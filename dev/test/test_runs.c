@@ -714,7 +714,7 @@ static void test_mean_losses(void) {
             0 && log_numbers(loss[0], 2, "a", "loss") == 2 && log_numbers(loss[1], 2, "a", "val_loss") == 2;
         for (int validates = 0; ok && validates < 2; validates++) {
             const Shard* shard = data[validates].shards;
-            size_t rows = validates ? WINDOWS : BATCH * ranks, count = 0;
+            size_t rows = validates ? (size_t)WINDOWS : BATCH * ranks, count = 0;
             double sum = 0;
             if (validates) need(model_load(&model, &saved, "a/step_00000002", true, &error), "%s", error.text);
             else need(model_randomize(&model, 5, &error), "%s", error.text);

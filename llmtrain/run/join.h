@@ -5,6 +5,7 @@
 #ifndef LLMTRAIN_JOIN_H
 #define LLMTRAIN_JOIN_H
 
+#include "../base/container.h"
 #include "save.h"
 
 // With --plan, plans for as many ranks as a launcher has started, and prints on one.
