@@ -86,6 +86,18 @@ static void renders(const char* source, const char* content, const char* expecte
 
 // White space is what Python strips, and replacing text by many occurrences takes one pass.
 static void test_texts(void) {
+    static const uint32_t spaces[][2] = {{9, 13}, {0x1C, 0x20}, {0x85, 0x85}, {0xA0, 0xA0}, {0x1680, 0x1680},
+                                         {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F},
+                                         {0x3000, 0x3000}};
+    for (uint32_t code = 0; code <= 0x10FFFF; code += code == 0xD7FF ? 0x801 : 1) {
+        char text[4];
+        size_t bytes = utf8_write(text, code);
+        bool space = false;
+        for (size_t i = 0; i < COUNT_OF(spaces); i++) space = space || (code >= spaces[i][0] && code <= spaces[i][1]);
+        expect(utf8_space(text, bytes) == (space ? bytes : 0), "U+%04X", (unsigned)code);
+        expect(utf8_space_before(text + bytes, bytes) == (space ? bytes : 0), "U+%04X, from its end", (unsigned)code);
+    }
+    verdict("white space is the characters for which Python's str.isspace is true, and no others");
     renders("{{ messages[0].content | trim }}",
             "\xC2\xA0\xE3\x80\x80 a \xC3\xA9\xE2\x80\xA8\xC2\x85\x1F", "a \xC3\xA9");
     renders("{{ messages[0].content.rstrip() }}", " \xE2\x80\x8B\xE2\x80\x83", " \xE2\x80\x8B");
