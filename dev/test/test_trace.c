@@ -200,6 +200,21 @@ static void test_norms(void) {
     need(trace_sequences(&trace, &loader, 0, (int32_t[B * T]){0}, (int32_t[B * T]){0}, &error), "%s", error.text);
     trace_end(&trace);
     check(memcmp(before, model.flat.grads, bytes) == 0, "the sums of the step's gradients stay as they are");
+    uint16_t ends[(B * MICRO + 1) * T + 1];
+    for (size_t i = 0; i < COUNT_OF(ends); i++) ends[i] = 3;
+    Dataset masked;
+    need(dataset_from_memory(&masked, ends, sizeof ends[0], COUNT_OF(ends), &error), "%s", error.text);
+    masked.mask_documents = true;
+    masked.end_of_text = 3;
+    loader.dataset = &masked;
+    need(trace_begin(&trace, &model, &error), "%s", error.text);
+    need(trace_sequences(&trace, &loader, 0, (int32_t[B * T]){0}, (int32_t[B * T]){0}, &error), "%s", error.text);
+    trace_end(&trace);
+    for (size_t i = 0; i < trace.count; i++)
+        expect(trace.worst[TRACE_LOSS][i].loss == 0 && trace.worst[TRACE_LOSS][i].norm == 0, "loss %g, norm %g",
+               trace.worst[TRACE_LOSS][i].loss, trace.worst[TRACE_LOSS][i].norm);
+    verdict("sequences without a target have no loss and no gradient");
+    dataset_close(&masked);
     size_t end = model.flat.buckets[0].end, available = device_available(1);
     model.flat.buckets[0].end = 4 * (available / sizeof(float));
     if (available < SIZE_MAX / 8)
@@ -319,6 +334,12 @@ static void test_planted(const char* train, const char* tokenize, const char* co
     size_t lines = log_numbers(at, STEPS, "one", "worst_loss_at"), logged = 0;
     for (size_t i = 0; i < lines; i++) logged += !isnan(at[i]) && at[i] == (double)starts[logged % PLANTED];
     check(logged == PLANTED, "metrics.jsonl has the positions of %zu planted sequences of %d", logged, PLANTED);
+    double ms[2][STEPS], least[2] = {INFINITY, INFINITY};
+    for (int i = 0; i < 2; i++)
+        for (size_t k = log_numbers(ms[i], STEPS, i ? "untraced" : "one", "ms"); k-- > STEPS / 15 - PLANTED;)
+            least[i] = fmin(least[i], ms[i][k]);
+    check(least[0] < 1.5 * least[1], "a step's time, %.2f ms, is without its trace: untraced %.2f ms", least[0],
+          least[1]);
     Program p = program_of(tokenize, text_of("--show bad_train_000000.bin --at %zu --tokens 40", starts[1] + 5));
     check(strcmp(p.text[0], "qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq\n") == 0,
           "tokenize --show prints what was planted");
