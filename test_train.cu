@@ -109,6 +109,7 @@ static void test_gradients(const Fixture* f) {
     for (size_t i = 0; i < model.parameters.count; i++) {
         const Tensor* t = &model.parameters.tensors[i];
         float* expected = (float*)fixture_read(f, "grad.", t->name);
+        for (size_t e = 0; e < tensor_elements(t); e++) grads[t->offset + e] *= (float)flat_scale(&model.flat);
         double error = relative_error(grads + t->offset, expected, tensor_elements(t));
         check_bound(error, bound, "%s gradient of %s", f->name, t->name);
         free(expected);

@@ -340,7 +340,10 @@ static bool run_train(Run* run, Options* o, Error* error) {
         RunState before = *state;
         if (!model_step(model, next_batch, run, state->loss_scale, micro_batches, error)) return false;
         if (!step_read(run, &s, error)) return false;       // loss, norm and flags of all ranks
-        if (s.result.flags.broken) return run_broken(run, &before, error);
+        if (s.result.flags.broken) {                        // a rank could not read its data: the step does not count
+            if (run->broken) *error = run->broken_why;
+            return run_agree(run, !run->broken, error) || run_save_whole(run, &before);
+        }
 
         // --check-every: are the ranks still equal? The update would overwrite a wrong bit, or spread it.
         if (step_every(state->step + 1, o->run.check_every) && !run_compare(run, error)) return false;
@@ -356,6 +359,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
             if (!run_rewind(run, &s.result, error)) return false;
             if (!run_catch_up(run, &o->validation, steps, &due, error)) return run_save_whole(run, state);
             run_begin_clock(run);
+            clock_start(&model->clock, &model->flat);
             continue;
         }
 
@@ -385,7 +389,7 @@ static bool options_parse(Options* o, Run* run, Flags* flags, int argc, char** a
 // Makes this process one rank of the run.
 static bool join(Run* run, Options* o, Launch* launch, Flags* flags, Error* error) {
     bool forks = flag_was_given(flags, "ranks");
-    if (o->plan.show) threads_choose(o->threads, 1, NULL);
+    if (o->plan.show) threads_choose(o->threads, 1, false, NULL);
     if (o->plan.show) return run_join_plan(launch, &o->ranks, error);
     signal(SIGINT, interrupt);
     signal(SIGTERM, interrupt);

@@ -202,10 +202,13 @@ static inline bool input_unpack(Input* input, Error* error) {
     input->taken = input->end;
     if (input->end >= 2 && memcmp(input->packed, gzip, 2) == 0) return input_start_gzip(input, error);
     if (input->end == 4 && memcmp(input->packed, zstd, 4) == 0) return input_start_zstd(input, error);
-    for (size_t i = 0; i < sizeof INPUT_OTHERS / sizeof INPUT_OTHERS[0]; i++)
-        if (input->end == 4 && memcmp(input->packed, INPUT_OTHERS[i].begins, strlen(INPUT_OTHERS[i].begins)) == 0)
+    for (size_t i = 0; i < sizeof INPUT_OTHERS / sizeof INPUT_OTHERS[0]; i++) {
+        const char* begins = INPUT_OTHERS[i].begins;
+        bool same = input->end >= strlen(begins) && memcmp(input->packed, begins, strlen(begins)) == 0;
+        if (same && (begins[0] != 'B' || (input->packed[3] >= '1' && input->packed[3] <= '9')))  // bzip2's block size
             return fail_with(error, "%.600s is %s, not text; %s", input->name, INPUT_OTHERS[i].kind,
                              INPUT_OTHERS[i].advice);
+    }
     return true;
 }
 

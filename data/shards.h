@@ -205,9 +205,11 @@ static inline bool series_seal(const Series* series, Hash* hashes, uint64_t id, 
 static inline void series_clean(const Series* series) {
     char pattern[FILE_PATH_MAX];
     glob_t found;
-    snprintf(pattern, sizeof pattern, "%.4000s_%s_*.bin.tmp", series->prefix, series->kind);
+    int length = snprintf(pattern, sizeof pattern, "%.3900s_%s_", series->prefix, series->kind);
+    snprintf(pattern + length, sizeof pattern - (size_t)length, "[0-9][0-9][0-9][0-9][0-9][0-9].bin.tmp");
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
-    for (size_t i = 0; result == 0 && i < found.gl_pathc; i++) remove(found.gl_pathv[i]);
+    for (size_t i = 0; result == 0 && i < found.gl_pathc; i++)  // the prefix may be a pattern, too
+        if (strncmp(found.gl_pathv[i], pattern, (size_t)length) == 0) remove(found.gl_pathv[i]);
     if (result == 0) globfree(&found);
 }
 
@@ -318,6 +320,9 @@ static inline bool shard_set_publish(ShardSet* set, Error* error) {
         ok = ok && directory_sync_parent(path, error) && directory_remove(path, error);
         if (ok && !set->of_bytes) ok = directory_rename_sync(temporary, path, error);
     }
+    // Old validation shards must not stand beside new training shards.
+    if (set->series[0].shards > 0 && set->series[1].shards > 0)
+        ok = ok && series_remove(&set->series[1], 0, error) && directory_sync_parent(path, error);
     return ok && series_publish(&set->series[0], error) && series_publish(&set->series[1], error);
 }
 

@@ -595,6 +595,7 @@ static bool tokenizer_train(const Options* o, Error* error) {
     if (ok && bpe.pieces.count + 1 < o->vocabulary)
         printf("note: every word of the text is one token; for %llu tokens give more text\n",
                (unsigned long long)o->vocabulary);
+    if (ok) documents_report(&documents);
     for (size_t i = 0; tables && i < threads; i++) word_table_close(&tables[i]);
     free(tables);
     free(unicode);
@@ -611,6 +612,7 @@ static bool stream(const Options* o, Error* error) {
     Tokenizer tokenizer;
     if (o->show) return stream_show(o->show, o->tokenizer, o->pattern, o->at, o->tokens, error);
     if (!tokenizer_open(&tokenizer, o->tokenizer, o->pattern, error)) return false;
+    if (!o->special && tokenizer.rules) rules_split_special(tokenizer.rules);
     bool ok = o->encode ? stream_encode(&tokenizer, error) : stream_decode(&tokenizer, error);
     tokenizer_close(&tokenizer);
     return ok;
@@ -628,7 +630,7 @@ int main(int argc, char** argv) {
         return flags_help("tokenize", title, &flags);
     }
     bool ok = options_read(&options, argc, argv, &error), usage = !ok;
-    if (ok) threads_choose(options.threads, 1, stderr);
+    if (ok) threads_choose(options.threads, 1, false, stderr);
     if (ok && (options.encode || options.decode || options.show)) {
         ok = stream(&options, &error);
     } else if (ok) {

@@ -181,7 +181,7 @@ static int evaluate_as_rank(const Options* o, bool forks) {
     bool ok = (forks ? launch_fork(&launch, o->ranks, &error) : launch_find(&launch, &error)) &&
               (launch.rank == 0 || freopen("/dev/null", "w", stdout) || fail_file(&error, "open", "/dev/null")) &&
               comm_open(&comm, &launch, 1e3 * o->timeout, &error);
-    if (ok) threads_choose(o->threads, comm.local_world, stderr);
+    if (ok) threads_choose(o->threads, comm.local_world, !forks && threads_are_bound(), comm.rank ? NULL : stderr);
     ok = ok && evaluate_model(&comm, o, &error);
     if (!ok) launch_report(&launch, "evaluate", error.text);
     if (!ok && comm.world > 1 && !error.on_all_ranks) comm_abort(&comm, error.text);

@@ -57,23 +57,29 @@ static bool directory_name(char name[FILE_PATH_MAX], const char* dir, Error* err
     return true;
 }
 
-// The path under which a directory is written: with the names of this machine and this process. Removes those of
-// processes that were killed here.
+// The path under which a directory is written, with the names of this machine (and of the container, whose processes
+// have numbers of their own) and this process. Removes those of processes that were killed here.
 static void temporary_path(char path[FILE_PATH_MAX], const char* dir) {
     char machine[65] = "", pattern[FILE_PATH_MAX];
+    struct stat space = {0};
     glob_t found;
     Error ignored;
     gethostname(machine, sizeof machine - 1);
-    size_t used = (size_t)snprintf(pattern, sizeof pattern, "%.3900s.tmp-%s-*", dir, machine);
+    if (stat("/proc/self/ns/pid", &space) != 0) space.st_ino = 0;
+    int length = snprintf(pattern, sizeof pattern, "%.3900s.tmp-%s-%llx-", dir, machine,
+                          (unsigned long long)space.st_ino);
+    snprintf(path, FILE_PATH_MAX, "%.4000s%ld", pattern, (long)getpid());
+    snprintf(pattern + length, sizeof pattern - (size_t)length, "*");
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     for (size_t i = 0; result == 0 && i < found.gl_pathc; i++) {
+        const char* name = found.gl_pathv[i];
         char* end;
-        long process = strtol(found.gl_pathv[i] + used - 1, &end, 10);
+        if (strncmp(name, pattern, (size_t)length) != 0) continue;  // the directory's name may be a pattern, too
+        long process = strtol(name + length, &end, 10);
         if (*end == 0 && process > 0 && kill((pid_t)process, 0) != 0 && errno == ESRCH)
-            directory_remove(found.gl_pathv[i], &ignored);
+            directory_remove(name, &ignored);
     }
     if (result == 0) globfree(&found);
-    snprintf(path, FILE_PATH_MAX, "%.*s%ld", (int)used - 1, pattern, (long)getpid());
 }
 
 // Writes the model to o->dir, under a temporary name until it is complete.

@@ -252,7 +252,7 @@ int main(int argc, char** argv) {
     if (!flags_begin(&code, "generate", "generate: continues a text with a model", &flags, argc, argv)) return code;
     o.prompt_given = flag_was_given(&flags, "prompt");
     bool right = options_check(&o, &error);
-    threads_choose(o.threads, 1, stderr);
+    threads_choose(o.threads, 1, false, stderr);
     if (right && generate(&o, &error)) return 0;
     fprintf(stderr, "generate: %s\n", error.text);
     return right ? 1 : 2;

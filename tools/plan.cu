@@ -221,7 +221,7 @@ int main(int argc, char** argv) {
                         "--memory, lists the flags that fit, fastest first.";
     if (!flags_begin(&code, "plan", title, &flags, argc, argv)) return code;
     o.plan.show = true;
-    threads_choose(o.threads, 1, NULL);
+    threads_choose(o.threads, 1, false, NULL);
     bool ok = ((rate == NULL || rates_parse(&rates, rate, &error)) &&
                cadence_parse(&run.cadence, o.run.ckpt_every, o.run.mtbf, o.run.ckpt_async, &error) &&
                options_check(&o, &run.cadence, &error)) || fail_as(&error, ERROR_USAGE);

@@ -1357,7 +1357,11 @@ static void test_order(void) {
     for (size_t i = 0; i < COUNT_OF(ORDERS); i++) {
         run_noted(&(Way){.world = 1, .every = 2, .async = ORDERS[i].async, .keep = ORDERS[i].keep, .small = true},
                   ORDERS[i].flags);
-        expect(strcmp(disk_order, ORDERS[i].order) == 0, "the order is\n%s", disk_order);
+        // In memory frozen weights have one file.
+        bool once = strstr(ORDERS[i].order, "frozen") && strncmp(run_path(), SYSTEM_MEMORY_FOLDER "/", 9) == 0;
+        const char* wanted = !once ? ORDERS[i].order : "mkdir run\nflush .\n"
+            SAVE_ORDER("2", FILE_ORDER("run/step_00000002.tmp", "frozen.safetensors")) SAVE_ORDER("4", "") LAST_FLUSH;
+        expect(strcmp(disk_order, wanted) == 0, "the order is\n%s", disk_order);
         conclude("the order of a save, %s: log, parts, manifest, directory", ORDERS[i].what);
     }
     for (int async = 0; async < 2; async++) order_of_ranks(async);

@@ -783,14 +783,15 @@ static void test_guard(void) {
     RunState young = run_state_begin(false, 1);
     check(guard_step(&young, &factor, &o, 1.0) && guard_step(&young, &factor, &o, 100.0) && factor == 0.01,
           "guard: nothing is skipped before it has seen enough");
-    RunState lost = run_state_begin(false, 1);
-    Spike spikes[2];
-    for (int i = 0; i < 2; i++) {
-        o.spike_trace = i;
-        spikes[i] = guard_traces(&lost, &o, NAN, NAN, false, 0);
-    }
-    check(spikes[0] == SPIKE_NONE && spikes[1] == SPIKE_SKIPPED && lost.losses.count == 0,
-          "guard: a loss that is NaN is a skipped step, which --spike-trace 0 does not trace, and no loss spike");
+    GuardOptions untraced = o;
+    untraced.spike_trace = 0;
+    untraced.spike_loss = 5;
+    RunState seen = run_state_begin(false, 1);
+    for (int i = 0; i < 40; i++) guard_traces(&seen, &untraced, i % 2 ? 2.0 : 2.1, 0.5, true, 1.0);
+    RunState spiking = seen;
+    check(guard_traces(&seen, &untraced, NAN, NAN, false, 0.0) == SPIKE_NONE &&
+              guard_traces(&spiking, &untraced, 9.0, 0.5, true, 1.0) == SPIKE_LOSS,
+          "traces: with --spike-trace 0 a loss of NaN is no spike, one far above the mean is");
     o.dynamic_scale = true;
     RunState f = run_state_begin(true, 1024);
     guard_step(&f, &factor, &o, INFINITY);

@@ -317,7 +317,7 @@ static void test_choices(void) {
     static const struct { double gb; const char *sizes, *batches, *first, *all; } cases[] = {
         {1, "--layers 2 --heads 4 --channels 40 --ffn 72 --vocab 256 --seq 16 --ranks 2", "--batch 6", "--zero",
          "adamw"},
-        {1, "--layers 2 --heads 4 --channels 40 --vocab 256 --seq 16 --optimizer lion", "--batch 6", "", "lion "},
+        {1, "--layers 2 --heads 4 --channels 40 --vocab 256 --seq 16", "--batch 6 --optimizer lion", "", "lion "},
         {0.45, "--model llama:15M --seq 256", "--batch 8", "--optimizer adamw", "adamw"},
         {12, "--model llama:1B --seq 2048", "--batch 1", "--optimizer adamw-8bit --masters off",
          "adamw"},
@@ -451,7 +451,7 @@ static void groups_tell(const void* context) {
     for (size_t i = 0; used && i < (size_t)40 << 20; i += 4096) used[i] = 1;
     size_t left = container_limits("").memory;
     threads_set(4);
-    threads_choose(0, 1, stdout);
+    threads_choose(0, 1, false, stdout);
     printf("%zu MB, then %zu, %g processors, %zu threads\n", free_before >> 20, left >> 20,
            container_limits("").processors, threads_count());
     free(used);

@@ -751,13 +751,17 @@ static void test_conversion(void) {
         shard_close(&special[i]);
     }
     expect_run(0, "one <|endoftext|> two<|endoftext|>", tokenize, "--show nosp_train_000000.bin");
+    expect(run(text_of("%s --tokenizer tok --encode < special.txt > ids; %s --tokenizer tok --encode --special off < "
+                       "special.txt | cmp -s - ids", tokenize, tokenize)) == 1, "--encode --special off");
     put_text("other.parquet", "PAR1 and more");
     put_text("other.zip", "PK\3\4 and more");
     put_text("other.xz", "\xFD" "7zXZ and more");
     put_text("other.bz2", "BZh91AY and more");
     put_text("other.pdf", "%PDF-1.7 and more");
-    put_bytes("other.utf16", "\xFF\xFE" "a\0b\0", 6);
-    put_text("some.jsonl", "{\"text\": \"one\"}\n{\"text\": 5}\n\n{\"text\": \"two\"}\n{}\nx\n{\"text\": \"thr");
+    put_bytes("other.utf16", "\xFF\xFE" "a", 3);
+    put_text("not_other.txt", "BZhang wrote this.");
+    expect_run(0, "1 documents of 18 bytes", tokenize, "--out no_other --text not_other.txt --tokenizer tok --val 0");
+    put_text("some.jsonl", "{\"text\": \"one\"}\n{\"text\": NaN}\n\n{\"text\": \"two\"}\n{}\nx\n{\"text\": \"thr");
     expect_run(0, "4 bad lines were skipped; the first:\n  some.jsonl, line 2: its member", tokenize,
                "--out some --jsonl some.jsonl --tokenizer tok --val 0 --bad-lines skip");
     expect(strstr(output, "some.jsonl, line 6") && !strstr(output, "line 7") && strstr(output, "\n2 documents of 6 "),

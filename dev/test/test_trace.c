@@ -279,6 +279,8 @@ static void plant(size_t starts[PLANTED]) {
         patch("bad_train_000000.bin", sizeof(ShardHeader) + 2 * (window.start + 1), bad, sizeof bad);
     }
     dataset_close(&data);
+    const uint64_t unknown = 0;
+    patch("bad_train_000000.bin", offsetof(ShardHeader, checksum), &unknown, sizeof unknown);
 }
 
 // Whether the first sequence in the event of step FIRST + 1 + EVERY * k is the planted one, and the console has a line

@@ -90,18 +90,18 @@ static inline ContainerLimits container_limits(const char* root) {
 #define THREADS_HELP "OpenMP threads per rank; 0: all cores, or as many as the container has processor time for"
 
 // Sets the number of threads: as asked, if that is not 0. Otherwise OMP_NUM_THREADS counts, if it is set; or else the
-// cores, or the processor time of the container if that is less, are divided among the `ranks` of this machine, unless
-// a launcher has bound them to cores of their own. note: where to report such a limit; NULL: nowhere.
-static inline void threads_choose(size_t asked, size_t ranks, FILE* note) {
+// cores, or the processor time of the container if that is less, are divided among the `ranks` of this machine; bound:
+// a launcher has bound each to cores of its own. note: where to report such a limit; NULL: nowhere.
+static inline void threads_choose(size_t asked, size_t ranks, bool bound, FILE* note) {
     if (asked > 0) threads_set(asked);
     if (asked > 0 || getenv("OMP_NUM_THREADS")) return;
-    size_t all = threads_count(), own = threads_are_bound() ? all : max_size(all / ranks, 1);
-    double share = ceil(container_limits("").processors / (double)ranks);
+    size_t all = threads_count(), own = bound ? all : max_size(all / ranks, 1);
+    double processors = container_limits("").processors, share = ceil(processors / (double)ranks);
     size_t allowed = share < (double)own ? max_size((size_t)share, 1) : own;
     if (allowed < own && note)
         fprintf(note, "note: %zu thread%s%s, since the container has the time of %.3g of %zu processors; --threads N "
                 "sets another number\n", allowed, allowed > 1 ? "s" : "", ranks > 1 ? " per rank" : "",
-                container_limits("").processors, all);
+                processors, all);
     if (allowed < all) threads_set(allowed);
 }
 

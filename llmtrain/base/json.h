@@ -232,8 +232,10 @@ static inline bool json_read_value(JsonReader* r, uint32_t parent, uint32_t key,
     static const char* const numbers[3] = {"NaN", "Infinity", "-Infinity"};
     for (int i = 0; r->as_python && i < 3; i++) {
         if (strncmp(r->at, numbers[i], strlen(numbers[i])) != 0) continue;
-        node->type = JSON_NULL;
-        r->at += strlen(numbers[i]);
+        node->type = JSON_NUMBER;
+        node->start = (uint32_t)(r->at - r->json->text);
+        node->bytes = (uint32_t)strlen(numbers[i]);
+        r->at += node->bytes;
         return true;
     }
     char c = *r->at;
@@ -308,7 +310,7 @@ static inline bool json_parse(Json* json, const char* text, size_t bytes, const 
 }
 
 // The same for what others have written: also takes what Python's json takes. Of members of one name the last counts,
-// half a surrogate pair is U+FFFD, and NaN and Infinity are null.
+// half a surrogate pair is U+FFFD, and NaN and Infinity are numbers.
 static inline bool json_parse_as_python(Json* json, const char* text, size_t bytes, const char* what, Error* error) {
     return json_parse_kind(json, text, bytes, true, what, error);
 }

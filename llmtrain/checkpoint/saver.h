@@ -221,19 +221,6 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
     return ok;
 }
 
-// Hard-links the file of the frozen weights in an earlier checkpoint to `path`, if possible of the last but one; false
-// if there is none on the same file system.
-static inline bool saver_link_frozen(const Saver* s, const char* path) {
-    for (size_t i = 0; i < 2 * SAVER_OUTS; i++) {
-        char directory[FILE_PATH_MAX], from[FILE_PATH_MAX + 64];
-        const SaverNewest* newest = &s->newest[i % SAVER_OUTS];
-        checkpoint_path(directory, newest->out, i < SAVER_OUTS ? newest->before : newest->step, "");
-        snprintf(from, sizeof from, "%s/" CHECKPOINT_FROZEN, directory);
-        if (newest->out[0] && link(from, path) == 0) return true;
-    }
-    return false;
-}
-
 // The entry of the directory that is saved in.
 static inline SaverNewest* saver_newest(Saver* s) {
     size_t i = 0;
@@ -241,8 +228,25 @@ static inline SaverNewest* saver_newest(Saver* s) {
     return &s->newest[i];
 }
 
-// Rank 0: the file of the frozen weights. The first two checkpoints in a directory on a disk have files of their own,
-// the others hard links to one and the other in turn: a bad byte on the disk makes every second one useless, not all.
+static inline bool saver_link(const char* out, uint64_t step, const char* path) {
+    char directory[FILE_PATH_MAX], from[FILE_PATH_MAX + 64];
+    checkpoint_path(directory, out, step, "");
+    snprintf(from, sizeof from, "%s/" CHECKPOINT_FROZEN, directory);
+    return out[0] && link(from, path) == 0;
+}
+
+// Hard-links the file of the frozen weights in an earlier checkpoint to `path`: if possible of the last but one in the
+// directory, or else of one on the same file system; false if there is none.
+static inline bool saver_link_frozen(Saver* s, const char* path) {
+    const SaverNewest* own = saver_newest(s);
+    if (saver_link(own->out, own->before, path) || saver_link(own->out, own->step, path)) return true;
+    for (size_t i = 0; i < SAVER_OUTS; i++) if (saver_link(s->newest[i].out, s->newest[i].step, path)) return true;
+    return false;
+}
+
+// Rank 0: the file of the frozen weights. The first two checkpoints of a process in a directory on a disk have two
+// files, later ones hard links to one and the other in turn, as long as --ckpt-keep leaves both: a bad byte on the disk
+// makes every second checkpoint useless, not all.
 static inline bool saver_write_frozen(Saver* s, Error* error) {
     const Parameters* p = s->flat->parameters;
     char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];

@@ -168,7 +168,7 @@ static inline void run_report_trace(Run* run, const StepTrace* trace, TraceMeasu
 }
 
 // After the guard's decision on a step, and before its update: if it is to be traced, finds its worst sequences and
-// reports them; fills in what the log says of them. False if a rank is lost, or the data has changed.
+// reports them; fills in what the log says of them. False, on all ranks, if one is lost or its data has changed.
 static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) {
     RunState* state = &run->record.state;
     Model* model = &run->model;

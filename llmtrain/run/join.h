@@ -23,7 +23,7 @@ static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double tim
     size_t here = launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor here sees
     if (!heartbeat_open(getenv(HEARTBEAT_VARIABLE), launch->rank, here, error)) return false;
     if (!comm_open(&run->comm, launch, 1e3 * timeout, error)) return false;
-    threads_choose(threads, run->comm.local_world, stdout);
+    threads_choose(threads, run->comm.local_world, ranks == 0 && threads_are_bound(), stdout);
     if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
     return true;
 }
@@ -40,6 +40,8 @@ static inline bool run_finish(Run* run, bool signaled, Error* error) {
     const char* out = run->options->out;
     uint64_t step = run->record.state.step;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
+    if (signaled) run_drop_tier_save(run);
+    if (!run_save_wait(run, error)) return false;
     // One that stops after a validation, or has resumed from a tier's checkpoint of its last step, may have none yet.
     bool saved = out == NULL || step == 0 || run->saved == step;
     if (!saved && !run_save_last(run, false, error)) return false;

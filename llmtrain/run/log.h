@@ -169,7 +169,7 @@ static inline bool log_open_again(Log* log, const char* action, Error* error) {
 static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     char* text = NULL;
     size_t bytes = 0, damaged;
-    log->waiting.bytes = 0;  // of later steps: a save flushes the log first
+    log->waiting.bytes = log_keep_until(log->waiting.text, log->waiting.bytes, step, &damaged);
     if (!file_read(log->path, LOG_BYTES_MAX, &text, &bytes, error)) return false;
     size_t kept = log_keep_until(text, bytes, step, &damaged);
     bool ok = kept == bytes;
@@ -266,7 +266,7 @@ static inline bool log_add_val_loss(Log* log, double val_loss, Error* error) {
     struct stat status;
     JsonWriter w, *waiting = &log->waiting;
     Error why;
-    size_t from;
+    size_t from = 0;
     bool waits = !log_flush(log, &why), good = true;
     memset(&w, 0, sizeof w);
     if (waits && log_line_fill(&w, &from, waiting->text, waiting->bytes, val_loss)) {
@@ -278,10 +278,20 @@ static inline bool log_add_val_loss(Log* log, double val_loss, Error* error) {
         good = (file >= 0 && fstat(file, &status) == 0) || fail_file(error, "open", log->path);
         size_t end = good ? (size_t)status.st_size : 0, bytes = min_size(end, sizeof tail);
         good = good && file_read_at(file, tail, bytes, end - bytes, log->path, error);
-        if (good && log_line_fill(&w, &from, tail, bytes, val_loss))
-            good = json_write_done(&w, error) && (pwrite(file, w.text, w.bytes, (off_t)(end - bytes + from)) ==
-                                                  (ssize_t)w.bytes || fail_file(error, "write", log->path));
+        good = good && (log_line_fill(&w, &from, tail, bytes, val_loss) ||
+                        fail_with(error, "%s has no line that waits for a validation loss", log->path));
+        good = good && json_write_done(&w, error);
+        off_t at = good ? (off_t)(end - bytes + from) : 0;
+        ssize_t n = 0;
+        do n = good ? pwrite(file, w.text, w.bytes, at) : 0;
+        while (n < 0 && errno == EINTR);
+        if (good && n != (ssize_t)w.bytes) {  // a full disk: the line as it was
+            good = fail_file(error, "write", log->path);
+            if (pwrite(file, tail + from, bytes - from, at) < 0 || ftruncate(file, (off_t)end) != 0) errno = 0;
+        }
         if (file >= 0) close(file);
+    } else {
+        good = fail_with(error, "%s", why.text);
     }
     json_writer_free(&w);
     return good;

@@ -81,7 +81,6 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
              "multiplied by %g", (unsigned long long)diverged.step, (unsigned long long)state->step, why,
              state->lr_factor);
     run->cadence.saved_ms = now_ms();
-    clock_start(&run->model.clock, &run->model.flat);
     return true;
 }
 

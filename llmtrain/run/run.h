@@ -122,6 +122,7 @@ static inline bool tier_parse(Tier* tier, const char* text, Error* error) {
 static inline bool run_options_check(const RunOptions* o, const Cadence* cadence, Error* error) {
     if (o->resume && o->out == NULL)
         return fail_with(error, "--resume needs --out, the directory of the run to continue");
+    if (o->keep_best && o->out == NULL) return fail_with(error, "--keep-best needs --out, the directory of the run");
     if ((cadence_saves(cadence) || o->ckpt_tiers.count) && o->out == NULL)
         return fail_with(error, "--ckpt-%s needs --out, the directory for the checkpoints",
                          o->ckpt_tiers.count ? "tier" : "every");
@@ -212,7 +213,7 @@ __attribute__((format(printf, 5, 6))) static inline void run_tell(Run* run, bool
     run_write_event(run, event, step, sentence, NULL, NULL);
 }
 
-// Only a run that saves before its end has something to save asynchronously.
+// Only a run that saves at intervals saves asynchronously.
 static inline bool run_takes_snapshots(const Run* run) {
     // A snapshot would take the memory that offloading saves.
     if (flat_offloads(&run->model.flat)) return false;

@@ -126,7 +126,7 @@ static inline bool run_set_aside(Run* run, bool rewinds, Error* error) {
     return good && (run->log.file == NULL || log_cut_back(&run->log, step, error));
 }
 
-// If the checkpoint saved or loaded last has the lowest validation loss so far, --keep-best keeps it.
+// If the checkpoint saved last has the lowest validation loss so far, --keep-best keeps it.
 static inline void run_keep_if_best(Run* run) {
     Validations* v = &run->validations;
     if (run->saved != v->step || run->saved == 0) return;
@@ -250,9 +250,7 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
          (*found || run_keep_tokenizer(run, error)) &&
          (!writes || run_list_tiers(run, error));
     source_close(&run->source);  // a run that resumes has used only its configuration
-    if (!run_agree(run, ok, error)) return false;
-    if (writes && run->saved > 0) run_prune(run, 0, run->saved);
-    return true;
+    return run_agree(run, ok, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -337,8 +335,8 @@ static inline bool run_save_wait(Run* run, Error* error) {
     return ok;
 }
 
-// Completes the previous save, and begins one in a tier, after flushing the log, which should not end before it: if the
-// disk of the log is full, the checkpoint is worth more.
+// Completes the previous save, and begins one in a tier, after flushing the log, so that it does not end before the
+// checkpoint; but a log that cannot be flushed does not keep the run from saving.
 static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* error) {
     if (!run_save_wait(run, error)) return false;
     Error why;
@@ -382,21 +380,18 @@ static inline bool run_save_whole(Run* run, const RunState* state) {
     return false;
 }
 
-// A rank could not read its batch: saves the run as it was before that step, and ends it on all ranks.
-static inline bool run_broken(Run* run, const RunState* before, Error* error) {
-    *error = run->broken_why;
-    run_agree(run, !run->broken, error);
-    return run_save_whole(run, before);
+// A signal leaves no time to wait for a tier's save in progress.
+static inline void run_drop_tier_save(Run* run) {
+    if (run->saving == 0 || saver_state(&run->saver) == SAVER_IDLE) return;
+    run_tell(run, true, "not_saved", run->saver.step, "the save of step %llu in %s is dropped: a signal ends the run",
+             (unsigned long long)run->saver.step, run->saver.out);
+    saver_cancel(&run->saver);
 }
 
 // Saves in the tiers that are due, while training continues; without a snapshot, or before the run ends, waits until
 // the checkpoint is there. signaled: there may be no time to wait for a tier's save in progress, which is dropped.
 static inline bool run_save(Run* run, unsigned due, bool last, bool signaled, Error* error) {
-    if (signaled && run->saving > 0 && saver_state(&run->saver) != SAVER_IDLE) {
-        run_tell(run, true, "not_saved", run->saver.step, "the save of step %llu in %s is dropped: a signal ends the "
-                 "run", (unsigned long long)run->saver.step, run->saver.out);
-        saver_cancel(&run->saver);
-    }
+    if (signaled) run_drop_tier_save(run);
     if (last) return run_save_last(run, true, error);
     for (size_t i = 0; i < run->tier_count; i++) {
         if ((due >> i & 1) == 0) continue;

@@ -35,7 +35,7 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
     if (v->windows > 0) windows = min_size(windows, v->windows);
     size_t rounds = (windows + world * v->B - 1) / (world * v->B), look = 0;  // look: the next round to look up after
     Dropout dropout = model->dropout;
-    double own[COUNT] = {0}, sum[COUNT], began = now_ms();
+    double own[COUNT] = {0}, sum[COUNT] = {0}, began = now_ms();
     fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     Progress progress = progress_begin("validation", windows);
     bool good = true, connected = true;

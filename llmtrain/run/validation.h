@@ -53,7 +53,8 @@ static inline bool validation_due(const ValidationOptions* o, uint64_t step, uin
 // Counts a result. --keep-best: the checkpoint of that step, if it is in --out, is not pruned until there is a better.
 static inline void run_count_validation(Run* run, uint64_t step, double loss, bool saved) {
     Validations* v = &run->validations;
-    bool better = loss < v->best;  // not if it is NAN
+    bool better = loss < v->best;
+    if (!isfinite(loss)) return;  // null in the log, which must tell the same after a restart
     v->since = better ? 0 : v->since + 1;
     if (better) v->best = loss;
     if (better) v->step = step;
@@ -96,6 +97,15 @@ static inline bool run_read_validations(Run* run, const ValidationOptions* o, ui
     return true;
 }
 
+// --stop-after.
+static inline void run_stop_without_gain(Run* run, const ValidationOptions* o, Due* due) {
+    const Validations* seen = &run->validations;
+    if (o->stop_after == 0 || seen->since < o->stop_after) return;
+    due->stop = true;
+    run_tell(run, true, "no_gain", run->record.state.step, "stopping: no validation since that of step %llu has a "
+             "lower loss than its %.6f", (unsigned long long)seen->step, seen->best);
+}
+
 // A validation that is due after a step whose line is in the log; *val_loss: its result, NAN if a signal has ended it.
 // Afterwards due->stop says whether the run stops, after the signal or as --stop-after says.
 static inline bool run_validate(Run* run, const ValidationOptions* o, double* val_loss, Due* due, Error* error) {
@@ -107,9 +117,7 @@ static inline bool run_validate(Run* run, const ValidationOptions* o, double* va
     Error why;
     fault_point("validate");
     comm_extend_timeout(&run->comm, true);
-    bool good = run_agree(run, model_validate(&run->model, &v, error), error);
-    if (!good) return false;
-    comm_extend_timeout(&run->comm, false);
+    if (!run_agree(run, model_validate(&run->model, &v, error), error)) return false;
     *val_loss = v.loss;
     if (v.ended) {
         run->stopped_by = v.ended;
@@ -123,10 +131,7 @@ static inline bool run_validate(Run* run, const ValidationOptions* o, double* va
     if (run->options->keep_best && seen->step == step && run->saved != step && !saving &&
         !run_save(run, 1, false, false, error)) return false;
     if (run->options->keep_best && seen->kept == step) run_prune(run, 0, step);  // the one that was best before
-    if (o->stop_after == 0 || seen->since < o->stop_after) return true;
-    due->stop = true;
-    run_tell(run, true, "no_gain", step, "stopping: no validation since that of step %llu has a lower loss than its "
-             "%.6f", (unsigned long long)seen->step, seen->best);
+    run_stop_without_gain(run, o, due);
     return true;
 }
 
@@ -137,8 +142,12 @@ static inline bool run_catch_up(Run* run, const ValidationOptions* o, uint64_t s
     bool left_out;
     double val_loss;
     if (!run_read_validations(run, o, steps, &left_out, error)) return false;
-    due->stop = o->stop_after > 0 && run->validations.since >= o->stop_after;
-    if (!left_out) return true;
+    if (run->began_ms == 0 && run->saved > 0) run_prune(run, 0, run->saved);  // now the best is known
+    if (!left_out) {
+        run_stop_without_gain(run, o, due);
+        return true;
+    }
+    heartbeat_send(HEARTBEAT_PAUSE, step);
     printf("the validation of step %llu was left out: making it now\n", step);
     if (!run_validate(run, o, &val_loss, due, error)) return false;
     if (!due->signaled) printf("step %5llu | val %.4f\n", step, val_loss);

@@ -245,7 +245,8 @@ static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
             snprintf(path, sizeof path, "%.*s%06zu.bin", (int)min_size(length, 4000), shard->path, number);
             if (access(path, F_OK) != 0)
                 return fail_with(error, "%s is missing: it is one of %zu of its set; tokenize was stopped, or not all "
-                                 "were copied: run it again, or copy it", path, shard->set_shards);
+                                 "were copied: run it again, or copy it (a shard whose name does not end in six digits "
+                                 "is of no set)", path, shard->set_shards);
         }
     }
     return true;

@@ -1,5 +1,5 @@
 // shard_check.h: reads all token shards once, in a thread, while training goes on: a shard that was damaged, swapped,
-// or made for another vocabulary is known by its name in the first minutes, not when a sample comes to it.
+// or made for another vocabulary is named as soon as it was read, not when a sample comes to it.
 //
 //   shard_check_begin(&check, datasets, 2, V, rank, world);    each rank reads its share of the shards
 //   if (!shard_check_good(&check, &error)) ...                 from time to time: whether nothing was found so far
@@ -12,7 +12,7 @@
 
 #include "data.h"
 
-enum { SHARD_CHECK_PIECE = LLMTRAIN_PIECE(1 << 20, 508) };  // bytes read at a time, whole tokens
+enum { SHARD_CHECK_PIECE = LLMTRAIN_PIECE(1 << 16, 508) };  // bytes read at a time, whole tokens
 
 typedef struct {
     const Dataset* datasets[2];
