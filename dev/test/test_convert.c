@@ -204,10 +204,10 @@ static void test_written_configs(void) {
          "{'architectures': ['Qwen3ForCausalLM'], 'model_type': 'qwen3', " LLAMA_SIZES("4", "2", "6")
          "'use_sliding_window': false, "},
     };
-    static const char* const ends[] = {"'bos_token_id': null, 'eos_token_id': 0, 'torch_dtype': 'float32'}",
-                                       "'bos_token_id': 0, 'eos_token_id': [7, 5], 'pad_token_id': 0, 'torch_dtype': "
-                                       "'float16'}",
-                                       "'bos_token_id': 5, 'eos_token_id': null, 'torch_dtype': 'bfloat16'}"};
+    static const char* const ends[] = {
+        "'bos_token_id': null, 'eos_token_id': 0, 'torch_dtype': 'float32'}",
+        "'bos_token_id': 0, 'eos_token_id': [7, 5], 'pad_token_id': 0, 'torch_dtype': 'float16'}",
+        "'bos_token_id': 5, 'eos_token_id': null, 'torch_dtype': 'bfloat16'}"};
     static const struct { Dtype dtype; TokenIds ids; } given[] = {{DTYPE_F32, {-1, -1, {0}, 1}},
                                                                   {DTYPE_F16, {0, 0, {7, 5}, 2}},
                                                                   {DTYPE_BF16, {5, -1, {0}, 0}}};

@@ -972,24 +972,29 @@ static void test_intact_work(void) {
 // was killed in between; --stop-after ends the run when there is none better.
 static void test_best(void) {
     static const char* const ways[] = {"", "--ckpt-every 3", "--ckpt-every 3 --ckpt-async off --ranks 2 --zero 1"};
+    size_t older = 0;  // runs whose best checkpoint is not the one that they resume from
     for (size_t i = 0; i < COUNT_OF(ways); i++) {
-        double losses[STEPS + 1];
-        const char* line = small_run_at("a", text_of("--val-every 2 --keep-best --ckpt-keep 1 --threads 1 --lr-final 1 "
-                                                     "--schedule constant --clip 0 --spike-skip 0 %s", ways[i]));
-        char again[1024];
-        snprintf(again, sizeof again, "%s --resume", line);
-        remove_tree("a");
-        int codes[2] = {train_apart("rank 0 step 13 at update do kill", line), train_apart("", again)};
-        size_t lines = log_numbers(losses, STEPS + 1, "a", "val_loss"), best = 0;
-        for (size_t n = 1; n < lines; n++) if (!(losses[n] >= losses[best])) best = n;
-        expect(codes[0] == 128 + SIGKILL && codes[1] == 0 && lines == STEPS, "codes %d and %d, %zu lines", codes[0],
-               codes[1], lines);
-        int kept = 1 + (best + 1 < STEPS);
-        expect(directory_count("a", "step_") == kept, "%d checkpoints, not %d", directory_count("a", "step_"), kept);
-        expect(file_exists(text_of("a/step_%08zu/manifest.json", best + 1)), "the best, of step %zu", best + 1);
-        expect(output_contains(text_of("%.6f, a/step_%08zu", losses[best], best + 1)), "the last line");
+        for (int seed = 1; seed <= 3; seed++) {  // a learning rate that is too high: losses rise and fall
+            double losses[STEPS + 1];
+            const char* line = tiny_run(text_of("--val-every 2 --keep-best --ckpt-keep 1 --schedule constant --lr 0.3 "
+                                                "--warmup 0 --clip 0 --spike-skip 0 --seed %d %s", seed, ways[i]));
+            char again[1024];
+            snprintf(again, sizeof again, "%s --resume", line);
+            remove_tree("a");
+            int codes[2] = {train_apart("rank 0 step 13 at update do kill", line), train_apart("", again)};
+            size_t lines = log_numbers(losses, STEPS + 1, "a", "val_loss"), best = 1;
+            for (size_t n = 1; n < lines; n++) if (losses[n] < losses[best]) best = n;
+            older += best + 1 < 12;
+            expect(codes[0] == 128 + SIGKILL && codes[1] == 0 && lines == STEPS, "codes %d and %d, %zu lines", codes[0],
+                   codes[1], lines);
+            int kept = 1 + (best + 1 < STEPS);
+            expect(directory_count("a", "step_") == kept, "not %d checkpoints", kept);
+            expect(file_exists(text_of("a/step_%08zu/manifest.json", best + 1)), "the best, of step %zu", best + 1);
+            expect(output_contains(text_of("%.6f, a/step_%08zu", losses[best], best + 1)), "the last line");
+        }
         verdict("--keep-best %s keeps the newest and the best", ways[i]);
     }
+    check(older > 0, "in %zu of the runs the best is older than what is resumed", older);
     remove_tree("a");
     const char* line = tiny_run("--val-every 3 --stop-after 2 --lr 0");
     bool ok = train_apart("", line) == 0 && output_contains("a/step_00000009") && directory_count("a", "step_") == 1;
@@ -1049,7 +1054,8 @@ static void test_events(void) {
         {"", "--ckpt-every 10 --resume", 0, "resumed 20, done 20", "", 0},
         {"", "--ckpt-every 10 --resume", 1, "damaged 20, damaged 10", "a/step_000000?0", 0},
         {"", "--ckpt-every 10", 1, "begun 0, not_saved 10, *failed 20", NULL, 10000},
-        {"", "--ckpt-every 10 --ranks 4 --zero 2", 1, "begun 0, *saved 10, *not_logged 20, saved 20, failed 20", NULL, 9900},
+        {"", "--ckpt-every 10 --ranks 4 --zero 2", 1,
+         "begun 0, *saved 10, *not_logged 20, saved 20, failed 20", NULL, 9900},
         {"", "--lr 0 --val-every 1 --stop-after 1", 0, "begun 0, no_gain 2, saved 2, done 2", NULL, 0},
         {"", "--offload optimizer --offload-dir .", 0, "begun 0, offload 3, saved 20, done 20", NULL, 0},
         {"", SKIPS, 1, "begun 0, bad_batch *, failed *", NULL, 0},
@@ -1396,7 +1402,8 @@ int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--files", test_tier_waits}, {"--signals", test_signal},
         {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_events},
-        {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning}, {"--damage", test_keep_rules}, {"--damage", test_setting_aside},
+        {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning},
+        {"--damage", test_keep_rules}, {"--damage", test_setting_aside},
         {"--damage", test_going_back}};
     tests_begin("test_runs");
     printf("test_runs (%s)\n", FLOATX_NAME);
