@@ -307,7 +307,20 @@ static void test_out(void) {
                same_weights(fixture(name), text_of("%s.same", name)), "%s: %s", name, error.text);
         expect(export_to(fixture(name), text_of("%s.f32", name), EXPORT_F32, 3000, export_hf, &error) &&
                same_weights(fixture(name), text_of("%s.f32", name)), "%s in shards: %s", name, error.text);
-        expect(directory_count(text_of("%s.f32", name), "-of-") > 3, "%s: shards", name);
+        int files = directory_count(text_of("%s.f32", name), "-of-");
+        expect(files > 3, "%s: shards", name);
+        size_t before = 3000;  // no two files have room in one
+        for (int k = 1; k <= files; k++) {
+            SafetensorsFile f;
+            size_t bytes = 0;
+            need(safetensors_open(&f, text_of("%s.f32/model-%05d-of-%05d.safetensors", name, k, files), &error), "%s",
+                 error.text);
+            for (size_t t = 0; t < f.header.count; t++) bytes += f.header.tensors[t].bytes;
+            expect(bytes + before > 3000 && (bytes <= 3000 || f.header.count == 1), "%s: file %d has %zu bytes of "
+                   "weights, the one before %zu", name, k, bytes, before);
+            before = bytes;
+            safetensors_close(&f);
+        }
         expect(file_exists(text_of("%s.same/model.safetensors", name)) &&
                file_exists(text_of("%s.same/generation_config.json", name)), "%s: files", name);
         Config a, b;
@@ -1503,6 +1516,9 @@ static void test_programs(void) {
     expect_program(0, "parameters as bf16", text_of("%s --init-from %s --to hf --dir p.hf", e, fixture("llama")));
     expect(same_weights("p.hf", fixture("llama")), "the program's export");
     expect(directory_count("p.hf", "model") == 1 && file_exists("p.hf/model.safetensors"), "one file of weights");
+    expect_program(0, "p.3000:", text_of("%s --init-from %s --to hf --shard-size 3e-6 --dir p.3000", e,
+                                         fixture("llama")));
+    expect(directory_count("p.3000", "-of-") > 3, "--shard-size");
     expect_program(1, "exists", text_of("%s --init-from %s --to hf --dir p.hf", e, fixture("llama")));
     expect_program(0, "p.slash:", text_of("%s --init-from %s --to hf --dir p.slash//", e, fixture("llama")));
     expect_program(2, "--step", text_of("%s --init-from %s --step 7 --to hf --dir p.no", e, fixture("llama")));

@@ -518,6 +518,7 @@ static void test_grammars(void) {
         {{{"story", "{b} / c"}, {"b", "{story}"}}, "a symbol inside itself", "inside itself"},
         {{{"story", "{x.1} sat"}}, "a variable that is never set", "{x.1}"},
         {{{"story", "{x:b} and {x.1}"}, {"b", "cat / dog"}}, "a form that is never set", "{x.1}"},
+        {{{"story", "{x:b} {y:c} {y.1}"}, {"b", "cat"}, {"c", "hen"}}, "a form of the second variable", "{y.1}"},
         {{{"story", "{x:b} and {x.0}"}, {"b", "cat / {c}"}, {"c", "dog"}}, "a form with symbols in it", "{x.0}"},
         {{{"story", "{x:b} / {x:c}"}, {"b", "cat"}, {"c", "dog"}}, "a variable of two kinds", "{x:c}"},
         {{{"story", "{x:b} {@x.1}"}, {"b|fly", "owl"}}, "a form that names no symbol", "{x.1}"},

@@ -1305,6 +1305,24 @@ static void test_generation(void) {
     generate_all(second, &model, &o, 1, 14, 15);
     check(second[14] == g.tokens[14], "generation: after a cut the text is what it would be without");
     generator_close(&g);
+    // The same for several samples, of which the cut leaves two tokens that differ.
+    need(generator_open(&g, &model, &o, SAMPLES, total, &error), "%s", error.text);
+    g.options.temperature = 1;
+    generator_append(&g, longer, 10);
+    for (int i = 0; i < 4; i++) generator_step(&g);
+    g.options.temperature = 0;
+    generator_cut(&g, 12);
+    generator_append(&g, longer + 20, 3);
+    generator_step(&g);
+    same = true;
+    for (size_t s = 0; s < SAMPLES; s++) {
+        memcpy(second, g.tokens + s * g.size, 15 * sizeof(int32_t));
+        generate_all(second, &model, &o, 1, 15, 16);
+        same = same && second[15] == g.tokens[s * g.size + 15];
+    }
+    check(same && memcmp(g.tokens, g.tokens + g.size, 12 * sizeof(int32_t)) != 0,
+          "generation: and after a cut of several samples behind what they have in common");
+    generator_close(&g);
     need(!generator_open(&g, &model, &o, SAMPLES + 1, total, &error), "more samples than the cache holds are accepted");
     o.temperature = 1;
     generate_all(many, &model, &o, SAMPLES, 3, 20);

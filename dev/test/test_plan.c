@@ -166,6 +166,27 @@ static void test_operations(void) {
     Cost c = cost_attention_backward(3, 7, 4, 2, 16), d = cost_attention_backward(3, 7, 4, 2, 17);
     check(b.flops - a.flops == 3 * 4 * 28 * 4 && d.flops - c.flops == 3 * 4 * 28 * 10,
           "attention: two products for a visible pair forward, five backward");
+    // Position embeddings are read once for all sequences, and added; their gradients are sums in float.
+    Cost with = cost_embedding_forward(3, 7, 16, true), without = cost_embedding_forward(3, 7, 16, false);
+    Cost back = cost_embedding_backward(3, 7, 16, true), alone = cost_embedding_backward(3, 7, 16, false);
+    check(with.bytes - without.bytes == 2 * 7 * 16 && with.flops - without.flops == 3 * 7 * 16 &&
+              back.bytes - alone.bytes == 8 * 7 * 16 && back.flops - alone.flops == 3 * 7 * 16,
+          "embeddings: what positions add");
+    // Muon's five iterations have two products of a matrix with a square of its shorter side, and one of two squares.
+    for (size_t world = 1; world <= 4; world += 3) {
+        Config config;
+        Model model;
+        Error error;
+        ModelOptions options = {.B = 1, .T = 64, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_MUON),
+                                .ranks = {.world = world, .stage = world > 1, .reduce = REDUCE_EXACT}};
+        need(config_preset(&config, "gpt2:124M", &error) && model_plan(&model, &config, options, &error), "%s",
+             error.text);
+        double side = 768, n = (2304 + 768 + 3072 + 3072) * side;
+        double expected = 12 * 5 * (4 * side * n + 4 * 2 * side * side * side);
+        check_bound(fabs(muon_cost(&model.flat).flops * (double)world / expected - 1), 1e-9,
+                    "Muon's operations, %zu ranks", world);
+        model_free(&model);
+    }
 }
 
 // Llama 8B, 8,192 tokens in 16 bits: the blocks' activations shrink from 36.5 GB to less than 4, at less than 35% more
@@ -293,10 +314,13 @@ static void test_moved(void) {
 // Of the rows that fit, each has at most --memory, and later ones are slower; each, given as flags with the sizes,
 // takes what it says.
 static void test_choices(void) {
-    static const struct { double gb; const char *sizes, *batches, *first; } cases[] = {
-        {1, "--layers 2 --heads 4 --channels 40 --ffn 72 --vocab 256 --seq 16 --ranks 2", "--batch 6", "--zero"},
-        {0.45, "--model llama:15M --seq 256", "--batch 8", "--optimizer adamw"},
-        {12, "--model llama:1B --seq 2048", "--batch 1", "--optimizer adamw-8bit --masters off"},
+    static const struct { double gb; const char *sizes, *batches, *first, *all; } cases[] = {
+        {1, "--layers 2 --heads 4 --channels 40 --ffn 72 --vocab 256 --seq 16 --ranks 2", "--batch 6", "--zero",
+         "adamw"},
+        {1, "--layers 2 --heads 4 --channels 40 --vocab 256 --seq 16", "--batch 6 --optimizer lion", "", "lion "},
+        {0.45, "--model llama:15M --seq 256", "--batch 8", "--optimizer adamw", "adamw"},
+        {12, "--model llama:1B --seq 2048", "--batch 1", "--optimizer adamw-8bit --masters off",
+         "adamw"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         double of_row[2], gb, ms, before = 0;
@@ -312,6 +336,7 @@ static void test_choices(void) {
             expect(of_row[0] <= cases[i].gb + 5e-4 && of_row[1] >= before, "%g GB, %g ms after %g: %s", of_row[0],
                    of_row[1], before, row);
             before = of_row[1];
+            expect(strstr(row, text_of("--optimizer %s", cases[i].all)), "another method: %s", row);
             if (rows++ == 0) expect(strstr(row, cases[i].first), "%s: the first row is %s", flags, row);
             // Without --total-batch a step is one micro-batch, as the row's is if it says nothing else.
             predicted(&gb, &ms, text_of("%s %s --rate 300,25", cases[i].sizes, row));

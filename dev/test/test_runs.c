@@ -250,12 +250,14 @@ static void test_log(void) {
         error = fmax(error, fabs(n[7][i] / (48 / (ms[i] * 1e-3)) - 1));
     }
     check(code == 0 && lines == STEPS && counts, "log: a line for each step, with its number and the tokens so far");
-    check(output_contains("precision " FLOATX_NAME ", matmuls by "), "the start says in what it computes");
-    double memory[STEPS + 1];
-    log_numbers(memory, STEPS + 1, "a", "mem_bytes");
-    check(memory[STEPS - 1] > 1e6 && memory[STEPS - 1] <= 1.1 * (double)memory_peak() && memory[0] > 1e6,
-          "log: the memory, %.0f MB", 1e-6 * memory[STEPS - 1]);
     check(validates, "log: --val-every 7 validates after steps 7, 14 and the last");
+    check(output_contains("\nprecision " FLOATX_NAME ", matmuls by ") && output_contains(": 28344 parameters\n") &&
+              output_contains(", MFU against 0.001 TFLOP/s (--peak-tflops)\n"),
+          "the start prints the parameters, the precision and the peak");
+    double memory[STEPS], peak = (double)memory_peak();
+    log_numbers(memory, STEPS, "a", "mem_bytes");
+    check(memory[0] > peak / 2 && memory[0] <= memory[STEPS - 1] && memory[STEPS - 1] <= 1.1 * peak,
+          "log: mem_bytes, %.0f, of the %.0f that the process has needed", memory[STEPS - 1], peak);
     check_bound(error, 1e-6, "log: learning rate, tokens per second and mfu");
 
     // A manifest has the flags that change the result, and a resume reports those that differ.
@@ -636,18 +638,20 @@ static void test_padded_states(void) {
 // a chunk does not begin at element 0.
 static void test_wide_saves(void) {
     static const struct { const char* flags; bool like_first; } WAYS[] = {
-        {"--ckpt-async on", true},
-        {"--ckpt-async off", true},
-        {"--offload optimizer --offload-dir .", true},
-        {"--train final_norm* --ckpt-async off", false},
-        {"--family llama --ffn 2304 --ranks 2 --zero 1 --reduce exact --ckpt-async off", false},
+        {"--heads 10 --channels 520 --ckpt-async on", true},
+        {"--heads 10 --channels 520 --ckpt-async off", true},
+        {"--heads 10 --channels 520 --offload optimizer --offload-dir .", true},
+        {"--heads 10 --channels 520 --train final_norm* --ckpt-async off", false},
+        {"--heads 1 --channels 17 --ffn 61681 --train final_norm* --ckpt-async off", false},  // 2^20 + 1 weights
+        {"--heads 10 --channels 520 --family llama --ffn 2304 --ranks 2 --zero 1 --reduce exact --ckpt-async off",
+         false},
     };
     const char *weights = "step_00000003/rank_00000.safetensors", *manifest = "step_00000003/manifest.json";
     uint64_t first[2] = {0, 0};
     for (size_t i = 0; i < COUNT_OF(WAYS); i++) {
         char line[400], out[512], tier[512];
-        snprintf(line, sizeof line, "--data train.bin --layers 1 --heads 10 --channels 520 --seq 8 --batch 1 --steps 3 "
-                 "--optimizer momentum --warmup 0 --lr 0.01 --threads 1 %s", WAYS[i].flags);
+        snprintf(line, sizeof line, "--data train.bin --layers 1 --seq 8 --batch 1 --steps 3 --optimizer "
+                 " momentum --warmup 0 --lr 0.01 --threads 1 %s", WAYS[i].flags);
         snprintf(out, sizeof out, "%s --out a --ckpt-every 2", line);
         snprintf(tier, sizeof tier, "%s --out b --ckpt-every 5 --ckpt-tier ./wide_tier:2", line);
         runs_remove();
@@ -689,11 +693,12 @@ static double loss_by_document(size_t* count, Model* model, const int32_t* row, 
 }
 
 // The loss of a step and val_loss are means over all targets: of all ranks and micro-batches. With --documents mask
-// documents do not see each other, and each is computed by itself here; Llama's positions are relative. The last validation is of the weights in the last checkpoint.
+// documents do not see each other, and each is computed by itself here; Llama's positions are relative. The masks of
+// dropout are those of --seed and of the token's number. The last validation is of the weights in the last checkpoint.
 static void test_mean_losses(void) {
     enum { T = 16, END = 7, WINDOWS = 40, BATCH = 3 };
-    static const struct { size_t overlap, ranks; bool masks; } cases[] = {
-        {0, 1, true}, {5, 2, true}, {0, 2, false}, {5, 1, false}};
+    static const struct { size_t overlap, ranks; bool masks; double dropout; } cases[] = {
+        {0, 1, true, 0}, {5, 2, true, 0}, {0, 2, false, 0}, {5, 1, false, 0}, {0, 2, false, 0.25}};
     Config c = small_config(FAMILY_LLAMA);
     Model model;
     RunRecord saved;
@@ -709,7 +714,8 @@ static void test_mean_losses(void) {
         bool ok = train_apart("", text_of(
             "--data train.bin --val val.bin --out a --family llama --layers 2 --heads 4 --kv-heads 2 --channels 40 "
             "--ffn 72 --tied off --seq %d --batch %d --steps 2 --warmup 0 --lr 0.01 --seed 5 --val-every 2 "
-            "--val-windows %d --val-overlap %zu --threads 1 --ranks %zu %s", T, BATCH, WINDOWS, overlap, ranks,
+            "--val-windows %d --val-overlap %zu --threads 1 --ranks %zu --dropout %g %s", T, BATCH, WINDOWS, overlap,
+            ranks, cases[k].dropout,
             cases[k].masks ? text_of("--documents mask --end-of-text %d", END) : "")) ==
             0 && log_numbers(loss[0], 2, "a", "loss") == 2 && log_numbers(loss[1], 2, "a", "val_loss") == 2;
         for (int validates = 0; ok && validates < 2; validates++) {
@@ -723,6 +729,8 @@ static void test_mean_losses(void) {
                 size_t start = validates ? i * (T - overlap) : dataset_sample(&data[0], 5, i, T).start;
                 for (size_t t = 0; t <= T; t++) row[t] = (int32_t)shard_token(shard, start + t);
                 for (size_t t = 0; t + 1 < T; t++) ends += row[t] == END;
+                const Dropout dropout = {validates ? 0 : (float)cases[k].dropout, 5, i * T};
+                model.dropout = dropout;
                 sum += loss_by_document(&count, &model, row, T, cases[k].masks ? END : -1,
                                         validates && i > 0 ? overlap : 0);
             }
@@ -731,9 +739,10 @@ static void test_mean_losses(void) {
         const double found[2] = {loss[0][0], loss[1][1]};
         for (int validates = 0; validates < 2; validates++)
             check_bound(ok && ends > 4 ? fabs(found[validates] / mean[validates] - 1) : NAN, bound_of(1e-5, c.layers),
-                        "%s, %zu rank%s, windows that overlap by %zu: %s is that of each %s alone",
+                        "%s, %zu rank%s, windows that overlap by %zu, dropout %g: %s is that of each %s alone",
                         cases[k].masks ? "documents masked" : "joined", ranks, ranks > 1 ? "s" : "", overlap,
-                        validates ? "val_loss" : "the loss of the first step", cases[k].masks ? "document" : "row");
+                        cases[k].dropout, validates ? "val_loss" : "the loss of the first step",
+                        cases[k].masks ? "document" : "row");
     }
     for (int i = 0; i < 2; i++) dataset_close(&data[i]);
     model_free(&model);

@@ -644,7 +644,7 @@ static void case_unread(void) {
 
 static const Case CASES[] = {
     {"done", "--out . -- SELF act clean hello", 0,
-     DO("starts 1", "events 1 start", "events 1 done", "events 0 failure", "not failures"),
+     DO("starts 1", "events 1 start", "events 1 done", "events 0 failure", "events 0 signal", "not failures"),
      .also = done_also},
     {"wrong flags", "-- SELF act exit=2 --out .", 2, DO("starts 1")},
     {"saved", "-- SELF act exit=75 --out=.", 75, DO("starts 1", "events 1 stopped")},

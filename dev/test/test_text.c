@@ -261,6 +261,15 @@ static void test_documents(void) {
         expect(r.bytes == BYTES + 1 && memcmp(r.text, text, BYTES) == 0 && r.pieces == pieces, "packed: other pieces");
         free(r.text);
     }
+    size_t split = (size_t)((char*)memchr(text + BYTES / 4 * 3, '\n', BYTES / 4) + 1 - text);
+    char* divided = (char*)malloc(BYTES + 2);
+    need(divided != NULL, "memory");
+    memcpy(divided, text, split);
+    divided[split] = 0;
+    memcpy(divided + split + 1, text + split, BYTES - split);
+    divided[BYTES + 1] = 0;
+    expect_documents("long.txt", NULL, BYTES / 4 * 3, divided, BYTES + 2, 2);
+    free(divided);
     free(text);
     char* same = (char*)malloc(BYTES + 1);
     need(same != NULL, "memory");
@@ -527,6 +536,15 @@ static void test_duplicates(void) {
                (unsigned long long)found.of);
     }
     duplicates_close(&d);
+    // Each minimum of the whole is the least of the pieces'.
+    for (int i = 0; i < 2; i++) sketch_make(&pieces[i], true, i ? "four five six" : "one two three", 13);
+    for (int first = 0; first < 2; first++) {
+        pieces[2] = pieces[first];
+        sketch_join(&pieces[2], &pieces[!first]);
+        for (int i = 0; i < SIGNATURE; i++)
+            expect(pieces[2].least[i] == (pieces[0].least[i] < pieces[1].least[i] ? pieces[0] : pieces[1]).least[i],
+                   "minimum %d of two pieces", i);
+    }
     // What a sketch held before is gone: a piece without words has none.
     Sketch after = pieces[0];
     sketch_make(&after, true, "one two three", 13);
@@ -787,6 +805,10 @@ static void test_conversion(void) {
     expect_run(0, "", tokenize, "--bytes one.txt --out one --shard-tokens 20000");
     expect_run(0, "", tokenize, "--tokenizer tok --text one.txt --out one");
     expect(directory_count(".", "one_train_") == 1 && file_exists("one_tokenizer"), "shards of bytes stay");
+    // A set may be replaced that has shards for validation alone.
+    expect_run(0, "", tokenize, "--tokenizer few --text one.txt --out only --val 1");
+    expect(!file_exists("only_train_000000.bin"), "shards for training");
+    expect_run(0, "", tokenize, "--tokenizer tok --text one.txt --out only --val 1");
     verdict("tokenize: what it refuses; nothing stays on the disk");
 }
 
@@ -841,6 +863,10 @@ static void test_dedup(void) {
         expect(documents == 60 - removed, "%zu documents remain", documents);
         free(kept);
     }
+    // Documents without text are none, and those of a single byte are.
+    put_text("tiny.jsonl", "{\"text\": \"\"}\n{\"text\": \"a\"}\n{\"text\": \"\"}\n{\"text\": \"b\"}\n{\"text\": "
+             "\"a\"}\n{\"text\": \"a\"}");
+    expect_run(0, "2 exact and 0 near", tokenize, "--tokenizer tok --jsonl tiny.jsonl --out dt --val 0 --dedup exact");
     // Documents of several pieces that differ at their end are different.
     enum { BYTES = LLMTRAIN_PIECE(1500000, 15000) };
     char* one = random_text(BYTES, 21);

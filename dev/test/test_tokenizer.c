@@ -148,6 +148,11 @@ static void test_bytes(void) {
     tokens_free(&tokens);
     tokenizer_close(&saved);
     verdict("bytes there and back");
+    for (int i = 0; i < 256; i++) expect(byte_of_fallback(text_of("<0x%02X>", (unsigned)i), 6) == i, "byte %d", i);
+    static const char* const names[] = {"<0xZZ>", "<0x1G>", "<0x00", "<0x000>", "<0y00>", "(0x00>", "<0x00)", "<0x 0>"};
+    for (size_t i = 0; i < COUNT_OF(names); i++)
+        expect(byte_of_fallback(names[i], strlen(names[i])) == -1, "%s is a byte", names[i]);
+    verdict("names of bytes, and of no byte");
 }
 
 // Merges by the definition: the lowest rank first, among equal ones the leftmost.

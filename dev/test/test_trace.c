@@ -200,6 +200,21 @@ static void test_norms(void) {
     need(trace_sequences(&trace, &loader, 0, (int32_t[B * T]){0}, (int32_t[B * T]){0}, &error), "%s", error.text);
     trace_end(&trace);
     check(memcmp(before, model.flat.grads, bytes) == 0, "the sums of the step's gradients stay as they are");
+    uint16_t ends[(B * MICRO + 1) * T + 1];
+    for (size_t i = 0; i < COUNT_OF(ends); i++) ends[i] = 3;
+    Dataset masked;
+    need(dataset_from_memory(&masked, ends, sizeof ends[0], COUNT_OF(ends), &error), "%s", error.text);
+    masked.mask_documents = true;
+    masked.end_of_text = 3;
+    loader.dataset = &masked;
+    need(trace_begin(&trace, &model, &error), "%s", error.text);
+    need(trace_sequences(&trace, &loader, 0, (int32_t[B * T]){0}, (int32_t[B * T]){0}, &error), "%s", error.text);
+    trace_end(&trace);
+    for (size_t i = 0; i < trace.count; i++)
+        expect(trace.worst[TRACE_LOSS][i].loss == 0 && trace.worst[TRACE_LOSS][i].norm == 0, "loss %g, norm %g",
+               trace.worst[TRACE_LOSS][i].loss, trace.worst[TRACE_LOSS][i].norm);
+    verdict("sequences without a target have no loss and no gradient");
+    dataset_close(&masked);
     size_t end = model.flat.buckets[0].end, available = device_available(1);
     model.flat.buckets[0].end = 4 * (available / sizeof(float));
     if (available < SIZE_MAX / 8)
