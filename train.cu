@@ -63,7 +63,7 @@ static void options_flags(Flags* flags, Options* o) {
     o->config.rope_theta = 10000;
     const Flag before_config[] = {
         FLAG_HEADING("Data and program"),
-        FLAG_TEXT("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'a_train_*.bin,b_train_*.bin'"),
+        FLAG_TEXT("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, as 'a*.bin:7,b*.bin:3' or '*.bin'"),
         FLAG_TEXT("val", &o->val, NULL, "GLOB", FREE, "token shards to validate on"),
         FLAG_COUNT("seed", &o->seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
         FLAG_COUNT("threads", &o->threads, 0, 0, 4096, LOCAL, THREADS_HELP),

@@ -109,7 +109,7 @@ static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Option
     Source source = {0};
     Score* scores;
     Windows windows = {&dataset, tokenizer, (int32_t)model->config.vocab, model->options.T, o->overlap};
-    bool ok = o->data ? dataset_open(&dataset, o->data, error)
+    bool ok = o->data ? dataset_open_unweighted(&dataset, o->data, error)
                       : text_read(&dataset, &tokens, o->text, tokenizer, error);
     if (ok && o->data) ok = data_check(&dataset, model, tokenizer, o, error);
     bool scored = ok && windows_open(&source, &windows, error) && evaluate(&scores, model, &source, o->scores, error);

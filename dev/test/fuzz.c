@@ -14,7 +14,7 @@
 //
 // The input is the file, which exists only in memory (memfd), so the targets run on Linux alone.
 
-#include "llmtrain/text/data.h"
+#include "llmtrain/text/shard_check.h"
 #include "whole_tensors.h"
 #include "llmtrain/text/templates.h"
 #include "llmtrain/text/tokenizer.h"
@@ -198,7 +198,7 @@ static void walk(const Dataset* dataset, size_t T, bool with_loader) {
             promise_batch(tokens, targets, vocabulary, B * T);
         else promise_sentence(&error);
     }
-    for (uint64_t sample = 0; sample < 2 * dataset_samples(dataset, T); sample++) {
+    for (uint64_t sample = 0; sample < 2 * part_samples(dataset, dataset->parts, T); sample++) {
         Window window = dataset_sample(dataset, 1, sample, T);
         promise(window.shard == 0 && window.start < count && T < count - window.start, "a window leaves its shard");
         if (window_read(tokens, targets, dataset, window, vocabulary, T, &error))
@@ -234,6 +234,8 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
         promise(shard->count * shard->token_bytes + sizeof(ShardHeader) == bytes, "a wrong size is accepted");
         promise(shard->vocabulary >= 0 && shard->entropy_floor >= 0, "a wrong header is accepted");
         walk(&dataset, T, data[STEER_LOADER] % 16 == 0);
+        const bool canceled = false;
+        if (!shard_check(shard, data[STEER_LOADER], &canceled, &error)) promise_sentence(&error);
         dataset_close(&dataset);
     } else {
         promise_sentence(&error);

@@ -178,7 +178,7 @@ static void test_windows(void) {
         for (size_t n = 0; n <= 45; n++) {
             Dataset dataset;
             expect(dataset_from_memory(&dataset, nothing, 2, n, &error), "a dataset in memory");
-            size_t samples = dataset_samples(&dataset, T);
+            size_t samples = part_samples(&dataset, dataset.parts, T);
             expect((samples > 0) == (n >= T + 1), "a window fits, but there is no sample, or the reverse");
             expect(samples + 2 > (n > 0 ? (n - 1) / T : 0), "an epoch leaves out more than one window");
             expect(dataset_suffices(&dataset, T, &error) == (samples > 0), "dataset_suffices is wrong");
@@ -479,6 +479,109 @@ static void test_dataset(void) {
     verdict("datasets: sorted, summed up, refused when shards disagree");
 }
 
+// Samples of a mixture: each cycle has the shares to the sample, and takes of each part what follows; an epoch of a
+// part has each window once. Counting them one by one and in jumps comes to the same.
+static void test_mixtures(void) {
+    enum { T = 8, SETS = 3, END = 5 * MIXTURE_CYCLE / 2 };
+    static const char patterns[] = "mix_[ab].bin:0.5,mix_d.bin:3e-1,mix_c.bin:0.2";
+    static const size_t counts[SETS + 1] = {4000, 1003, 60001, 777}, of_cycle[SETS] = {5000, 3000, 2000};
+    static const int part_of[SETS + 1] = {0, 0, 1, 2};  // of a, b, d, c
+    Dataset dataset, other;
+    for (int i = 0; i <= SETS; i++) {
+        int32_t* tokens = make_tokens(counts[i], 256, 1);
+        write_shard(text_of("mix_%c.bin", "abdc"[i]), tokens, counts[i], 256, 0);
+        free(tokens);
+    }
+    if (!expect(dataset_open(&dataset, patterns, &error), "a mixture: %s", error.text)) return;
+    expect(dataset_suffices(&dataset, T, &error) && dataset.shard_count == SETS + 1 && dataset.part_count == SETS,
+           "%zu shards in %zu parts", dataset.shard_count, dataset.part_count);
+    for (uint64_t seed = 1; seed <= 2; seed++) {
+        uint64_t found[SETS] = {0}, alike = 0;
+        size_t before = SETS, changes = 0;
+        unsigned char* seen[SETS + 1];
+        for (int i = 0; i <= SETS; i++) seen[i] = (unsigned char*)calloc(counts[i], 1);
+        MixtureCounts m = {0};
+        for (uint64_t sample = 0; sample < END; sample++) {
+            Window window = dataset_sample(&dataset, seed, sample, T), again = dataset_sample(&dataset, 3, sample, T);
+            need(window.shard <= SETS && window.start + T + 1 <= counts[window.shard], "a window in its shard");
+            size_t part = (size_t)part_of[window.shard];
+            const DatasetPart* p = &dataset.parts[part];
+            size_t samples = part_samples(&dataset, p, T);
+            if (found[part] % samples == 0)
+                for (size_t i = p->first; i < p->end; i++) memset(seen[i], 0, counts[i]);
+            // A cycle that two epochs share mixes their windows.
+            bool whole = sample / MIXTURE_CYCLE * of_cycle[part] / samples ==
+                         ((sample / MIXTURE_CYCLE + 1) * of_cycle[part] - 1) / samples;
+            expect(!seen[window.shard][window.start]++ || !whole, "a window twice in an epoch");
+            found[part]++;
+            alike += part == (size_t)part_of[again.shard];
+            changes += part != before;
+            before = part;
+            if ((sample + 1) % MIXTURE_CYCLE == 0)
+                for (size_t i = 0; i < SETS; i++)
+                    expect(found[i] == (sample + 1) / MIXTURE_CYCLE * of_cycle[i], "part %zu: %llu after %llu", i,
+                           (unsigned long long)found[i], (unsigned long long)sample + 1);
+            if (sample % 997 == 5 || sample + 1 == END) {
+                MixtureCounts jump = {sample % 2 ? sample + 778 : 0, {0}, 0};
+                mixture_count(&m, &dataset, seed, sample + 1);
+                mixture_count(&jump, &dataset, seed, sample + 1);
+                expect(memcmp(m.counts, found, sizeof found) == 0 && memcmp(jump.counts, found, sizeof found) == 0 &&
+                       m.parts == SETS && jump.samples == sample + 1, "the counts after %llu samples",
+                       (unsigned long long)sample + 1);
+            }
+        }
+        // Two samples in a row are of one part with probability 0.38, as two seeds' samples of one number are.
+        expect(fabs((double)changes / END - 0.62) < 0.02, "the part changes %zu times", changes);
+        expect(fabs((double)alike / END - 0.38) < 0.02, "%llu parts are those of another seed",
+               (unsigned long long)alike);
+        for (int i = 0; i <= SETS; i++) free(seen[i]);
+    }
+    // The samples of a part are its first ones, each once.
+    static bool taken[SETS][2 * MIXTURE_CYCLE];
+    for (uint64_t sample = 0; sample < 2 * MIXTURE_CYCLE; sample++) {
+        uint64_t number = sample;
+        size_t part = mixture_part(&dataset, 1, &number);
+        expect(number < 2 * of_cycle[part] && !taken[part][number], "sample %llu of part %zu",
+               (unsigned long long)number, part);
+        if (number < 2 * of_cycle[part]) taken[part][number] = true;
+    }
+    uint64_t fingerprint = dataset_fingerprint(&dataset);
+    dataset_close(&dataset);
+    expect(dataset_open(&other, "mix_[ab].bin:0.5,mix_d.bin:0.2,mix_c.bin:0.3", &error) &&
+           dataset_fingerprint(&other) != fingerprint, "other weights are another dataset");
+    dataset_close(&other);
+    expect(dataset_open(&other, "mix_a.bin:2e-4,mix_b.bin:2", &error) && other.parts[0].of_cycle == 1 &&
+           other.parts[1].of_cycle == MIXTURE_CYCLE - 1, "a small weight");
+    refused(dataset_suffices(&other, 1500, &error), "mix_b.bin has 1003 tokens", "a part without a sequence");
+    dataset_close(&other);
+    write_shard("mix:3", (int32_t[100]){0}, 100, 256, 0);
+    expect(dataset_open(&other, "mix_a.bin,mix:3", &error) && other.part_count == 1 && other.shard_count == 2,
+           "a name that ends in a number");
+    dataset_close(&other);
+    static const struct { const char *patterns, *says; } wrong[] = {
+        {"mix_a.bin:0", "weight of 'mix_a.bin' is 0; give a positive"}, {"mix_a.bin:-2,mix_b.bin:3", "is -2"},
+        {"mix_a.bin:nan", "is nan"}, {"mix_a.bin:inf", "is inf"}, {"mix_a.bin:x", "no file matches 'mix_a.bin:x'"},
+        {"mix_a.bin:1,mix_b.bin", "'mix_b.bin' has no weight"}, {"mix_a.bin,mix_b.bin:1", "'mix_b.bin' has a weight"},
+        {"mix_a.bin:1,mix_[ad].bin:1", "mix_a.bin is in two parts"},
+        {"mix_a.bin:1e-9,mix_b.bin:1", "less than 1 of 10000"},
+        {"mix_a.bin:1,none:1", "no file matches 'none'"}, {"{mix_a,mix_b}.bin", "braces are not expanded"},
+    };
+    for (size_t i = 0; i < COUNT_OF(wrong); i++)
+        refused(dataset_open(&other, wrong[i].patterns, &error), wrong[i].says, wrong[i].patterns);
+    refused(dataset_open_unweighted(&other, patterns, &error), "every token is read once", "weights of a validation");
+    expect(other.shards == NULL, "a failure leaves something open");
+    char many[16 * (DATASET_PARTS + 1)] = "";
+    for (size_t i = 0, n = 0; i <= DATASET_PARTS; i++) {
+        write_shard(text_of("mix%03zu", i), (int32_t[100]){0}, 100, 256, 0);
+        n += (size_t)snprintf(many + n, sizeof many - n, "%smix%03zu:1", i ? "," : "", i);
+    }
+    refused(dataset_open(&other, many, &error), "at most 64 parts", "too many parts");
+    *strrchr(many, ',') = 0;
+    expect(dataset_open(&other, many, &error) && other.part_count == DATASET_PARTS, "64 parts");
+    dataset_close(&other);
+    verdict("mixtures: shares exact, parts in their own order, from any sample; what is refused");
+}
+
 // ------------------------------------------------------------------------------------------------
 // Loader
 
@@ -487,14 +590,14 @@ enum { SHARDS = 3, VOCABULARY = 50000 };
 static const size_t text_lengths[SHARDS] = {1003, 12, 777};
 static int32_t* texts[SHARDS];
 
-static bool open_texts(Dataset* dataset) {
+static bool open_texts(Dataset* dataset, const char* patterns) {
     for (int i = 0; i < SHARDS; i++) {
         char name[32];
         snprintf(name, sizeof name, "text_%d.bin", i);
         if (!texts[i]) texts[i] = make_tokens(text_lengths[i], VOCABULARY, (uint64_t)i);
         write_shard(name, texts[i], text_lengths[i], VOCABULARY, 0);
     }
-    bool ok = dataset_open(dataset, "text_*.bin", &error);
+    bool ok = dataset_open(dataset, patterns, &error);
     expect(ok, "opening the texts");
     return ok;
 }
@@ -523,14 +626,15 @@ static void test_loader(void) {
     int32_t tokens[B * T], targets[B * T];
     Dataset dataset;
     Loader loader;
-    if (!open_texts(&dataset)) return;
+    if (!open_texts(&dataset, "text_*.bin")) return;
     open_loader(&loader, &dataset, 11, 0, 1, B, T);
     expect(loader_bytes(B, T) == 4 * sizeof tokens, "the bytes of a loader");
     refused(loader_next(&loader, tokens, targets, &error), "started", "a batch before the start");
     expect(loader_start(&loader, 0, &error), "starting");
     for (uint64_t i = 0; i < BATCHES; i++) expect_samples(&loader, &dataset, 11, i * B, B, T);
     size_t from_shard[SHARDS] = {0};
-    for (uint64_t i = 0; i < dataset_samples(&dataset, T); i++) from_shard[dataset_sample(&dataset, 11, i, T).shard]++;
+    for (uint64_t i = 0; i < part_samples(&dataset, dataset.parts, T); i++)
+        from_shard[dataset_sample(&dataset, 11, i, T).shard]++;
     expect(from_shard[0] == 61 && from_shard[1] == 0 && from_shard[2] == 47, "shards do not come in proportion");
     loader_close(&loader);
     loader_close(&loader);
@@ -538,10 +642,10 @@ static void test_loader(void) {
     verdict("loader: batches are what the order says, from files");
 }
 
-static void test_ranks(void) {
+static void test_ranks(const char* patterns) {
     enum { T = 8, ROWS = 12, STEPS = 40 };  // global micro-batch: 12 samples for every number of ranks
     Dataset dataset;
-    if (!open_texts(&dataset)) return;
+    if (!open_texts(&dataset, patterns)) return;
     for (size_t world = 1; world <= 4; world++) {
         Loader ranks[4];
         size_t B = ROWS / world;
@@ -562,7 +666,7 @@ static void test_resume(void) {
     int32_t tokens[7 * T], targets[7 * T];
     Dataset dataset;
     Loader loader;
-    if (!open_texts(&dataset)) return;
+    if (!open_texts(&dataset, "text_*.bin")) return;
     for (size_t B = 1; B <= 7; B += 3) {
         open_loader(&loader, &dataset, 5, 0, 1, B, T);
         for (size_t first = 0; first + 2 * B <= SAMPLES; first++) {  // restarting without stopping is allowed
@@ -645,7 +749,7 @@ static void test_documents(void) {
     enum { T = 16, B = 4 };
     int32_t tokens[B * T], targets[B * T], plain[B * T];
     Dataset dataset;
-    if (!open_texts(&dataset)) return;
+    if (!open_texts(&dataset, "text_*.bin")) return;
     size_t masked = 0;
     dataset.end_of_text = texts[0][5];
     for (int masks = 0; masks < 2; masks++) {
@@ -672,7 +776,7 @@ static void test_validation(void) {
     enum { T = 16, B = 5 };
     int32_t tokens[B * T], targets[B * T];
     Dataset dataset;
-    if (!open_texts(&dataset)) return;
+    if (!open_texts(&dataset, "text_*.bin")) return;
     size_t windows = dataset_windows(&dataset, T, 0), seen = 0;
     expect(windows == (1003 - 1) / T + (777 - 1) / T, "the number of windows");
     size_t shard = 0, start = 0;
@@ -854,8 +958,10 @@ int main(int argc, char** argv) {
     test_writer_failures();
     test_writer_order();
     test_dataset();
+    test_mixtures();
     test_loader();
-    test_ranks();
+    test_ranks("text_*.bin");
+    test_ranks("text_0.bin:3,text_[12].bin:1");
     test_resume();
     test_loader_errors();
     test_validation();

@@ -228,6 +228,47 @@ static void test_slow_snapshot(void) {
           "a slow snapshot: the checkpoint is of one step");
 }
 
+// A mixture: the log has the shares of the samples so far, which do not depend on the ranks, on a resume or on going
+// back; with other weights it would be another run.
+static void test_mixture(void) {
+    enum { SAMPLES = 6 };
+    const char* more = "--layers 1 --heads 2 --channels 8 --seq 16 --warmup 0 --lr 0.01 --schedule constant "
+                       "--ckpt-every 4 --out";
+    const char* begins = "--data train.bin:3,val.bin:1";
+    double found[2] = {0}, loss[2][STEPS], worst = 0;
+    Dataset data;
+    Error error;
+    runs_remove();
+    bool ok = train(text_of("%s %s a --batch %d --steps 12", begins, more, SAMPLES)) == 0 &&
+              output_contains("data: 75% of the samples from train.bin, 3000 tokens\ndata: 25% of the samples from "
+                              "val.bin, 3000 tokens\n");
+    ok = ok && train_apart("", text_of("%s %s b --batch %d --ranks 2 --steps 7", begins, more, SAMPLES / 2)) == 0;
+    remove_tree("b/step_00000007");  // as after a kill
+    ok = ok && train_apart("", text_of("%s %s b --batch %d --ranks 2 --steps 12 --resume", begins, more,
+                                       SAMPLES / 2)) == 0;
+    need(dataset_open(&data, "train.bin:3,val.bin:1", &error), "%s", error.text);
+    char* logs[2] = {text_read("a/metrics.jsonl", NULL), text_read("b/metrics.jsonl", NULL)};
+    const char* at[2] = {logs[0], logs[1]};
+    for (uint64_t step = 0; ok && step < 12; step++) {
+        for (uint64_t i = 0; i < SAMPLES; i++) found[dataset_sample(&data, 1337, step * SAMPLES + i, 16).shard]++;
+        for (int run = 0; run < 2 && ok; run++) {
+            double shares[2] = {NAN, NAN}, n = (double)(step + 1) * SAMPLES;
+            ok = (at[run] = strstr(at[run], "\"shares\": [")) != NULL &&
+                 sscanf(at[run]++, "\"shares\": [%lf, %lf]}", &shares[0], &shares[1]) == 2 &&
+                 fabs(shares[0] - found[0] / n) < 1e-12 && fabs(shares[1] - found[1] / n) < 1e-12;
+        }
+    }
+    check(ok && found[0] + found[1] == 12 * SAMPLES && found[1] > 5, "a mixture: the log's shares, 1 rank, and 2 that "
+          "resume: %g and %g samples", found[0], found[1]);
+    for (int run = 0; run < 2; run++) ok = ok && log_numbers(loss[run], STEPS, run ? "b" : "a", "loss") == 12;
+    for (int i = 0; i < 12; i++) worst = fmax(worst, fabs(loss[1][i] / loss[0][i] - 1));
+    check_bound(ok ? worst : NAN, bound_of(1e-5, 1), "a mixture: the losses of 1 and 2 ranks");
+    check(train(text_of("--data train.bin:2,val.bin:1 %s a --batch %d --steps 14 --resume", more, SAMPLES)) == 1 &&
+              output_contains("other data than --data"), "a mixture: a resume with other weights is refused");
+    for (int run = 0; run < 2; run++) free(logs[run]);
+    dataset_close(&data);
+}
+
 // Checks the log of a run with known flags.
 static void test_log(void) {
     static const char* const names[] = {"step", "val_loss", "tokens", "lr", "mfu", "ms", "skipped", "tok_per_s"};
@@ -838,6 +879,7 @@ static void test_help(void) {
 
 static void test_files(void) {
     test_slow_snapshot();
+    test_mixture();
     test_log();
     test_divergence();
     test_torn_log();

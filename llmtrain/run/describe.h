@@ -32,8 +32,22 @@ static inline void run_print_device(const Run* run, double* peak_tflops) {
     printf("\n");
 }
 
+// The parts of a mixture; those with few tokens for their share are repeated often.
+static inline void run_print_mixture(const Dataset* data) {
+    for (size_t i = 0; i < data->part_count && data->part_count > 1; i++) {
+        const DatasetPart* part = &data->parts[i];
+        size_t tokens = 0;
+        for (size_t k = part->first; k < part->end; k++) tokens += data->shards[k].count;
+        printf("data: %g%% of the samples from %s", 100.0 * (double)part->of_cycle / MIXTURE_CYCLE,
+               data->shards[part->first].path);
+        if (part->end - part->first > 1) printf(" and %zu more", part->end - part->first - 1);
+        printf(", %zu tokens\n", tokens);
+    }
+}
+
 static inline void run_print_notes(const Run* run, const Schedule* schedule) {
     unsigned long long step = run->record.state.step, steps = schedule->steps, warmup = schedule->warmup;
+    run_print_mixture(&run->train);
     if (warmup > steps && step < steps)
         printf("note: --warmup %llu exceeds --steps %llu: the learning rate never reaches --lr\n", warmup, steps);
     if (run->options->out == NULL) printf("no --out: nothing will be saved\n");

@@ -18,6 +18,7 @@
 #include "../base/files.h"
 #include "../checkpoint/state.h"
 #include "../ranks/step_result.h"
+#include "../text/data.h"
 
 #include <sys/file.h>
 
@@ -42,6 +43,7 @@ typedef struct {
     double trace_ms;                       // time that the trace took, not included in `ms`
     bool traced;                           // down to its sequences; those with the largest loss and gradient:
     SequenceTrace worst_loss, worst_norm;
+    const MixtureCounts* mixture;          // of the samples consumed
 } StepLog;
 
 static inline void step_print(FILE* out, const StepLog* s) {
@@ -233,6 +235,11 @@ static inline bool log_write(Log* log, const StepLog* step, Error* error) {
     json_write_begin(&w, '{');
     fields_write(&w, METRICS, sizeof METRICS / sizeof METRICS[0], step);
     if (step->traced) fields_write(&w, TRACED_METRICS, sizeof TRACED_METRICS / sizeof TRACED_METRICS[0], step);
+    const MixtureCounts* m = step->mixture;
+    if (m->parts > 1) json_member_begin(&w, "shares", '[');
+    for (size_t i = 0; i < m->parts && m->parts > 1; i++)
+        json_write_number(&w, (double)m->counts[i] / (double)m->samples);
+    if (m->parts > 1) json_write_end(&w, ']');
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     bool ok = json_write_done(&w, error);

@@ -14,8 +14,7 @@
 //
 // The state of the data in a run is one number, the samples consumed: a loader that starts with it continues the run.
 // The order of samples is the same for any batch size and number of ranks. Every token is checked against the
-// vocabulary before it leaves this file. Tokens are not downloaded, mixed or weighted here: a dataset is one set of
-// equal shards.
+// vocabulary before it leaves this file.
 
 #ifndef LLMTRAIN_DATA_H
 #define LLMTRAIN_DATA_H
@@ -184,11 +183,21 @@ static inline bool shard_tokenizer_directory(char directory[FILE_PATH_MAX], cons
 // ------------------------------------------------------------------------------------------------
 // 2. Dataset
 //
-// Shards in the order of their names. They agree in token width, and in vocabulary where they state one.
+// Shards that agree in token width, and in vocabulary where they state one. A mixture has several parts, in the order
+// in which they were given; the shards of a part are in the order of their names.
+
+enum { DATASET_PARTS = 64, MIXTURE_CYCLE = 10000 };
+
+typedef struct {
+    size_t first, end;     // its shards
+    uint64_t of_cycle;     // samples of it in each MIXTURE_CYCLE of a mixture; at least 1
+} DatasetPart;
 
 typedef struct {
     Shard* shards;         // (shard_count), owned
     size_t shard_count;
+    DatasetPart parts[DATASET_PARTS];
+    size_t part_count;     // at least 1
     int32_t vocabulary;    // 0 = unknown
     double entropy_floor;  // nats per token, over all tokens; 0 = unknown
     bool mask_documents;   // the target that follows an end_of_text, in another document, does not count; set by the
@@ -201,7 +210,7 @@ static inline size_t dataset_tokens(const Dataset* dataset) {
     return tokens;
 }
 
-// Identifies a dataset: a hash of the lengths and the first tokens of the shards.
+// Identifies a dataset: a hash of the lengths and the first tokens of the shards, and of the parts of a mixture.
 static inline uint64_t dataset_fingerprint(const Dataset* dataset) {
     Hash hash = hash_begin(0);
     for (size_t i = 0; i < dataset->shard_count; i++) {
@@ -211,6 +220,7 @@ static inline uint64_t dataset_fingerprint(const Dataset* dataset) {
         if (count > 0) hash_add(&hash, shard->tokens, min_size(shard->count, 4096) * shard->token_bytes);
         shard_forget(shard);
     }
+    if (dataset->part_count > 1) hash_add(&hash, dataset->parts, dataset->part_count * sizeof(DatasetPart));
     return hash_end(&hash);
 }
 
@@ -252,6 +262,25 @@ static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
     return true;
 }
 
+// Whether the first shards of PREFIX_train_ and of PREFIX_val_ are of one set.
+static inline bool dataset_sets_agree(const Dataset* train, const Dataset* val, Error* error) {
+    for (size_t v = 0; v < val->shard_count; v++)
+        for (size_t t = 0; t < train->shard_count; t++) {
+            const Shard* shards[2] = {&train->shards[t], &val->shards[v]};
+            char prefix[2][FILE_PATH_MAX];
+            bool firsts = true;
+            for (int i = 0; i < 2 && firsts; i++) {
+                size_t length = shard_series_length(shards[i]->path);
+                firsts = length > 0 && strcmp(shards[i]->path + length, "000000.bin") == 0 &&
+                         shard_tokenizer_directory(prefix[i], shards[i]->path);
+            }
+            if (firsts && shards[0]->set != shards[1]->set && strcmp(prefix[0], prefix[1]) == 0)
+                return fail_with(error, "%s and %s are not of one set: tokenize was stopped while it replaced them; "
+                                 "run it again", shards[0]->path, shards[1]->path);
+        }
+    return true;
+}
+
 // Takes the vocabulary and the entropy floor from the shards, which must agree.
 static inline bool dataset_summarise(Dataset* dataset, Error* error) {
     double tokens = 0, nats = 0;
@@ -279,6 +308,11 @@ static inline int dataset_compare_names(const void* a, const void* b) {
     return strcmp(*(char* const*)a, *(char* const*)b);
 }
 
+static inline void dataset_one_part(Dataset* dataset) {
+    dataset->parts[0].end = dataset->shard_count;
+    dataset->part_count = 1;
+}
+
 static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t count, Error* error) {
     dataset->shards = (Shard*)memory_allocate(count * sizeof(Shard));
     if (!dataset->shards) return fail_with(error, "out of memory for %zu token shards", count);
@@ -286,45 +320,130 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
         if (!shard_open(&dataset->shards[i], paths[i], error)) return false;
         dataset->shard_count++;
     }
+    if (dataset->part_count == 0) dataset_one_part(dataset);
     return dataset_sets_whole(dataset, error) && dataset_summarise(dataset, error);
 }
 
+// The files that match one pattern, after those that were found before.
+static inline bool dataset_find(glob_t* found, const char* pattern, Error* error) {
+    int result = glob(pattern, GLOB_NOSORT | (found->gl_pathc > 0 ? GLOB_APPEND : 0), NULL, found);
+    if (result == 0) return true;
+    if (result == GLOB_NOMATCH)
+        return fail_with(error, "no file matches '%s'; check the name, or make token shards of a text with tokenize%s",
+                         pattern, strchr(pattern, '[')   ? " ([...] stands for one of its characters)"
+                                  : strchr(pattern, '{') ? " (braces are not expanded)"
+                                                         : "");
+    return fail_with(error, "cannot list the files that match '%s': %s", pattern,
+                     result == GLOB_NOSPACE ? "out of memory" : "a directory cannot be read");
+}
+
+// Cuts the weight W off PATTERN:W; returns false if there is none.
+static inline bool pattern_cut_weight(char* pattern, double* weight) {
+    char *colon = strrchr(pattern, ':'), *end;
+    if (colon == NULL || access(pattern, F_OK) == 0) return false;
+    *weight = strtod(colon + 1, &end);
+    if (end == colon + 1 || *end != 0) return false;
+    *colon = 0;
+    return true;
+}
+
+// Makes the files found from `first` on the next part; a file of an earlier part is refused.
+static inline bool dataset_add_part(Dataset* dataset, const glob_t* found, size_t first, Error* error) {
+    if (dataset->part_count == DATASET_PARTS)
+        return fail_with(error, "a mixture has at most %d parts; let one pattern match more", DATASET_PARTS);
+    qsort(found->gl_pathv + first, found->gl_pathc - first, sizeof(char*), dataset_compare_names);
+    for (size_t part = 0; part < dataset->part_count; part++)
+        for (size_t i = first, begin = dataset->parts[part].first; i < found->gl_pathc; i++)
+            if (bsearch(&found->gl_pathv[i], found->gl_pathv + begin, dataset->parts[part].end - begin, sizeof(char*),
+                        dataset_compare_names))
+                return fail_with(error, "%s is in two parts of the mixture; give it one weight", found->gl_pathv[i]);
+    DatasetPart* part = &dataset->parts[dataset->part_count++];
+    part->first = first;
+    part->end = found->gl_pathc;
+    return true;
+}
+
+// Divides the cycle among the parts, so that the sums of the first 1, 2, ... are each off by half a sample at most.
+static inline bool dataset_weigh(Dataset* dataset, const double* weights, Error* error) {
+    double sum = 0, total = 0;
+    uint64_t given = 0;
+    for (size_t i = 0; i < dataset->part_count; i++) total += weights[i];
+    for (size_t i = 0; i < dataset->part_count; i++) {
+        DatasetPart* part = &dataset->parts[i];
+        sum += weights[i];
+        part->of_cycle = (uint64_t)round(MIXTURE_CYCLE * (sum / total)) - given;
+        given += part->of_cycle;
+        if (part->of_cycle == 0)
+            return fail_with(error, "the weight %g of %s is less than 1 of %d in a sum of %g; give it more, or leave "
+                             "it out", weights[i], dataset->shards[part->first].path, MIXTURE_CYCLE, total);
+    }
+    return true;
+}
+
+// Finds the files of a list of patterns, and the parts of a mixture with their weights (DATASET_PARTS).
+static inline bool dataset_find_all(Dataset* dataset, glob_t* found, double* weights, char* list, Error* error) {
+    for (char *pattern = list, *next; pattern; pattern = next) {
+        if ((next = strchr(pattern, ',')) != NULL) *next++ = 0;
+        size_t first = found->gl_pathc;
+        double weight;
+        bool weighs = pattern_cut_weight(pattern, &weight);
+        if (weighs && !(weight > 0 && weight <= 1e100))
+            return fail_with(error, "the weight of '%s' is %g; give a positive number", pattern, weight);
+        if (first > 0 && weighs != (dataset->part_count > 0))
+            return fail_with(error, "'%s' has %s weight; give one to each pattern or to none, as in 'a_*.bin:0.7,"
+                             "b_*.bin:0.3'", pattern, weighs ? "a" : "no");
+        if (!dataset_find(found, pattern, error)) return false;
+        if (weighs && !dataset_add_part(dataset, found, first, error)) return false;
+        if (weighs) weights[dataset->part_count - 1] = weight;
+    }
+    return true;
+}
+
+// Sorts paths, and puts those that came more than once to the end; returns how many there are without them.
+static inline size_t paths_sort(char** paths, size_t all) {
+    size_t count = 0;
+    qsort(paths, all, sizeof(char*), dataset_compare_names);
+    for (size_t i = 0; i < all; i++)
+        if (count == 0 || strcmp(paths[count - 1], paths[i]) != 0) {
+            char* path = paths[i];
+            paths[i] = paths[count];
+            paths[count++] = path;
+        }
+    return count;
+}
+
 // Opens all files that match shell patterns (*, ?, [...]), separated by commas, sorted by the bytes of their names in
-// any locale, since the order of the shards is part of the order of the samples. A file with a comma or a bracket in
-// its name is given alone. After a failure there is nothing to close.
+// any locale, since the order of the shards is part of the order of the samples. Patterns with weights, as in
+// 'a_*.bin:0.7,b_*.bin:0.3', make a mixture. A file with a comma, a bracket or a weight in its name is given alone.
+// After a failure there is nothing to close.
 static inline bool dataset_open(Dataset* dataset, const char* patterns, Error* error) {
     memset(dataset, 0, sizeof *dataset);
     glob_t found = {0};
+    double weights[DATASET_PARTS] = {0};
     char *literal = (char*)patterns, *list = strdup(patterns);
-    bool whole = access(patterns, F_OK) == 0, ok = list || fail_with(error, "out of memory for '%s'", patterns);
-    if (whole) ok = ok && dataset_open_paths(dataset, &literal, 1, error);
-    char *pattern = whole ? NULL : list, *next;
-    for (int flags = GLOB_NOSORT; ok && pattern; pattern = next, flags |= GLOB_APPEND) {
-        if ((next = strchr(pattern, ',')) != NULL) *next++ = 0;
-        int result = glob(pattern, flags, NULL, &found);
-        ok = result == 0;
-        if (result == GLOB_NOMATCH)
-            fail_with(error, "no file matches '%s'; check the name, or make token shards of a text with tokenize%s",
-                      pattern, strchr(pattern, '[') ? " ([...] stands for one of its characters)" : "");
-        else if (!ok)
-            fail_with(error, "cannot list the files that match '%s': %s", pattern,
-                      result == GLOB_NOSPACE ? "out of memory" : "a directory cannot be read");
-    }
-    if (ok && !whole) {
-        size_t count = 0;
-        qsort(found.gl_pathv, found.gl_pathc, sizeof(char*), dataset_compare_names);
-        for (size_t i = 0; i < found.gl_pathc; i++)  // a file that several patterns match counts once
-            if (count == 0 || strcmp(found.gl_pathv[count - 1], found.gl_pathv[i]) != 0) {
-                char* name = found.gl_pathv[i];
-                found.gl_pathv[i] = found.gl_pathv[count];
-                found.gl_pathv[count++] = name;
-            }
-        ok = dataset_open_paths(dataset, found.gl_pathv, count, error);
+    bool ok = list || fail_with(error, "out of memory for '%s'", patterns);
+    if (access(patterns, F_OK) == 0) {
+        ok = ok && dataset_open_paths(dataset, &literal, 1, error);
+    } else {
+        ok = ok && dataset_find_all(dataset, &found, weights, list, error);
+        size_t count = found.gl_pathc;
+        if (ok && dataset->part_count == 0) count = paths_sort(found.gl_pathv, count);
+        ok = ok && dataset_open_paths(dataset, found.gl_pathv, count, error) &&
+             (weights[0] == 0 || dataset_weigh(dataset, weights, error));
     }
     globfree(&found);
     free(list);
     if (!ok) dataset_close(dataset);
     return ok;
+}
+
+// Opens shards of which each token is read once.
+static inline bool dataset_open_unweighted(Dataset* dataset, const char* patterns, Error* error) {
+    if (!dataset_open(dataset, patterns, error)) return false;
+    if (dataset->part_count == 1) return true;
+    dataset_close(dataset);
+    return fail_with(error, "'%s' has weights, which are for training: here every token is read once; leave them out",
+                     patterns);
 }
 
 // A dataset of tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative). The caller keeps them for at least as
@@ -342,6 +461,7 @@ static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, siz
         return fail_with(error, "out of memory for a dataset");
     }
     dataset->shard_count = 1;
+    dataset_one_part(dataset);
     dataset->shards->tokens = tokens;
     dataset->shards->token_bytes = token_bytes;
     dataset->shards->count = count;
@@ -358,6 +478,9 @@ static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, siz
 // the windows, so every epoch cuts the text at other positions and reaches every token in some epoch. A keyed
 // permutation orders the windows of all shards. All of this is a function of (dataset, T, seed, sample number): it
 // does not depend on the batch size or the number of ranks, and can begin with any sample.
+//
+// The parts of a mixture have epochs of their own. Each cycle of MIXTURE_CYCLE samples takes the next of_cycle samples
+// of each part; a keyed permutation orders them. So the shares are exact after each cycle, and near them in between.
 //
 // Validation takes every shard from its first token on, in windows that share `overlap` < T tokens with the previous
 // one. These are context only, since the previous window scored them, so a token is scored with at least `overlap`
@@ -392,6 +515,36 @@ static inline uint64_t order_permute(uint64_t index, uint64_t seed, uint64_t epo
     return index;
 }
 
+// The part that a sample of a mixture is from. *sample: the sample's number, becomes its number in that part.
+static inline size_t mixture_part(const Dataset* dataset, uint64_t seed, uint64_t* sample) {
+    uint64_t cycle = *sample / MIXTURE_CYCLE;
+    uint64_t place = order_permute(*sample % MIXTURE_CYCLE, seed, cycle, MIXTURE_CYCLE);
+    const DatasetPart* part = dataset->parts;
+    while (place >= part->of_cycle) place -= part++->of_cycle;
+    *sample = cycle * part->of_cycle + place;
+    return (size_t)(part - dataset->parts);
+}
+
+// How many of samples 0 to `samples` - 1 are from each part of a mixture.
+typedef struct {
+    uint64_t samples, counts[DATASET_PARTS];
+    size_t parts;  // 1: no mixture
+} MixtureCounts;
+
+static inline void mixture_count(MixtureCounts* m, const Dataset* dataset, uint64_t seed, uint64_t samples) {
+    m->parts = dataset->part_count;
+    if (m->parts == 1) return;
+    if (samples < m->samples || samples - m->samples >= MIXTURE_CYCLE) {  // anew: whole cycles need no permutation
+        m->samples = samples / MIXTURE_CYCLE * MIXTURE_CYCLE;
+        for (size_t i = 0; i < m->parts; i++)
+            m->counts[i] = samples / MIXTURE_CYCLE * dataset->parts[i].of_cycle;
+    }
+    for (; m->samples < samples; m->samples++) {
+        uint64_t sample = m->samples;
+        m->counts[mixture_part(dataset, seed, &sample)]++;
+    }
+}
+
 static inline size_t shard_samples(const Shard* shard, size_t T) {
     if (shard->count < T + 1) return 0;
     return max_size(shard->count / T, 2) - 1;
@@ -402,9 +555,9 @@ static inline size_t shard_windows(const Shard* shard, size_t T, size_t overlap)
 }
 
 // Samples of an epoch.
-static inline size_t dataset_samples(const Dataset* dataset, size_t T) {
+static inline size_t part_samples(const Dataset* dataset, const DatasetPart* part, size_t T) {
     size_t samples = 0;
-    for (size_t i = 0; i < dataset->shard_count; i++) samples += shard_samples(&dataset->shards[i], T);
+    for (size_t i = part->first; i < part->end; i++) samples += shard_samples(&dataset->shards[i], T);
     return samples;
 }
 
@@ -415,25 +568,32 @@ static inline size_t dataset_windows(const Dataset* dataset, size_t T, size_t ov
     return windows;
 }
 
-// False if the dataset has no window at all. The functions below need one.
+// False if the dataset, or a part of it, has no window at all. The functions below need one.
 static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* error) {
     if (T == 0 || T >= (size_t)1 << 31) return fail_with(error, "a sequence of %zu tokens is impossible", T);
-    if (dataset_windows(dataset, T, 0) > 0) return true;
-    const Shard* longest = dataset->shards;
-    for (size_t i = 1; i < dataset->shard_count; i++)
-        if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
-    return fail_with(error,
-                     "%s%s has %zu tokens, but one sequence of %zu needs %zu; give more text or a shorter sequence",
-                     dataset->shard_count > 1 ? "the longest shard, " : "", longest->path, longest->count, T, T + 1);
+    for (const DatasetPart* part = dataset->parts; part < dataset->parts + dataset->part_count; part++) {
+        if (part_samples(dataset, part, T) > 0) continue;
+        const Shard* longest = &dataset->shards[part->first];
+        for (size_t i = part->first + 1; i < part->end; i++)
+            if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
+        return fail_with(error,
+                         "%s%s has %zu tokens, but one sequence of %zu needs %zu; give more text or a shorter sequence",
+                         part->end - part->first > 1 ? "the longest shard, " : "", longest->path, longest->count, T,
+                         T + 1);
+    }
+    return true;
 }
 
 static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint64_t sample, size_t T) {
-    uint64_t samples = dataset_samples(dataset, T);
-    uint64_t epoch = sample / samples;
+    bool mixes = dataset->part_count > 1;
+    size_t p = mixes ? mixture_part(dataset, seed, &sample) : 0;
+    const DatasetPart* part = &dataset->parts[p];
+    uint64_t samples = part_samples(dataset, part, T);
+    uint64_t epoch = sample / samples + (mixes ? (p + 1) << 40 : 0);  // below 2^40: the cycles of the mixture
     uint64_t index = order_permute(sample % samples, seed, epoch, samples);
     uint64_t phase = random4(seed, RANDOM_ORDER, epoch, ORDER_PHASE).bits[0];
-    Window window = {0, 0};
-    const Shard* shard = dataset->shards;
+    Window window = {part->first, 0};
+    const Shard* shard = &dataset->shards[part->first];
     for (; index >= shard_samples(shard, T); shard++, window.shard++) index -= shard_samples(shard, T);
     uint64_t starts = shard->count - shard_samples(shard, T) * T;  // that leave room for all windows; below 2T
     window.start = (size_t)(index * T + (phase * starts >> 32));
