@@ -88,8 +88,8 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 # dtypes; for ladders one dtype is enough. make test has the kernels in two dtypes; make test-more has the rest.
 LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm \
     matmul muon optimizers qk_norm rope
-EMULATED := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-BF16-test_cuda plain-BF16-ladders)
-EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-ladders plain-FP16-test_cuda \
+EMULATED := $(addprefix $(B)/emulated-,plain-BF16-test_cuda plain-BF16-ladders)
+EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-FP32-ladders plain-FP16-test_cuda \
     asan-BF16-test_cuda race-BF16-test_cuda $(foreach b,asan race,$b-FP32-test_cuda $b-BF16-ladders))
 TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
     $(B)/$(if $(filter %-test_cuda,$*),emulated/dev/test/)$(word 2,$(subst -, ,$*)).cu
@@ -238,7 +238,7 @@ test-cpu-only: test-cpu
 
 ## test-cuda: the other half: CUDA only, run on the CPU
 ## test-cuda-kernels: its first part: every kernel in many orders of threads
-## test-cuda-runs: its second part: the model, the trainer, copied operations, nvcc
+## test-cuda-runs: its second part: the model, the trainer, nvcc
 test-cuda: test-cuda-kernels test-cuda-runs
 TEST_EMULATED = sh dev/test/test_emulated.sh $(1) $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) "$(LADDERS)"
 test-cuda-kernels: $(KERNELS_TESTS)

@@ -1,5 +1,5 @@
 """busy.py: how long a training step takes beside other busy processes, with the spin of OpenMP's threads that programs
-choose (llmtrain/base/container.h), with GCC's default and without any.
+choose (llmtrain/base/container.h), with GCC's default and without any; and of PyTorch, if Python has it.
 
     python3 dev/bench/busy.py [--build build] [--busy 2] [--nice 0] [--rounds 5] [--steps 30]
 
@@ -7,10 +7,13 @@ Prints the ms of a step, the mean of each run after two steps; the ways take tur
 as many busy processes as cores is twice the time alone.
 """
 import argparse
+import importlib.util
+import json
 import os
 import re
 import statistics
 import subprocess
+import sys
 import tempfile
 
 parser = argparse.ArgumentParser()
@@ -24,8 +27,19 @@ WAYS = {'as programs choose': {}, "GCC's default": {'GOMP_SPINCOUNT': '300000'},
 MODEL = '--family llama --layers 4 --heads 4 --channels 144 --seq 64 --batch 16 --vocab 256 --seed 1'.split()
 
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+PYTORCH = [sys.executable, f'{HERE}/peers_cpu.py', '--worker', 'eager', 'float32', 'demo', '16', '64',
+           str(options.steps)]  # the same model
+if importlib.util.find_spec('torch'):
+    WAYS['PyTorch'] = None
+
+
 def step_ms(data, variables):
     environment = {k: v for k, v in os.environ.items() if k not in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')}
+    if variables is None:
+        environment['OMP_NUM_THREADS'] = str(len(os.sched_getaffinity(0)))
+        text = subprocess.run(PYTORCH, env=environment, capture_output=True, text=True, check=True).stdout
+        return json.loads(text.splitlines()[-1])['mean_ms']
     command = [f'{options.build}/train-FP32', '--data', data, '--steps', str(options.steps), *MODEL]
     text = subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, check=True).stdout
     return statistics.mean([int(ms) for ms in re.findall(r'\| (\d+) ms', text)][2:])
@@ -46,5 +60,6 @@ with tempfile.TemporaryDirectory() as folder:
         for other in others:
             other.kill()
         for way, found in times.items():
-            print(f'{busy} busy processes, spin {way}: median {statistics.median(found):.0f} ms, '
+            name = way if way == 'PyTorch' else f'spin {way}'
+            print(f'{busy} busy processes, {name}: median {statistics.median(found):.0f} ms, '
                   f'{min(found):.0f} to {max(found):.0f}', flush=True)

@@ -66,7 +66,7 @@ def torch_worker(how, precision, model_name, batch, seq, steps):
         began = time.perf_counter()
         step()
         times.append(time.perf_counter() - began)
-    print(json.dumps({"tokens": batch * seq / statistics.median(times),
+    print(json.dumps({"tokens": batch * seq / statistics.median(times), "mean_ms": 1e3 * statistics.mean(times),
                       "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 

@@ -1,7 +1,7 @@
 # test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and
 # every rung of the ladders in many thread orders; the programs are build/emulated-BUILD-TYPE-NAME. PART runs: the
-# emulated libraries, the whole model, and the trainer's CUDA build, in FP32; operations alone in a folder; the machine
-# code. PART more: more programs of the first kind, the model and the trainer in BF16, the emulator's own tests.
+# emulated libraries, the whole model, and the trainer's CUDA build, in FP32; the machine code. PART more: more programs
+# of the first kind, the model and the trainer in BF16, operations alone in a folder, the emulator's own tests.
 # NVCC: yes if nvcc has just compiled everything, which make does before it calls this. LADDERS: the names of the ladders
 # in the programs named ladders.
 set -u
@@ -162,6 +162,10 @@ elif [ "$part" = more ]; then
     once standins
     end "compiled without NVIDIA's headers"
     begin
+    # shellcheck disable=SC2086  # several words
+    once sh dev/test/copy.sh "$build" $cuda_include
+    end "operations copied into empty folders"
+    begin
     rm -f "$build/counts.jsonl"
     once env EMULATE_COUNT="$build/counts.jsonl" "$build/emulated-race-BF16-ladders" gelu --rows 4 --ffn 64 --rung sigmoid
     if grep -q '80 sectors, ideal 80 ' "$tally_out" && sh dev/gpu/sectors.sh --table "$build/counts.jsonl" > "$build/counts.txt" &&
@@ -187,10 +191,6 @@ else
     once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
     end "emulator: NCCL between processes"
     trainers FP32
-    begin
-    # shellcheck disable=SC2086  # several words
-    once sh dev/test/copy.sh "$build" $cuda_include
-    end "operations copied into empty folders"
     if command -v python3 > /dev/null; then
         begin
         once python3 dev/test/test_machine_code.py "$build/launches-BF16"

@@ -761,6 +761,8 @@ static void test_conversion(void) {
     put_text("other.bz2", "BZh91AY and more");
     put_text("other.pdf", "%PDF-1.7 and more");
     put_bytes("other.utf16", "\xFF\xFE" "a", 3);
+    put_bytes("other.le", "a\0b", 4);
+    put_bytes("other.be", "\0{\0\"", 4);
     put_text("not_other.txt", "BZhang wrote this.");
     expect_run(0, "1 documents of 18 bytes", tokenize, "--out no_other --text not_other.txt --tokenizer tok --val 0");
     put_text("some.jsonl", "{\"text\": \"one\"}\n{\"text\": NaN}\n\n{\"text\": \"two\"}\n{}\nx\n{\"text\": \"thr");
@@ -787,6 +789,9 @@ static void test_conversion(void) {
         {1, "other.parquet is a Parquet file, not text; convert it to JSON Lines: python3 data/parquet.py",
          "--out gone --text other.parquet --tokenizer tok"},
         {1, "other.utf16 is in UTF-16, not text; convert it with iconv", "--out gone --text other.utf16 --tokenizer tok"},
+        {1, "other.le is in UTF-16, not text; convert it with iconv -f UTF-16LE", "--out gone --text other.le "
+         "--tokenizer tok"},
+        {1, "iconv -f UTF-16BE", "--out gone --jsonl other.be --tokenizer tok"},
         {1, "other.zip is a zip archive", "--out gone --jsonl other.zip --tokenizer tok"},
         {1, "other.xz is compressed with xz", "--out gone --text other.xz --tokenizer tok"},
         {1, "other.bz2 is compressed with bzip2", "--out gone --text other.bz2 --train-bpe 300"},
