@@ -63,7 +63,7 @@ static void options_flags(Flags* flags, Options* o) {
     o->config.rope_theta = 10000;
     const Flag before_config[] = {
         FLAG_HEADING("Data and program"),
-        FLAG_TEXT("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, as 'a*.bin:7,b*.bin:3' or '*.bin'"),
+        FLAG_TEXT("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, or a mixture: 'a*.bin:7,b*.bin:3'"),
         FLAG_TEXT("val", &o->val, NULL, "GLOB", FREE, "token shards to validate on"),
         FLAG_COUNT("seed", &o->seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
         FLAG_COUNT("threads", &o->threads, 0, 0, 4096, LOCAL, THREADS_HELP),
@@ -302,6 +302,7 @@ static bool write_log(Run* run, const Options* o, StepLog* s, Error* error) {
     s->skipped = state->step - state->updates;
     s->sent = collective_bytes_sent(&model->flat.collectives) - s->sent;  // since step_begin
     s->entropy_floor = run->val.entropy_floor;
+    s->mixture = mixture_count(&run->mixture, &run->train, o->seed, state->samples);
     s->tokens_per_second = 1e3 * tokens * (double)run->comm.world / s->ms;
     s->mfu = NAN;
     if (o->peak_tflops > 0) s->mfu = 1e-9 * tokens * model_flops_per_token(model, o->seq) / (s->ms * o->peak_tflops);

@@ -210,7 +210,7 @@ static inline bool input_unpack(Input* input, Error* error) {
                              INPUT_OTHERS[i].advice);
     }
     const unsigned char* p = input->packed;
-    for (int low = 0; low < 2 && input->end == 4; low++)  // two characters of ASCII, low byte first or second
+    for (int low = 0; low < 2 && input->end == 4; low++)  // two characters below U+0100, low byte first or second
         if (p[low] != 0 && p[low + 2] != 0 && p[1 - low] == 0 && p[3 - low] == 0)
             return fail_with(error, "%.600s is in UTF-16, not text; convert it with iconv -f UTF-16%s -t UTF-8",
                              input->name, low == 0 ? "LE" : "BE");

@@ -26,7 +26,6 @@ options = parser.parse_args()
 WAYS = {'as programs choose': {}, "GCC's default": {'GOMP_SPINCOUNT': '300000'}, 'none': {'OMP_WAIT_POLICY': 'passive'}}
 MODEL = '--family llama --layers 4 --heads 4 --channels 144 --seq 64 --batch 16 --vocab 256 --seed 1'.split()
 
-
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTORCH = [sys.executable, f'{HERE}/peers_cpu.py', '--worker', 'eager', 'float32', 'demo', '16', '64',
            str(options.steps)]  # the same model
@@ -38,7 +37,7 @@ def step_ms(data, variables):
     environment = {k: v for k, v in os.environ.items() if k not in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')}
     if variables is None:
         environment['OMP_NUM_THREADS'] = str(len(os.sched_getaffinity(0)))
-        text = subprocess.run(PYTORCH, env=environment, capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(PYTORCH, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
         return json.loads(text.splitlines()[-1])['mean_ms']
     command = [f'{options.build}/train-FP32', '--data', data, '--steps', str(options.steps), *MODEL]
     text = subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, check=True).stdout
@@ -54,11 +53,13 @@ with tempfile.TemporaryDirectory() as folder:
         others = [subprocess.Popen(['nice', '-n', str(options.nice), 'sh', '-c', 'while :; do :; done'])
                   for _ in range(busy)]
         times = {way: [] for way in WAYS}
-        for _ in range(options.rounds):
-            for way, variables in WAYS.items():
-                times[way].append(step_ms(f'{text}_train_000000.bin', variables))
-        for other in others:
-            other.kill()
+        try:
+            for _ in range(options.rounds):
+                for way, variables in WAYS.items():
+                    times[way].append(step_ms(f'{text}_train_000000.bin', variables))
+        finally:
+            for other in others:
+                other.kill()
         for way, found in times.items():
             name = way if way == 'PyTorch' else f'spin {way}'
             print(f'{busy} busy processes, {name}: median {statistics.median(found):.0f} ms, '

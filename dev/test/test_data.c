@@ -479,6 +479,12 @@ static void test_dataset(void) {
     verdict("datasets: sorted, summed up, refused when shards disagree");
 }
 
+static int compare_windows(const void* a, const void* b) {
+    const Window *x = (const Window*)a, *y = (const Window*)b;
+    int order = (x->shard > y->shard) - (x->shard < y->shard);
+    return order ? order : (x->start > y->start) - (x->start < y->start);
+}
+
 // Samples of a mixture: each cycle has the shares to the sample, and takes of each part what follows; an epoch of a
 // part has each window once. Counting them one by one and in jumps comes to the same.
 static void test_mixtures(void) {
@@ -498,21 +504,11 @@ static void test_mixtures(void) {
     for (uint64_t seed = 1; seed <= 2; seed++) {
         uint64_t found[SETS] = {0}, alike = 0;
         size_t before = SETS, changes = 0;
-        unsigned char* seen[SETS + 1];
-        for (int i = 0; i <= SETS; i++) seen[i] = (unsigned char*)calloc(counts[i], 1);
         MixtureCounts m = {0};
         for (uint64_t sample = 0; sample < END; sample++) {
             Window window = dataset_sample(&dataset, seed, sample, T), again = dataset_sample(&dataset, 3, sample, T);
             need(window.shard <= SETS && window.start + T + 1 <= counts[window.shard], "a window in its shard");
             size_t part = (size_t)part_of[window.shard];
-            const DatasetPart* p = &dataset.parts[part];
-            size_t samples = part_samples(&dataset, p, T);
-            if (found[part] % samples == 0)
-                for (size_t i = p->first; i < p->end; i++) memset(seen[i], 0, counts[i]);
-            // A cycle that two epochs share mixes their windows.
-            bool whole = sample / MIXTURE_CYCLE * of_cycle[part] / samples ==
-                         ((sample / MIXTURE_CYCLE + 1) * of_cycle[part] - 1) / samples;
-            expect(!seen[window.shard][window.start]++ || !whole, "a window twice in an epoch");
             found[part]++;
             alike += part == (size_t)part_of[again.shard];
             changes += part != before;
@@ -522,7 +518,7 @@ static void test_mixtures(void) {
                     expect(found[i] == (sample + 1) / MIXTURE_CYCLE * of_cycle[i], "part %zu: %llu after %llu", i,
                            (unsigned long long)found[i], (unsigned long long)sample + 1);
             if (sample % 997 == 5 || sample + 1 == END) {
-                MixtureCounts jump = {sample % 2 ? sample + 778 : 0, {0}, 0};
+                MixtureCounts jump = {0};
                 mixture_count(&m, &dataset, seed, sample + 1);
                 mixture_count(&jump, &dataset, seed, sample + 1);
                 expect(memcmp(m.counts, found, sizeof found) == 0 && memcmp(jump.counts, found, sizeof found) == 0 &&
@@ -534,16 +530,26 @@ static void test_mixtures(void) {
         expect(fabs((double)changes / END - 0.62) < 0.02, "the part changes %zu times", changes);
         expect(fabs((double)alike / END - 0.38) < 0.02, "%llu parts are those of another seed",
                (unsigned long long)alike);
-        for (int i = 0; i <= SETS; i++) free(seen[i]);
     }
-    // The samples of a part are its first ones, each once.
-    static bool taken[SETS][2 * MIXTURE_CYCLE];
-    for (uint64_t sample = 0; sample < 2 * MIXTURE_CYCLE; sample++) {
+    // The samples of a part are its first ones, each once. Those of each epoch are side by side in their shards.
+    static Window taken[SETS][3 * MIXTURE_CYCLE];
+    for (uint64_t sample = 0; sample < 3 * MIXTURE_CYCLE; sample++) {
         uint64_t number = sample;
         size_t part = mixture_part(&dataset, 1, &number);
-        expect(number < 2 * of_cycle[part] && !taken[part][number], "sample %llu of part %zu",
-               (unsigned long long)number, part);
-        if (number < 2 * of_cycle[part]) taken[part][number] = true;
+        if (!expect(number < 3 * of_cycle[part] && taken[part][number].shard == 0, "sample %llu of part %zu",
+                    (unsigned long long)number, part)) break;
+        taken[part][number] = dataset_sample(&dataset, 1, sample, T);
+        taken[part][number].shard++;
+    }
+    for (size_t part = 0; part < SETS; part++) {
+        size_t samples = part_samples(&dataset, &dataset.parts[part], T), epochs = 0;
+        for (Window* w = taken[part]; w + samples <= taken[part] + 3 * of_cycle[part]; w += samples, epochs++) {
+            qsort(w, samples, sizeof *w, compare_windows);
+            for (size_t i = 1; i < samples; i++)
+                expect(w[i].shard == w[i - 1].shard ? w[i].start == w[i - 1].start + T : w[i].shard > w[i - 1].shard,
+                       "epoch %zu of part %zu", epochs, part);
+        }
+        expect(epochs == 3 * of_cycle[part] / samples && epochs > 0, "%zu epochs of part %zu", epochs, part);
     }
     uint64_t fingerprint = dataset_fingerprint(&dataset);
     dataset_close(&dataset);
@@ -558,17 +564,20 @@ static void test_mixtures(void) {
     expect(dataset_open(&other, "mix_a.bin,mix:3", &error) && other.part_count == 1 && other.shard_count == 2,
            "a name that ends in a number");
     dataset_close(&other);
+    expect(dataset_open(&other, "mix*:3", &error) && strcmp(other.shards[0].path, "mix:3") == 0,
+           "a pattern of names that end in a number");
+    dataset_close(&other);
     static const struct { const char *patterns, *says; } wrong[] = {
-        {"mix_a.bin:0", "weight of 'mix_a.bin' is 0; give a positive"}, {"mix_a.bin:-2,mix_b.bin:3", "is -2"},
-        {"mix_a.bin:nan", "is nan"}, {"mix_a.bin:inf", "is inf"}, {"mix_a.bin:x", "no file matches 'mix_a.bin:x'"},
+        {"mix_a.bin:0", "weight of 'mix_a.bin' is 0; give a number above"}, {"mix_a.bin:-2,mix_b.bin:3", "is -2"},
+        {"mix_a.bin:nan", "is nan"}, {"mix_a.bin:inf", "is inf"}, {"mix_a.bin:x", "(a weight is a number after"},
         {"mix_a.bin:1,mix_b.bin", "'mix_b.bin' has no weight"}, {"mix_a.bin,mix_b.bin:1", "'mix_b.bin' has a weight"},
         {"mix_a.bin:1,mix_[ad].bin:1", "mix_a.bin is in two parts"},
-        {"mix_a.bin:1e-9,mix_b.bin:1", "less than 1 of 10000"},
+        {"mix_a.bin:1e-9,mix_b.bin:1", "is less than 1/10000 of the sum, 1;"},
         {"mix_a.bin:1,none:1", "no file matches 'none'"}, {"{mix_a,mix_b}.bin", "braces are not expanded"},
     };
     for (size_t i = 0; i < COUNT_OF(wrong); i++)
         refused(dataset_open(&other, wrong[i].patterns, &error), wrong[i].says, wrong[i].patterns);
-    refused(dataset_open_unweighted(&other, patterns, &error), "every token is read once", "weights of a validation");
+    refused(dataset_open_unweighted(&other, "mix_a.bin:1", &error), "every token is read once", "no weight");
     expect(other.shards == NULL, "a failure leaves something open");
     char many[16 * (DATASET_PARTS + 1)] = "";
     for (size_t i = 0, n = 0; i <= DATASET_PARTS; i++) {

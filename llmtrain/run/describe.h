@@ -32,13 +32,14 @@ static inline void run_print_device(const Run* run, double* peak_tflops) {
     printf("\n");
 }
 
-// The parts of a mixture; those with few tokens for their share are repeated often.
+// Prints the share and the size of each part of a mixture.
 static inline void run_print_mixture(const Dataset* data) {
-    for (size_t i = 0; i < data->part_count && data->part_count > 1; i++) {
+    if (data->part_count == 1) return;
+    for (size_t i = 0; i < data->part_count; i++) {
         const DatasetPart* part = &data->parts[i];
         size_t tokens = 0;
         for (size_t k = part->first; k < part->end; k++) tokens += data->shards[k].count;
-        printf("data: %g%% of the samples from %s", 100.0 * (double)part->of_cycle / MIXTURE_CYCLE,
+        printf("data: %g%% of the samples from %s", 100.0 * (double)part->of_cycle / (double)MIXTURE_CYCLE,
                data->shards[part->first].path);
         if (part->end - part->first > 1) printf(" and %zu more", part->end - part->first - 1);
         printf(", %zu tokens\n", tokens);

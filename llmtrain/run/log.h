@@ -236,10 +236,11 @@ static inline bool log_write(Log* log, const StepLog* step, Error* error) {
     fields_write(&w, METRICS, sizeof METRICS / sizeof METRICS[0], step);
     if (step->traced) fields_write(&w, TRACED_METRICS, sizeof TRACED_METRICS / sizeof TRACED_METRICS[0], step);
     const MixtureCounts* m = step->mixture;
-    if (m->parts > 1) json_member_begin(&w, "shares", '[');
-    for (size_t i = 0; i < m->parts && m->parts > 1; i++)
-        json_write_number(&w, (double)m->counts[i] / (double)m->samples);
-    if (m->parts > 1) json_write_end(&w, ']');
+    if (m->parts > 1) {
+        json_member_begin(&w, "shares", '[');
+        for (size_t i = 0; i < m->parts; i++) json_write_number(&w, (double)m->counts[i] / (double)m->samples);
+        json_write_end(&w, ']');
+    }
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     bool ok = json_write_done(&w, error);

@@ -390,7 +390,6 @@ static inline bool run_open_data(Run* run, const char* data, const char* val, Er
     char kept[FILE_PATH_MAX];
     if (data && !dataset_open(&run->train, data, error)) return false;
     if (val && !dataset_open_unweighted(&run->val, val, error)) return false;
-    if (!dataset_sets_agree(&run->train, &run->val, error)) return false;
     snprintf(kept, sizeof kept, "%.4000s/tokenizer", o->out ? o->out : "");
     bool compares = o->init_from && !(o->resume && (directory_exists(kept) || run_saved_config(&saved, o)));
     ModelSource* from = compares ? run_source(run, error) : NULL;

@@ -30,7 +30,7 @@ static inline void run_begin_clock(Run* run) {
 
 static inline StepLog step_begin(Run* run) {
     StepLog s = {.val_loss = NAN, .began_ms = now_ms(),
-                 .sent = collective_bytes_sent(&run->model.flat.collectives), .mixture = &run->mixture};
+                 .sent = collective_bytes_sent(&run->model.flat.collectives)};
     fault_step(run->comm.rank, run->record.state.step + 1);
     return s;
 }
@@ -85,7 +85,6 @@ static inline bool due_pauses(const Due* due) { return due->validate || due->sam
 static inline void step_end(Run* run, StepLog* s, const Due* due) {
     uint64_t step = run->record.state.step;
     bool first = step == run->first_step + 1, pauses = due_pauses(due);
-    mixture_count(&run->mixture, &run->train, run->loader.seed, run->record.state.samples);
     if (pauses || first) device_wait(run->model.stream);
     s->ms = now_ms() - s->began_ms - s->trace_ms;
     if (!first) cadence_count_step(&run->cadence, s->ms, s->saving);

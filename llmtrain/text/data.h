@@ -238,18 +238,24 @@ static inline size_t shard_series_length(const char* path) {
     return end - 10;
 }
 
+// Whether the paths of two shards are those of one series.
+static inline bool shards_are_neighbors(const Shard* a, const Shard* b) {
+    size_t length = shard_series_length(a->path);
+    return length > 0 && shard_series_length(b->path) == length && memcmp(a->path, b->path, length) == 0;
+}
+
 // Whether shards of one name are of one set, and none of them is missing in its directory: one that is there and was
 // not given is not wanted.
 static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
     for (size_t i = 0; i < dataset->shard_count; i++) {
-        const Shard *shard = &dataset->shards[i], *before = i > 0 ? shard - 1 : NULL;
+        const Shard* shard = &dataset->shards[i];
         size_t length = shard_series_length(shard->path);
         if (length == 0) continue;
-        bool same = before && shard_series_length(before->path) == length &&
-                    memcmp(before->path, shard->path, length) == 0;
-        if (same && before->set != shard->set)
-            return fail_with(error, "%s and %s are not of one set: tokenize was stopped while it replaced them; run it "
-                             "again", before->path, shard->path);
+        bool same = i > 0 && shards_are_neighbors(shard - 1, shard);
+        for (const Shard* before = same ? shard - 1 : dataset->shards; before < shard; before++)
+            if (before->set != shard->set && shards_are_neighbors(before, shard))
+                return fail_with(error, "%s and %s are not of one set: tokenize was stopped while it replaced them; "
+                                 "run it again", before->path, shard->path);
         for (size_t number = 0; !same && shard->set != 0 && number < shard->set_shards; number++) {
             char path[FILE_PATH_MAX];
             snprintf(path, sizeof path, "%.*s%06zu.bin", (int)min_size(length, 4000), shard->path, number);
@@ -259,25 +265,6 @@ static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
                                  "is of no set)", path, shard->set_shards);
         }
     }
-    return true;
-}
-
-// Whether the first shards of PREFIX_train_ and of PREFIX_val_ are of one set.
-static inline bool dataset_sets_agree(const Dataset* train, const Dataset* val, Error* error) {
-    for (size_t v = 0; v < val->shard_count; v++)
-        for (size_t t = 0; t < train->shard_count; t++) {
-            const Shard* shards[2] = {&train->shards[t], &val->shards[v]};
-            char prefix[2][FILE_PATH_MAX];
-            bool firsts = true;
-            for (int i = 0; i < 2 && firsts; i++) {
-                size_t length = shard_series_length(shards[i]->path);
-                firsts = length > 0 && strcmp(shards[i]->path + length, "000000.bin") == 0 &&
-                         shard_tokenizer_directory(prefix[i], shards[i]->path);
-            }
-            if (firsts && shards[0]->set != shards[1]->set && strcmp(prefix[0], prefix[1]) == 0)
-                return fail_with(error, "%s and %s are not of one set: tokenize was stopped while it replaced them; "
-                                 "run it again", shards[0]->path, shards[1]->path);
-        }
     return true;
 }
 
@@ -332,19 +319,23 @@ static inline bool dataset_find(glob_t* found, const char* pattern, Error* error
         return fail_with(error, "no file matches '%s'; check the name, or make token shards of a text with tokenize%s",
                          pattern, strchr(pattern, '[')   ? " ([...] stands for one of its characters)"
                                   : strchr(pattern, '{') ? " (braces are not expanded)"
+                                  : strchr(pattern, ':') ? " (a weight is a number after the last colon)"
                                                          : "");
     return fail_with(error, "cannot list the files that match '%s': %s", pattern,
                      result == GLOB_NOSPACE ? "out of memory" : "a directory cannot be read");
 }
 
-// Cuts the weight W off PATTERN:W; returns false if there is none.
+// Cuts the weight W off PATTERN:W; returns false if there is none, and where names of files end so.
 static inline bool pattern_cut_weight(char* pattern, double* weight) {
-    char *colon = strrchr(pattern, ':'), *end;
-    if (colon == NULL || access(pattern, F_OK) == 0) return false;
-    *weight = strtod(colon + 1, &end);
-    if (end == colon + 1 || *end != 0) return false;
-    *colon = 0;
-    return true;
+    char *colon = strrchr(pattern, ':'), *end = NULL;
+    glob_t named = {0};
+    Error ignored;
+    if (colon) *weight = strtod(colon + 1, &end);
+    if (colon == NULL || end == colon + 1 || *end != 0) return false;
+    bool found = dataset_find(&named, pattern, &ignored);
+    globfree(&named);
+    if (!found) *colon = 0;
+    return !found;
 }
 
 // Makes the files found from `first` on the next part; a file of an earlier part is refused.
@@ -371,24 +362,28 @@ static inline bool dataset_weigh(Dataset* dataset, const double* weights, Error*
     for (size_t i = 0; i < dataset->part_count; i++) {
         DatasetPart* part = &dataset->parts[i];
         sum += weights[i];
-        part->of_cycle = (uint64_t)round(MIXTURE_CYCLE * (sum / total)) - given;
+        part->of_cycle = (uint64_t)round((double)MIXTURE_CYCLE * (sum / total)) - given;
         given += part->of_cycle;
         if (part->of_cycle == 0)
-            return fail_with(error, "the weight %g of %s is less than 1 of %d in a sum of %g; give it more, or leave "
-                             "it out", weights[i], dataset->shards[part->first].path, MIXTURE_CYCLE, total);
+            return fail_with(error, "the weight of %s, %g, is less than 1/%d of the sum, %g; give it more, or leave it "
+                             "out", dataset->shards[part->first].path, weights[i], MIXTURE_CYCLE, total);
     }
     return true;
 }
 
-// Finds the files of a list of patterns, and the parts of a mixture with their weights (DATASET_PARTS).
+// Finds the files of a list of patterns, and the parts of a mixture with their weights (DATASET_PARTS), which may be
+// NULL: weights are refused then.
 static inline bool dataset_find_all(Dataset* dataset, glob_t* found, double* weights, char* list, Error* error) {
     for (char *pattern = list, *next; pattern; pattern = next) {
         if ((next = strchr(pattern, ',')) != NULL) *next++ = 0;
         size_t first = found->gl_pathc;
-        double weight;
+        double weight = 0;
         bool weighs = pattern_cut_weight(pattern, &weight);
-        if (weighs && !(weight > 0 && weight <= 1e100))
-            return fail_with(error, "the weight of '%s' is %g; give a positive number", pattern, weight);
+        if (weighs && weights == NULL)
+            return fail_with(error, "'%s' has the weight %g; weights are for training, here every token is read once; "
+                             "leave it out", pattern, weight);
+        if (weighs && !(weight >= 1e-100 && weight <= 1e100))
+            return fail_with(error, "the weight of '%s' is %g; give a number above 0", pattern, weight);
         if (first > 0 && weighs != (dataset->part_count > 0))
             return fail_with(error, "'%s' has %s weight; give one to each pattern or to none, as in 'a_*.bin:0.7,"
                              "b_*.bin:0.3'", pattern, weighs ? "a" : "no");
@@ -414,9 +409,9 @@ static inline size_t paths_sort(char** paths, size_t all) {
 
 // Opens all files that match shell patterns (*, ?, [...]), separated by commas, sorted by the bytes of their names in
 // any locale, since the order of the shards is part of the order of the samples. Patterns with weights, as in
-// 'a_*.bin:0.7,b_*.bin:0.3', make a mixture. A file with a comma, a bracket or a weight in its name is given alone.
-// After a failure there is nothing to close.
-static inline bool dataset_open(Dataset* dataset, const char* patterns, Error* error) {
+// 'a_*.bin:0.7,b_*.bin:0.3', make a mixture, if that is allowed. A file with a comma or a bracket in its name is given
+// alone. After a failure there is nothing to close.
+static inline bool dataset_open_as(Dataset* dataset, const char* patterns, bool mixes, Error* error) {
     memset(dataset, 0, sizeof *dataset);
     glob_t found = {0};
     double weights[DATASET_PARTS] = {0};
@@ -425,7 +420,7 @@ static inline bool dataset_open(Dataset* dataset, const char* patterns, Error* e
     if (access(patterns, F_OK) == 0) {
         ok = ok && dataset_open_paths(dataset, &literal, 1, error);
     } else {
-        ok = ok && dataset_find_all(dataset, &found, weights, list, error);
+        ok = ok && dataset_find_all(dataset, &found, mixes ? weights : NULL, list, error);
         size_t count = found.gl_pathc;
         if (ok && dataset->part_count == 0) count = paths_sort(found.gl_pathv, count);
         ok = ok && dataset_open_paths(dataset, found.gl_pathv, count, error) &&
@@ -437,13 +432,12 @@ static inline bool dataset_open(Dataset* dataset, const char* patterns, Error* e
     return ok;
 }
 
-// Opens shards of which each token is read once.
+// For training; and without a mixture, where every token is read once.
+static inline bool dataset_open(Dataset* dataset, const char* patterns, Error* error) {
+    return dataset_open_as(dataset, patterns, true, error);
+}
 static inline bool dataset_open_unweighted(Dataset* dataset, const char* patterns, Error* error) {
-    if (!dataset_open(dataset, patterns, error)) return false;
-    if (dataset->part_count == 1) return true;
-    dataset_close(dataset);
-    return fail_with(error, "'%s' has weights, which are for training: here every token is read once; leave them out",
-                     patterns);
+    return dataset_open_as(dataset, patterns, false, error);
 }
 
 // A dataset of tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative). The caller keeps them for at least as
@@ -531,10 +525,12 @@ typedef struct {
     size_t parts;  // 1: no mixture
 } MixtureCounts;
 
-static inline void mixture_count(MixtureCounts* m, const Dataset* dataset, uint64_t seed, uint64_t samples) {
+// Goes on to more samples; returns m.
+static inline const MixtureCounts* mixture_count(MixtureCounts* m, const Dataset* dataset, uint64_t seed,
+                                                 uint64_t samples) {
     m->parts = dataset->part_count;
-    if (m->parts == 1) return;
-    if (samples < m->samples || samples - m->samples >= MIXTURE_CYCLE) {  // anew: whole cycles need no permutation
+    if (m->parts == 1) return m;
+    if (samples - m->samples >= MIXTURE_CYCLE) {  // whole cycles need no permutation
         m->samples = samples / MIXTURE_CYCLE * MIXTURE_CYCLE;
         for (size_t i = 0; i < m->parts; i++)
             m->counts[i] = samples / MIXTURE_CYCLE * dataset->parts[i].of_cycle;
@@ -543,6 +539,7 @@ static inline void mixture_count(MixtureCounts* m, const Dataset* dataset, uint6
         uint64_t sample = m->samples;
         m->counts[mixture_part(dataset, seed, &sample)]++;
     }
+    return m;
 }
 
 static inline size_t shard_samples(const Shard* shard, size_t T) {
