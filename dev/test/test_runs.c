@@ -252,7 +252,7 @@ static void test_mixture(void) {
     for (uint64_t step = 0; ok && step < 12; step++) {
         for (uint64_t i = 0; i < SAMPLES; i++) found[dataset_sample(&data, 1337, step * SAMPLES + i, 16).shard]++;
         for (int run = 0; run < 2 && ok; run++) {
-            double shares[2] = {NAN, NAN}, n = (double)(step + 1) * SAMPLES;
+            double shares[2] = {NAN, NAN}, n = (double)((step + 1) * SAMPLES);
             ok = (at[run] = strstr(at[run], "\"shares\": [")) != NULL &&
                  sscanf(at[run]++, "\"shares\": [%lf, %lf]}", &shares[0], &shares[1]) == 2 &&
                  fabs(shares[0] - found[0] / n) < 1e-12 && fabs(shares[1] - found[1] / n) < 1e-12;
