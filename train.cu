@@ -6,8 +6,9 @@
 // Reads:  token shards (--data, --val), a checkpoint (--resume in --out, --init-from).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
 //         end; --out/events.jsonl, what happened to the run. The console shows a line per logged step.
-// Exit:   0 done; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C stopped the run after saving
-//         it; 2 a flag is wrong; 75 SIGTERM or SIGUSR1 stopped the run after saving it: --resume continues it.
+// Exit:   0 done, or --stop-after ended the run; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C
+//         stopped the run after saving it; 2 a flag is wrong, or a shard of the data is damaged; 75 SIGTERM or SIGUSR1
+//         stopped the run after saving it: --resume continues it.
 //
 // Under mpirun, torchrun or srun, or with --ranks N, several processes train together; rank 0 writes the console, the
 // log and the manifests.
@@ -238,7 +239,8 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
                      o->batch, o->seq, error) &&
          loader_start(&run->loader, run->record.state.samples, error);
     if (!run_agree(run, ok, error)) return false;
-    shard_check_begin(&run->check, &run->train, &run->val, model->config.vocab, run->comm.rank, run->comm.world);
+    shard_check_begin(&run->check, &run->train, &run->val, model->config.vocab, run->comm.local_rank,
+                      run->comm.local_world);
     cadence_start(&run->cadence, now_ms());
     run_tell(run, false, found ? "resumed" : "begun", run->record.state.step, "%zu ranks, --zero %llu, %s",
              run->comm.world, (unsigned long long)o->zero, FLOATX_NAME);
@@ -283,9 +285,9 @@ static Due run_due(const Run* run, const Options* o, const StepFlags* flags) {
     uint64_t step = run->record.state.step;
     bool last = step == o->schedule.steps;
     Due due = {.stop = last || flags->stop, .signaled = flags->stop && !last};  // there may be time for the save alone
-    due.validate = o->val && !due.signaled && validation_due(&o->validation, step, o->schedule.steps);
+    due.validate = o->val && validation_due(&o->validation, step, o->schedule.steps);
     due.log = last || due.validate || step_every(step, o->log_every);
-    due.sample = !due.signaled && step_every(step, o->sample_every);
+    due.sample = step_every(step, o->sample_every);
     due.save = run_save_due(run, step, due.stop, flags->save);
     return due;
 }
@@ -322,7 +324,7 @@ static bool sample(Run* run, Options* o, Error* error) {
 static bool finish_step(Run* run, Options* o, StepLog* s, Due* due, Error* error) {
     if (due->log && !write_log(run, o, s, error)) return false;
     if (due->save && !run_save(run, due->save, due->stop, due->signaled, error)) return false;
-    bool good = !due->validate || run_validate(run, &o->validation, &s->val_loss, due, error);
+    bool good = !due->validate || due->signaled || run_validate(run, &o->validation, &s->val_loss, due, error);
     if (due->log) step_print(stdout, s);
     good = good && (!due->sample || due->signaled || sample(run, o, error));
     return good || run_save_whole(run, &run->record.state);
@@ -341,10 +343,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         RunState before = *state;
         if (!model_step(model, next_batch, run, state->loss_scale, micro_batches, error)) return false;
         if (!step_read(run, &s, error)) return false;       // loss, norm and flags of all ranks
-        if (s.result.flags.broken) {                        // a rank could not read its data: the step does not count
-            if (run->broken) *error = run->broken_why;
-            return run_agree(run, !run->broken, error) || run_save_whole(run, &before);
-        }
+        if (s.result.flags.broken) return run_end_broken(run, s.result.flags.broken, &before, error);
 
         // --check-every: are the ranks still equal? The update would overwrite a wrong bit, or spread it.
         if (step_every(state->step + 1, o->run.check_every) && !run_compare(run, error)) return false;

@@ -552,6 +552,13 @@ static inline bool batch_decode(Documents* d, Batch* batch, Error* error) {
     return true;
 }
 
+// Fails because there is no document; patterns: of the files.
+static inline bool documents_fail_empty(const Documents* d, const char* patterns, Error* error) {
+    if (d->skipped == 0) return fail_with(error, "'%.600s' has no text in it; check the files", patterns);
+    return fail_with(error, "'%.300s' has no text in it: all of its %llu lines are bad; the first: %.800s", patterns,
+                     (unsigned long long)d->skipped, d->skipped_first[0].text);
+}
+
 // Prints how many lines were skipped, and why the first were.
 static inline void documents_report(const Documents* d) {
     if (d->skipped == 0) return;

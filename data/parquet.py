@@ -5,6 +5,7 @@
 """
 import argparse
 import json
+import sys
 
 import pyarrow.parquet
 
@@ -13,6 +14,9 @@ parser.add_argument('--column', default='text')
 parser.add_argument('files', nargs='+')
 options = parser.parse_args()
 for name in options.files:
-    for batch in pyarrow.parquet.ParquetFile(name).iter_batches(columns=[options.column]):
+    file = pyarrow.parquet.ParquetFile(name)
+    if options.column not in file.schema_arrow.names:
+        sys.exit(f'{name} has no column {options.column}; give --column, one of {", ".join(file.schema_arrow.names)}')
+    for batch in file.iter_batches(batch_size=256, columns=[options.column]):
         for text in batch.column(0).to_pylist():
             print(json.dumps({'text': text}))

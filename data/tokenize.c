@@ -109,6 +109,10 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     o->val_given = flag_was_given(&flags, "val");
     if (!o->show && (flag_was_given(&flags, "at") || flag_was_given(&flags, "tokens")))
         return fail_with(error, "--at and --tokens are for --show FILE, the shard to print from; give it too");
+    if (flag_was_given(&flags, "bad-lines") && !o->jsonl)
+        return fail_with(error, "--bad-lines is for --jsonl; give that, or leave it out");
+    if (flag_was_given(&flags, "special") && (o->bytes || o->vocabulary || o->decode || o->show))
+        return fail_with(error, "--special is for --text, --jsonl and --encode with --tokenizer; leave it out");
     if (o->show) {
         if (o->bytes || o->text || o->jsonl || o->out || o->encode || o->decode)
             return fail_with(error, "--show prints a part of a shard; leave --bytes, --text, --jsonl, --out, --encode "
@@ -344,7 +348,7 @@ static bool conversion_check(const Conversion* c, Error* error) {
     double val = c->options->val;
     uint64_t documents = c->read[0] + c->read[1];
     const char* source = c->options->text ? c->options->text : c->options->jsonl;
-    if (documents == 0) return fail_with(error, "'%.600s' has no text in it; check the files", source);
+    if (documents == 0) return documents_fail_empty(&c->documents, source, error);
     if (val > 0 && c->read[1] == 0)
         return fail_with(error, "'%.600s' has %llu documents, and of those --val %g leaves none for validation; give a "
                          "larger --val, or --val 0", source, (unsigned long long)documents, val);
@@ -586,7 +590,7 @@ static bool tokenizer_train(const Options* o, Error* error) {
     ok = ok && words_count(tables, threads, unicode, &documents, &batch, error);
     for (size_t i = 1; ok && i < threads; i++) ok = word_table_merge(&tables[0], &tables[i], error);
     if (ok && tables[0].count == 0)
-        ok = fail_with(error, "'%.600s' has no text in it; check the files", o->text ? o->text : o->jsonl);
+        ok = documents_fail_empty(&documents, o->text ? o->text : o->jsonl, error);
     double counted = now_ms();
     ok = ok && bpe_train(&bpe, &tables[0], o->vocabulary, error) && bpe_save(&bpe, o->out, error);
     if (ok)

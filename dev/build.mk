@@ -199,7 +199,7 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 # Checks of sources, of what is installed, of bits: in a build with sanitizers they would find the same, or are of
 # pieces of ordinary size.
 PROGRAMS_CHECKS := golden compilers inlined tour single install floors
-PROCESSES_CHECKS := same_weights gpu_check
+PROCESSES_CHECKS := same_weights
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate \
     test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero \
     test_seams test_ranks test_supervise soak pairs first $(if $(CALLS),test_calls) \
@@ -253,7 +253,7 @@ test-more-cuda: $(MORE_CUDA) $(COMPILED_MORE)
 MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
     $(if $(shell command -v clang 2>/dev/null),golden-clang)
 test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(ISA_TESTS)
-	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) other_isas macos more_pairs
+	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) other_isas macos more_pairs gpu_check
 test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
 	@sh dev/test/test.sh more-alone $(B) "$(CC)" $(LESSER_ISAS:%=cliffs-%)
 

@@ -86,8 +86,7 @@ orders() {  # orders PROGRAM [LADDER]
         *-plain-*)
             once "$@"
             for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2 EMULATE_COPIES=early" \
-                "ORDER=random EMULATE_SEED=3 EMULATE_COPIES=early" "ORDER=random EMULATE_SEED=4" "COPIES=early" \
-                "ORDER=reverse EMULATE_COPIES=early" "STREAMS=delayed" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
+                "STREAMS=delayed" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
                 # shellcheck disable=SC2086
                 once env EMULATE_$mode "$@" $tiny
             done ;;
@@ -187,7 +186,6 @@ else
     end "emulator: cuBLASLt"
     begin
     once "$build/test_nccl"
-    once env EMULATE_STREAMS=delayed "$build/test_nccl"
     once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
     end "emulator: NCCL between processes"
     trainers FP32

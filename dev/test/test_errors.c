@@ -281,12 +281,12 @@ static const Case CASES[] = {
           "has 16 tokens ... needs 17 ... shorter sequence"),
     WORLD("sequence longer than the shard", "", "@ --seq 5000",
           "train.bin has 4096 tokens ... needs 5001 ... shorter sequence"),
-    WORLD("token out of range in the first step", "tokens train.bin 60000 0 4096", "@",
+    CASE(TRAIN, 2, "token out of range in the first step", "tokens train.bin 60000 0 4096", "@",
           "token 60000 ... of train.bin ... vocabulary of 256 ... make the shards again", .may_change = NEW_LOG),
-    WORLD("token out of range late", "shard train.bin 256 320;tokens train.bin 256 200 1", "@ --steps 20",
+    CASE(TRAIN, 2, "token out of range late", "shard train.bin 256 320;tokens train.bin 256 200 1", "@ --steps 20",
           "token 256 at position 200 of train.bin ... vocabulary of 256 ... make the shards again",
           .may_change = NEW_RUN),
-    WORLD("token out of range, vocabulary unknown", "", "@ --data unknown.bin --vocab 10",
+    CASE(TRAIN, 2, "token out of range, vocabulary unknown", "", "@ --data unknown.bin --vocab 10",
           "of unknown.bin ... vocabulary of 10 ... give the model the tokenizer's", .may_change = NEW_LOG),
     WORLD("shards of two widths", "shard mixed_0.bin 256 100;shard mixed_1.bin 70000 100", "@ --data mixed_*.bin",
           "mixed_0.bin ... 2 bytes ... mixed_1.bin of 4 ... one tokenizer"),
@@ -313,7 +313,7 @@ static const Case CASES[] = {
           "'val.bin' has the weight 2; weights are for training ... leave it out"),
     WORLD("validation data too short", "shard val.bin 256 10", "@ --val val.bin",
           "val.bin has 10 tokens ... needs 17 ... give more text"),
-    WORLD("validation token out of range", "tokens val.bin 999 30 1", "@ --val val.bin --val-every 1",
+    CASE(TRAIN, 2, "validation token out of range", "tokens val.bin 999 30 1", "@ --val val.bin --val-every 1",
           "token 999 at position 30 of val.bin ... vocabulary of 256 ... make the shards again", .may_change = NEW_RUN),
 
     // Where the output goes.
@@ -456,6 +456,10 @@ static const Case CASES[] = {
           "--data train.bin --batch 1 --seq 16 --steps 1 --init-from " NEWEST " --layers 5",
           NEWEST " holds another model ... --layers is 1, here it is 5 ... another --init-from"),
     WORLD("init-from: damaged", RUN ";flip " TENSORS " 20000", "@ !--out --init-from " NEWEST, NEWEST " ... checksum"),
+    WORLD("init-from: damaged, a new --out stays away", RUN ";flip " TENSORS " 20000", "@ !--out --init-from " NEWEST
+          " --out new", NEWEST " ... checksum"),
+    WORLD("init-from: damaged, a new --out stays away from a resume too", RUN ";flip " TENSORS " 20000",
+          "@ !--out --init-from " NEWEST " --out new --ckpt-tier .:1 --resume", NEWEST " ... checksum"),
 
     // Generating.
     CASE(GENERATE, 1, "out missing", "", "@", "run ... no checkpoint ... --out"),

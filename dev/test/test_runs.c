@@ -982,6 +982,9 @@ static void test_intact_work(void) {
          "val.bin", 1, "a/step_00000020", "the validation of step 20 was left out"},
         {"a signal in a validation", "rank 0 step 14 at validate do delay 300", "--ckpt-every 0", "step    13/", NULL,
          EXIT_SAVED, "a/step_00000014", "the validation of step 14 was left out"},
+        {"a signal before a validation, whose step has no other line", "rank 0 step 14 at load do delay 300",
+         "--ckpt-every 0 --log-every 13", "step    13/", NULL, EXIT_SAVED, "a/step_00000014",
+         "the validation of step 14 was left out"},
         {"a signal to one rank of 2 in a validation", "rank 0 step 14 at validate do delay 300",
          "--ckpt-every 0 --ranks 2 --zero 1", "step    13/", NULL, EXIT_SAVED, "a/step_00000014",
          "the validation of step 14 was left out"},
@@ -1007,6 +1010,23 @@ static void test_intact_work(void) {
         expect(runs_equal(20), "the same end");
         verdict("nothing is lost: %s", cases[i].name);
     }
+    runs_remove();
+}
+
+// A validation in which no target counts is not one that was left out: a run that is done stays done.
+static void test_no_number(void) {
+    const char* line = "--data train.bin --val ends.bin --out a --layers 1 --heads 1 --channels 8 --seq 16 --batch 1 "
+                       "--steps 4 --val-every 2 --documents mask --end-of-text 7 --threads 1 --resume";
+    Error error;
+    ShardWriter writer;
+    int32_t ends[100];
+    for (int i = 0; i < 100; i++) ends[i] = 7;
+    need(shard_writer_open(&writer, "ends.bin", 61, 0, &error) && shard_writer_add(&writer, ends, 100, &error) &&
+             shard_writer_finish(&writer, &error) && shard_publish("ends.bin", &error), "%s", error.text);
+    runs_remove();
+    bool made = train_apart("", line) == 0 && text_contains("a/metrics.jsonl", "\"val_loss\": \"nan\"");
+    made = made && train_apart("", line) == 0 && output_contains("nothing to do: the run is already at step 4 of 4");
+    check(made && !output_contains("left out"), "a validation without a number is made once");
     runs_remove();
 }
 
@@ -1443,7 +1463,8 @@ static void test_tier_waits(void) {
 int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--files", test_tier_waits}, {"--signals", test_signal},
-        {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_events},
+        {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_no_number},
+        {"--signals", test_events},
         {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning},
         {"--damage", test_keep_rules}, {"--damage", test_setting_aside},
         {"--damage", test_going_back}};

@@ -302,6 +302,13 @@ static void test_documents(void) {
     put_text("p.jsonl", "\xEF\xBB\xBF{\"text\": \"a\", \"x\": [NaN, -Infinity, Infinity]}\n{\"text\": null}\n"
              "{\"text\": \"no\", \"text\": \"b\\ud83d c\\udc00\"}\n{\"text\": \"\\udc00\\ud83d\\ude42\"}\n");
     expect_documents("p.jsonl", "text", 0, "a\0\0b\xEF\xBF\xBD c\xEF\xBF\xBD\0\xEF\xBF\xBD\xF0\x9F\x99\x82\0", 21, 4);
+    char deep[2048];
+    int at = sprintf(deep, "{\"x\": [1e400, 1%0400d, ", 0);  // an integer of 401 digits
+    memset(deep + at, '[', 500);
+    memset(deep + at + 500, ']', 500);
+    sprintf(deep + at + 1000, "], \"text\": \"deep\"}\n");
+    put_text("p.jsonl", deep);
+    expect_documents("p.jsonl", "text", 0, "deep\0", 5, 1);
     static const struct { const char *line, *words; } bad[] = {
         {"{\"body\": \"a\"}", "bad.jsonl, line 3 has no member \"text\"; name"},
         {"{\"text\": 5}", "bad.jsonl, line 3: its member \"text\" is not a string"},
@@ -755,6 +762,7 @@ static void test_conversion(void) {
     expect_run(0, "one <|endoftext|> two<|endoftext|>", tokenize, "--show nosp_train_000000.bin");
     expect(run(text_of("%s --tokenizer tok --encode < special.txt > ids; %s --tokenizer tok --encode --special off < "
                        "special.txt | cmp -s - ids", tokenize, tokenize)) == 1, "--encode --special off");
+    put_text("only_bad.jsonl", "{\"content\": \"a\"}\n{\"content\": \"b\"}\n");
     put_text("other.parquet", "PAR1 and more");
     put_text("other.zip", "PK\3\4 and more");
     put_text("other.xz", "\xFD" "7zXZ and more");
@@ -786,6 +794,11 @@ static void test_conversion(void) {
         {1, "has no text in it", "--out gone --text d2.txt --train-bpe 300"},
         {1, "leaves none for validation", "--out gone --text d1.txt,d3.txt --tokenizer tok --val 0.01"},
         {1, "line 3", "--out gone --jsonl bad.jsonl --tokenizer tok --val 0"},
+        {1, "all of its 2 lines are bad; the first: only_bad.jsonl, line 1 has no member", "--out gone --jsonl "
+         "only_bad.jsonl --tokenizer tok --val 0 --bad-lines skip"},
+        {2, "--bad-lines is for --jsonl", "--out gone --text d1.txt --tokenizer tok --bad-lines skip"},
+        {2, "--special is for --text", "--out gone --bytes d1.txt --special off"},
+        {2, "--special is for --text", "--show p_val_000000.bin --special off"},
         {1, "other.parquet is a Parquet file, not text; convert it to JSON Lines: python3 data/parquet.py",
          "--out gone --text other.parquet --tokenizer tok"},
         {1, "other.utf16 is in UTF-16, not text; convert it with iconv", "--out gone --text other.utf16 --tokenizer tok"},
@@ -957,7 +970,7 @@ static void test_runs(void) {
     expect_run(0, "saved", train, text_of("%s 'more_train_*.bin' --out less", sizes));
     expect_run(0, "saved", train, "--seq 16 --batch 2 --steps 1 --warmup 1 --data 'more_train_*.bin' --init-from less "
                "--out less.next");
-    expect_run(1, "token 260 at position", train, text_of("%s 'pad_train_*.bin'", sizes));
+    expect_run(2, "token 260 at position", train, text_of("%s 'pad_train_*.bin'", sizes));
     expect_run(1, "has produced the id 260", train,
                text_of("%s 'more_train_*.bin' --sample-every 1 --prompt '<pad>'", sizes));
     expect_run(2, "vocabulary of 261 but the model has 259", train, TINY "--vocab 259 --steps 1 --data "
@@ -1005,7 +1018,7 @@ static void test_sets(void) {
     need(pwrite(file, &byte, 1, 10500) == 1, "a byte");
     close(file);
     const char* steps = "--steps 200000 --log-every 100000 --out damaged";
-    expect_run(1, "the tokens of set_train_000002.bin do not match its checksum", train, text_of("%s %s", line, steps));
+    expect_run(2, "the tokens of set_train_000002.bin do not match its checksum", train, text_of("%s %s", line, steps));
     bool began = directory_count("damaged", "step_") > 0;  // or the checksum was read before the first step
     expect(run("mv away set_train_000002.bin") == 0, "a shard");
     const char* newest = "$(ls -d damaged/step_* | tail -n 1 | sed 's/.*step_0*//')";

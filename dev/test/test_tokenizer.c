@@ -1015,6 +1015,13 @@ static void test_neighbors(void) {
         put_directory("beside", "gpt2.json", NULL, NULL);
         if (!cases[i].json) put_gpt2("beside");
         put_text(text_of("beside/%s", cases[i].name), cases[i].text);
+        const char* named = cases[i].json ? "beside/tokenizer.json" : "beside/vocab.json";
+        for (int by_file = 0; by_file < 2 && strcmp(cases[i].name, "tokenizer.model") != 0; by_file++) {
+            const char* path = by_file ? named : "beside";
+            if (cases[i].says) expect_bad(path, NULL, cases[i].says, cases[i].text);
+            else open_tokenizer(&t, path, NULL), tokenizer_close(&t);
+        }
+        if (strcmp(cases[i].name, "tokenizer.model") != 0) continue;
         if (cases[i].says) expect_bad("beside", NULL, cases[i].says, cases[i].text);
         else open_tokenizer(&t, "beside", NULL), tokenizer_close(&t);
     }

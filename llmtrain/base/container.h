@@ -11,6 +11,8 @@
 #include "../ops/base.h"
 #include "system.h"
 
+#include <sys/stat.h>
+
 typedef struct {
     size_t memory;      // bytes that the process can still allocate; SIZE_MAX: no limit
     double processors;  // processor time per time; INFINITY: no limit
@@ -109,13 +111,19 @@ static inline void threads_choose(size_t asked, size_t ranks, bool bound, FILE* 
 // To be called first in main. A thread of GCC's OpenMP that waits for others spins for milliseconds before it sleeps.
 // Beside other busy processes it takes that time from the thread that it waits for, and training is many times slower
 // than its share of the processors. 1000 rounds, some 20 us, are enough for most waits of a step. OpenMP reads its
-// variables before main, so the program starts itself once more with this one, unless the user has decided.
+// variables before main, so the program starts itself once more with this one, unless the user has decided (as under a
+// debugger that does not follow).
 static inline void threads_spin_briefly(char** argv) {
 #if defined(_OPENMP) && defined(SYSTEM_LINUX) && !defined(__clang__)
-    const char* name = strrchr(argv[0], '/');
+    char path[4096] = "";
+    const char *name = strrchr(argv[0], '/'), *file = name ? argv[0] : path;
+    struct stat own, named;
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
     if (strcmp(name ? name + 1 : argv[0], program_invocation_short_name) != 0) return;  // main is a test's function
-    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execvp("/proc/self/exe", argv);
+    if (name == NULL && readlink("/proc/self/exe", path, sizeof path - 1) < 0) return;
+    if (stat("/proc/self/exe", &own) != 0 || stat(file, &named) != 0) return;
+    if (own.st_dev != named.st_dev || own.st_ino != named.st_ino) return;  // a loader's process, or a name of its own
+    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execvp(file, argv);
 #else
     (void)argv;
 #endif

@@ -33,6 +33,7 @@
 
 #define JSON_NONE 0xFFFFFFFFu            // no such node; every function accepts it as input
 #define JSON_DEPTH_MAX 32
+#define JSON_DEPTH_PYTHON 900            // Python's json has about 1,000
 #define JSON_NODES_MAX ((size_t)1 << 22)
 #define JSON_BYTES_MAX ((size_t)1 << 30)
 
@@ -158,7 +159,7 @@ static inline bool json_read_number(JsonReader* r, JsonNode* node) {
     char* end;  // differs from p after leading zeros, and in a locale with a decimal comma: then refuse, not misread
     double value = strtod(r->at, &end);
     if (end != p) return json_problem(r, "a malformed number");
-    if (!isfinite(value)) return json_problem(r, "a number beyond the range of double");
+    if (!isfinite(value) && !r->as_python) return json_problem(r, "a number beyond the range of double");
     node->start = (uint32_t)(r->at - r->json->text);
     node->bytes = (uint32_t)(p - r->at);
     r->at += node->bytes;
@@ -184,7 +185,7 @@ static inline bool json_read_elements(JsonReader* r, uint32_t node, int depth) {
     Json* json = r->json;
     bool object = *r->at == '{';
     char close = object ? '}' : ']';
-    if (depth > JSON_DEPTH_MAX) return json_problem(r, "too many levels");
+    if (depth > (r->as_python ? JSON_DEPTH_PYTHON : JSON_DEPTH_MAX)) return json_problem(r, "too many levels");
     r->at++;
     json_skip_space(r);
     bool empty = *r->at == close;

@@ -49,7 +49,7 @@
 
 typedef enum {
     ERROR_OUTSIDE,  // a file, the disk, another rank
-    ERROR_USAGE,    // a flag is wrong, or flags do not fit together: the program exits with 2
+    ERROR_USAGE,    // flags are wrong or do not fit together, or data are damaged: the program exits with 2
     ERROR_STOPPED,  // a signal ended the run, which is saved
     ERROR_PROCESS   // this process lacks memory or descriptors, or is another build: the file itself may be good
 } ErrorKind;

@@ -123,7 +123,8 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
         int stop = (int)stats_of(stats, r, STOP);
         if (result->flags.stop == 0 || stop == SIGINT) result->flags.stop = stop;
         result->flags.failed |= stats_of(stats, r, FAILED) != 0;
-        result->flags.broken |= stats_of(stats, r, BROKEN) != 0;
+        int broken = (int)stats_of(stats, r, BROKEN);
+        if (broken > result->flags.broken) result->flags.broken = broken;
         saved += stats_of(stats, r, SAVED) != 0;
     }
     if (isnan(result->loss)) result->loss = NAN;  // drops the sign that some NaNs have

@@ -81,8 +81,10 @@ static inline bool socket_listen(int* listener, size_t* port, const char* addres
     if (reason == EADDRINUSE)
         return fail_with(error, "cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that "
                          "run, or choose another MASTER_PORT", address, *port);
+    bool down = socket_is_loopback(address) && (reason == EADDRNOTAVAIL || reason == EAFNOSUPPORT);
     return fail_with(error, "cannot listen at %s, port %zu: %s; %s", address, *port, strerror(reason),
-                     *port ? "choose another MASTER_PORT" : "see whether the loopback device is up (ip address)");
+                     down ? "see whether the loopback device is up (ip address)" :
+                     *port ? "choose another MASTER_PORT" : "check the network and the limits (ulimit -n)");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ typedef struct {
     bool save;               // a checkpoint is due: rank 0's counts
     bool saved;              // the rank's part of the save in progress is on the disk: all must say so
     bool failed;             // it could not be written: any rank's counts
-    bool broken;             // a rank could not read its batch: the step does not count
+    int broken;              // a rank could not read its batch (1), or a shard is not right (2): it does not count
 } StepFlags;
 
 // The outcome of a step, the same on all ranks except for wait_share.

@@ -52,7 +52,6 @@ static inline void run_print_notes(const Run* run, const Schedule* schedule) {
     if (warmup > steps && step < steps)
         printf("note: --warmup %llu exceeds --steps %llu: the learning rate never reaches --lr\n", warmup, steps);
     if (run->options->out == NULL) printf("no --out: nothing will be saved\n");
-    if (step >= steps) printf("nothing to do: the run is already at step %llu of %llu\n", step, steps);
     fflush(stdout);
 }
 

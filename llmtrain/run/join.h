@@ -48,11 +48,12 @@ static inline bool run_finish(Run* run, bool signaled, Error* error) {
     if (!saved && !run_save_last(run, false, error)) return false;
     pruner_await(&run->pruner);
     if (run->options->keep_best && run->validations.kept > 0)
-        printf("lowest validation loss: %.6f, %s/step_%08llu\n", run->validations.kept_loss, out,
+        printf("lowest validation loss of a checkpoint: %.6f, %s/step_%08llu\n", run->validations.kept_loss, out,
                (unsigned long long)run->validations.kept);
     if (!signaled) {
         run_finish_tiers(run);
-        return log_sync(&run->log, error);
+        // What the check of the shards has found after the last batch was read.
+        return run_agree(run, log_sync(&run->log, error) && shard_check_good(&run->check, error), error);
     }
     fail_with(error, "stopped by a signal after step %llu; %s", (unsigned long long)step,
               out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");

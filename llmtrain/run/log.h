@@ -100,14 +100,15 @@ static inline void log_path(char* path, size_t size, const char* directory) {
     snprintf(path, size, "%.4000s/metrics.jsonl", directory);
 }
 
-// The step of a line, and its validation loss, NAN if it has none; false if the line is not complete JSON with a step,
-// as after a power cut.
+// The step of a line, and its validation loss: NAN if it has none, INFINITY if that is no number. False if the line is
+// not complete JSON with a step, as after a power cut.
 static inline bool log_line_read(uint64_t* step, double* val_loss, const char* line, size_t bytes) {
     Json json;
     Error ignored;
     if (!json_parse(&json, line, bytes, "log", &ignored)) return false;
     bool ok = json_u64(&json, json_get(&json, 0, "step"), step);
-    if (!json_number(&json, json_get(&json, 0, "val_loss"), val_loss)) *val_loss = NAN;
+    uint32_t loss = json_get(&json, 0, "val_loss");
+    if (!json_number(&json, loss, val_loss)) *val_loss = json_is(&json, loss, JSON_STRING) ? INFINITY : NAN;
     json_free(&json);
     return ok;
 }
@@ -261,7 +262,8 @@ static inline bool log_line_fill(JsonWriter* w, size_t* from, const char* text, 
     for (size_t i = bytes; i-- > 0 && !(text[i] == '\n' && i + 1 < bytes);) {
         if (bytes - i < n || memcmp(text + i, lacks, n) != 0) continue;
         *from = i + n - null;
-        json_write_number(w, val_loss);
+        if (isfinite(val_loss)) json_write_number(w, val_loss);
+        else json_write_string(w, "nan");  // or else the next start would take it for left out
         json_put(w, text + i + n, bytes - i - n);
         return true;
     }

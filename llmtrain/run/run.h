@@ -6,8 +6,8 @@
 //   3. beginning  data, tokenizer, configuration, the weights and the state of step 0: run_open_data, run_start
 //
 // A failure on one rank passes through run_agree, in the function or its caller, before the next collective, so that
-// all ranks fail together or none does. Above it stand save.h (checkpoints), rewind.h, checks.h (what watches over its
-// steps), step.h (a step) and join.h (becoming a rank, and leaving).
+// all ranks fail together or none does. Above it stand save.h (checkpoints), rewind.h, validation.h, checks.h (what
+// watches over its steps), step.h (a step) and join.h (becoming a rank, and leaving).
 
 #ifndef LLMTRAIN_RUN_H
 #define LLMTRAIN_RUN_H
@@ -141,6 +141,8 @@ typedef struct {
     double best, kept_loss;       // the lowest loss, and that of `kept`
     uint64_t step, since;         // of the lowest loss; validations after it
     uint64_t kept;                // of those whose checkpoint is in --out, the step of the lowest loss; 0: none
+    uint64_t saving;              // the step of the last validation whose checkpoint was being written, and its loss
+    double saving_loss;
 } Validations;
 
 // `record` is what a checkpoint records: the configuration and, in record.state, what changes from step to step.
@@ -169,7 +171,7 @@ typedef struct {
     Cadence cadence;
     Validations validations;
     const volatile sig_atomic_t* interrupted;  // the signal that has asked this process to stop; 0: none
-    bool broken;                  // this rank cannot read its next batch, for this reason:
+    int broken;                   // this rank cannot read its next batch (1), or a shard is not right (2), since:
     Error broken_why;
     uint64_t first_step;          // where this process began to train, or rewound to the last time,
     double began_ms;              // and when: for the time left

@@ -126,12 +126,12 @@ static inline bool run_set_aside(Run* run, bool rewinds, Error* error) {
     return good && (run->log.file == NULL || log_cut_back(&run->log, step, error));
 }
 
-// If the checkpoint saved last has the lowest validation loss so far, --keep-best keeps it.
-static inline void run_keep_if_best(Run* run) {
+// --keep-best: the checkpoint of a step is in --out; it is kept if no other there has a lower validation loss.
+static inline void run_keep_if_best(Run* run, uint64_t step, double loss) {
     Validations* v = &run->validations;
-    if (run->saved != v->step || run->saved == 0) return;
-    v->kept = v->step;
-    v->kept_loss = v->best;
+    if (v->kept > 0 && !(loss < v->kept_loss)) return;
+    v->kept = step;
+    v->kept_loss = loss;
 }
 
 // Removes the checkpoints of a tier that are superfluous now that the newest one has been saved or loaded.
@@ -231,17 +231,12 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
 // ------------------------------------------------------------------------------------------------
 // 3. Opening
 
-// Opens --out, and sets weights, state and log to where the run begins; *found says whether that is a checkpoint.
-static inline bool run_open_out(Run* run, bool* found, Error* error) {
+// Opens the log and the tiers, and sets weights and state to where the run begins.
+static inline bool run_open_begin(Run* run, bool writes, bool* found, Error* error) {
     const RunOptions* o = run->options;
-    bool writes = run->comm.rank == 0 && o->out, makes = writes && !directory_exists(o->out);
-    *found = false;
-    // A new run reads its weights before anything is written: one that cannot leaves nothing.
+    // A new run reads its weights before anything is written.
     bool ok = (!writes || directory_make(o->out, error)) && (o->resume || run_start(run, error));
-    if (!run_agree(run, ok, error)) {
-        if (makes) rmdir(o->out);
-        return false;
-    }
+    if (!run_agree(run, ok, error)) return false;
     if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
     if (o->out && !run_open_tiers(run, error)) return false;
     if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
@@ -251,6 +246,21 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
          (!writes || run_list_tiers(run, error));
     source_close(&run->source);  // a run that resumes has used only its configuration
     return run_agree(run, ok, error);
+}
+
+// Opens --out, and sets weights, state and log to where the run begins; *found says whether that is a checkpoint. A
+// start that is refused leaves nothing that was not there.
+static inline bool run_open_out(Run* run, bool* found, Error* error) {
+    const char* out = run->options->out;
+    struct stat status;
+    bool writes = run->comm.rank == 0 && out, makes = writes && !directory_exists(out);
+    *found = false;
+    if (run_open_begin(run, writes, found, error)) return true;
+    if (!writes || *found) return false;
+    for (size_t i = 1; i < run->tier_count; i++) rmdir(run->tiers[i].directory);  // if it is empty, as all here
+    if (run->log.file && fstat(fileno(run->log.file), &status) == 0 && status.st_size == 0) remove(run->log.path);
+    if (makes) rmdir(out);
+    return false;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -292,7 +302,7 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     if (!*good) return run->comm.world <= 1 || !comm_failed(&run->comm, error);
     if (run->saving == 0) {
         run->saved = step;
-        run_keep_if_best(run);
+        if (run->validations.saving == step) run_keep_if_best(run, step, run->validations.saving_loss);
         c->took_ms = now_ms() - began;
         run_tell(run, true, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
                  run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
@@ -302,14 +312,15 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     return true;
 }
 
-// The same, but reports a failed save: training continues without that checkpoint.
-static inline bool run_save_complete_or_report(Run* run, Error* error) {
+// The same, but reports a failed save: training continues without that checkpoint. last: it ends, and run_finish tries
+// once more.
+static inline bool run_save_complete_or_report(Run* run, bool last, Error* error) {
     bool good;
     uint64_t step = run->saver.step;
     if (!run_save_complete(run, &good, error)) return false;
     if (!good && run->comm.rank == 0)
-        fprintf(stderr, "train: step %llu was not saved: %s. Training continues; earlier checkpoints are unchanged\n",
-                (unsigned long long)step, error->text);
+        fprintf(stderr, "train: step %llu was not saved: %s. %s; earlier checkpoints are unchanged\n",
+                (unsigned long long)step, error->text, last ? "The save is tried once more" : "Training continues");
     if (!good) run_tell(run, false, "not_saved", step, "%s", error->text);
     return true;
 }
@@ -328,7 +339,7 @@ static inline bool run_save_wait(Run* run, Error* error) {
     if (saver_state(&run->saver) == SAVER_IDLE) return true;
     double began = now_ms();
     saver_unthrottle(&run->saver, true);
-    bool ok = run_save_complete_or_report(run, error);
+    bool ok = run_save_complete_or_report(run, false, error);
     saver_unthrottle(&run->saver, false);
     run->cadence.cost_ms += now_ms() - began;
     run_schedule_save(run);
@@ -356,23 +367,29 @@ static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* e
     return true;
 }
 
+// Why a checkpoint is saved that --ckpt-every in minutes has not asked for.
+static inline SaveKind run_save_kind(const Run* run) {
+    return cadence_due(&run->cadence, run->record.state.step) ? SAVE_REQUESTED : SAVE_END;
+}
+
 // Saves in --out before the run ends, and waits until the checkpoint is there. again: if that fails, it is reported,
 // and run_finish tries again.
 static inline bool run_save_last(Run* run, bool again, Error* error) {
     bool good = false;
     if (!run_save_wait(run, error)) return false;  // when it returns, the bandwidth limit is set again
     saver_unthrottle(&run->saver, true);
-    SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_REQUESTED : SAVE_END;
-    if (!run_save_begin(run, 0, kind, error)) return false;
-    return again ? run_save_complete_or_report(run, error) : run_save_complete(run, &good, error) && good;
+    if (!run_save_begin(run, 0, run_save_kind(run), error)) return false;
+    return again ? run_save_complete_or_report(run, true, error) : run_save_complete(run, &good, error) && good;
 }
 
 // Before the run ends with an error that has left the weights whole, and that all ranks know: saves the run, as it was
 // in `state`, if it has not been saved since. Returns false.
 static inline bool run_save_whole(Run* run, const RunState* state) {
     Error why;
-    if (run->options->out == NULL || state->step == 0 || run->saved == state->step) return false;
+    if (run->options->out == NULL || state->step == 0) return false;
     if (run->comm.world > 1 && comm_failed(&run->comm, &why)) return false;
+    heartbeat_send(HEARTBEAT_PAUSE, state->step);
+    if (!run_save_wait(run, &why) || run->saved == state->step) return false;
     run->record.state = *state;
     bool good = run_agree(run, flat_await_all(&run->model.flat, &why), &why) && run_save_last(run, false, &why);
     if (!good && run->comm.rank == 0) fprintf(stderr, "train: step %llu was not saved: %s\n",

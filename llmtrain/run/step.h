@@ -39,11 +39,21 @@ static inline StepLog step_begin(Run* run) {
 // collectives: step_read makes the step `broken`, and it does not count.
 static inline void run_read_batch(Run* run) {
     size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
-    run->broken = run->broken || !shard_check_good(&run->check, &run->broken_why) ||
-                  !loader_next(&run->loader, run->tokens, run->targets, &run->broken_why);
+    if (!run->broken && (!shard_check_good(&run->check, &run->broken_why) ||
+                         !loader_next(&run->loader, run->tokens, run->targets, &run->broken_why)))
+        run->broken = run->broken_why.kind == ERROR_USAGE ? 2 : 1;
     if (!run->broken) return;
     memset(run->tokens, 0, bytes);
     memset(run->targets, -1, bytes);
+}
+
+// Ends a run after a step that does not count, saved as it was before. A damaged shard has the exit code of a wrong
+// flag, since a supervisor's restart would train on it again.
+static inline bool run_end_broken(Run* run, int broken, const RunState* before, Error* error) {
+    if (run->broken) *error = run->broken_why;
+    run_agree(run, !run->broken, error);
+    run_save_whole(run, before);
+    return broken == 2 ? fail_as(error, ERROR_USAGE) : false;
 }
 
 // Reads the step's loss and gradient norm over all ranks, and the flags that they exchange; completes a save that all
@@ -60,7 +70,7 @@ static inline bool step_read(Run* run, StepLog* s, Error* error) {
     s->saving = state != SAVER_IDLE;
     if (s->saving && s->result.flags.failed) saver_stop(saver);
     bool ends = s->saving && (s->result.flags.saved || s->result.flags.failed);
-    return !ends || run_save_complete_or_report(run, error);
+    return !ends || run_save_complete_or_report(run, false, error);
 }
 
 // The norm from which the guard decides: NAN, which skips the step, if the loss is not finite.

@@ -58,10 +58,7 @@ static inline void run_count_validation(Run* run, uint64_t step, double loss, bo
     v->since = better ? 0 : v->since + 1;
     if (better) v->best = loss;
     if (better) v->step = step;
-    if (saved && (v->kept == 0 || loss < v->kept_loss)) {
-        v->kept = step;
-        v->kept_loss = loss;
-    }
+    if (saved) run_keep_if_best(run, step, loss);
 }
 
 // Counts the validations in the log of a run, which ends with the step of its state. *left_out: that of this step is
@@ -80,11 +77,11 @@ static inline bool run_read_validations(Run* run, const ValidationOptions* o, ui
     bool reads = run->log.file && run->val.shard_count > 0;
     bool good = !reads || file_read(run->log.path, LOG_BYTES_MAX, &text, &bytes, error);
     for (const char *line = text, *end; good && line && (end = strchr(line, '\n')); line = end + 1) {
-        uint64_t step;
+        uint64_t step = 0;
         double loss = NAN;
         char path[FILE_PATH_MAX];
         if (!log_line_read(&step, &loss, line, (size_t)(end - line))) continue;
-        all.left_out = isnan(loss) && step == here && validation_due(o, step, steps);
+        all.left_out = isnan(loss) && step == here && validation_due(o, step, steps);  // one that was made is not NaN
         checkpoint_path(path, run->options->out, step, "");
         if (!isnan(loss)) run_count_validation(run, step, loss, directory_exists(path));
     }
@@ -128,8 +125,14 @@ static inline bool run_validate(Run* run, const ValidationOptions* o, double* va
                 why.text, (unsigned long long)step, v.loss);
     run_count_validation(run, step, v.loss, run->saved == step);
     bool saving = saver_state(&run->saver) != SAVER_IDLE && run->saving == 0 && run->saver.step == step;
-    if (run->options->keep_best && seen->step == step && run->saved != step && !saving &&
-        !run_save(run, 1, false, false, error)) return false;
+    bool saves = run->options->keep_best && seen->step == step && run->saved != step && !saving;
+    if ((saves || saving) && isfinite(v.loss)) {
+        run->validations.saving = step;
+        run->validations.saving_loss = v.loss;
+    }
+    // A rewind does not go back to it, as a run that was resumed here would not have it.
+    if (saves && !run_save_begin(run, 0, run_save_kind(run), error)) return false;
+    if (saves && run->saver.snapshot == NULL && !run_save_wait(run, error)) return false;
     if (run->options->keep_best && seen->kept == step) run_prune(run, 0, step);  // the one that was best before
     run_stop_without_gain(run, o, due);
     return true;
@@ -144,6 +147,8 @@ static inline bool run_catch_up(Run* run, const ValidationOptions* o, uint64_t s
     if (!run_read_validations(run, o, steps, &left_out, error)) return false;
     if (run->began_ms == 0 && run->saved > 0) run_prune(run, 0, run->saved);  // now the best is known
     if (!left_out) {
+        if (step >= steps) printf("nothing to do: the run is already at step %llu of %llu\n", step,
+                                  (unsigned long long)steps);
         run_stop_without_gain(run, o, due);
         return true;
     }

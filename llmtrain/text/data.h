@@ -161,8 +161,9 @@ static inline bool shard_is_whole(const Shard* shard, Error* error) {
 }
 
 static inline bool shard_refuse_token(const Shard* shard, uint32_t token, size_t position, size_t V, Error* error) {
-    return fail_with(error, "token %u at position %zu of %s is outside the vocabulary of %zu; give the model the "
-                     "tokenizer's vocabulary, or make the shards again", token, position, shard->path, V);
+    fail_with(error, "token %u at position %zu of %s is outside the vocabulary of %zu; give the model the tokenizer's "
+              "vocabulary, or make the shards again", token, position, shard->path, V);
+    return fail_as(error, ERROR_USAGE);  // a restart would not help
 }
 
 // The directory of the tokenizer of a shard: PREFIX_tokenizer for PREFIX_train_000000.bin; false for other names.
@@ -764,7 +765,7 @@ static inline bool loader_next(Loader* loader, int32_t* tokens, int32_t* targets
     while (loader->made == loader->taken && !loader->failed) pthread_cond_wait(&loader->changed, &loader->mutex);
     bool ready = loader->made > loader->taken;
     pthread_mutex_unlock(&loader->mutex);
-    if (!ready) return fail_with(error, "%s", loader->error.text);
+    if (!ready) return fail_with(error, "%s", loader->error.text), fail_as(error, loader->error.kind);
     const int32_t* slot = loader->slots[loader->taken % 2];  // only this thread changes `taken`
     size_t count = loader->B * loader->T;
     memcpy(tokens, slot, count * sizeof(int32_t));

@@ -1,7 +1,7 @@
 // shard_check.h: reads all token shards once, in a thread, while training goes on: a shard that was damaged, swapped,
 // or made for another vocabulary is named as soon as it was read, not when a sample comes to it.
 //
-//   shard_check_begin(&check, datasets, 2, V, rank, world);    each rank reads its share of the shards
+//   shard_check_begin(&check, &train, &val, V, rank, world);   each rank of a machine reads its share of the shards
 //   if (!shard_check_good(&check, &error)) ...                 from time to time: whether nothing was found so far
 //   shard_check_end(&check);
 //
@@ -47,7 +47,7 @@ static inline bool shard_check(const Shard* shard, size_t V, const bool* cancele
     }
     if (reads && good && left == 0 && shard->checksum != 0 && (hash_end(&hash) | 1) != shard->checksum)
         good = fail_with(error, "the tokens of %s do not match its checksum: they were damaged or changed; copy it, or "
-                         "make the shards, again", shard->path);
+                         "make the shards, again", shard->path) || fail_as(error, ERROR_USAGE);
     if (file >= 0) close(file);
     free(piece);
     return good;
@@ -77,7 +77,9 @@ static inline void shard_check_begin(ShardCheck* c, const Dataset* train, const 
 }
 
 static inline bool shard_check_good(const ShardCheck* c, Error* error) {
-    return !__atomic_load_n(&c->failed, __ATOMIC_ACQUIRE) || fail_with(error, "%s", c->error.text);
+    if (!__atomic_load_n(&c->failed, __ATOMIC_ACQUIRE)) return true;
+    *error = c->error;
+    return false;
 }
 
 static inline void shard_check_end(ShardCheck* c) {

@@ -210,10 +210,17 @@ static const char* const GPT2_FILES[2][2] = {{"vocab.json", "merges.txt"}, {"enc
 static const char* const FOREIGN_TOKENIZERS[] = {"tokenizer.model", "spiece.model", "tekken.json", "tiktoken.model"};
 enum { FOREIGN_TOKENIZER_COUNT = sizeof FOREIGN_TOKENIZERS / sizeof FOREIGN_TOKENIZERS[0] };
 
+// Takes the files of a directory that add to those with the tokens.
+static inline bool tokenizer_files_beside(Tokenizer* t, const char* directory, Error* error) {
+    static const int files[] = {FILE_CONFIG, FILE_TEMPLATE, FILE_SPECIAL, FILE_ADDED};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        if (!tokenizer_files_take(t, files[i], directory, TOKENIZER_FILES[files[i]], error)) return false;
+    return true;
+}
+
 static inline bool tokenizer_files_find_in(Tokenizer* t, const char* directory, Error* error) {
-    for (int i = 0; i < FILE_ENCODER; i++)
-        if (!tokenizer_files_take(t, i, directory, TOKENIZER_FILES[i], error)) return false;
-    if (!tokenizer_files_take(t, FILE_ADDED, directory, TOKENIZER_FILES[FILE_ADDED], error)) return false;
+    if (!tokenizer_files_take(t, FILE_JSON, directory, TOKENIZER_FILES[FILE_JSON], error)) return false;
+    if (!tokenizer_files_beside(t, directory, error)) return false;
     for (int i = 0; i < FOREIGN_TOKENIZER_COUNT && !t->paths[FILE_JSON]; i++) {
         if (!tokenizer_files_take(t, FILE_JSON, directory, FOREIGN_TOKENIZERS[i], error)) return false;
         if (t->paths[FILE_JSON])
@@ -262,13 +269,12 @@ static inline bool tokenizer_files_find(Tokenizer* t, const char* path, const ch
     char directory[FILE_PATH_MAX];
     if (!path_copy(directory, slash ? path : ".", error)) return false;
     if (slash) directory[slash == path ? 1 : slash - path] = 0;
+    if (!tokenizer_files_beside(t, directory, error)) return false;
     for (int i = 0; i < 2; i++)
         if (strcmp(name, GPT2_FILES[i][0]) == 0)
             return tokenizer_files_path(t, FILE_ENCODER, directory, name, error) &&
                    tokenizer_files_path(t, FILE_MERGES, directory, GPT2_FILES[i][1], error);
-    return tokenizer_files_path(t, FILE_JSON, "", path, error) &&
-           tokenizer_files_take(t, FILE_CONFIG, directory, TOKENIZER_FILES[FILE_CONFIG], error) &&
-           tokenizer_files_take(t, FILE_TEMPLATE, directory, TOKENIZER_FILES[FILE_TEMPLATE], error);
+    return tokenizer_files_path(t, FILE_JSON, "", path, error);
 }
 
 // Reads a file of the tokenizer, and adds it to the hash. A file that the tokenizer does not have is empty.

@@ -679,9 +679,11 @@ static inline int32_t named_token(const Rules* rules, const Json* json, uint32_t
 // tokenized. Here such a file is refused.
 static inline bool check_added(const TokenizerReader* r, const char* text, size_t bytes, const char* what) {
     const Tokenizer* t = r->tokenizer;
-    return t->paths[FILE_RANKS] || added_find(r->rules, text, bytes) >= 0 ||
-           fail_with(r->error, "%.600s: its %.40s '%.80s' is not among the added tokens of %s; " TOKENIZER_SAVE_AGAIN,
-                     r->path, what, text, TOKENIZER_FILES[t->paths[FILE_JSON] ? FILE_JSON : FILE_ENCODER]);
+    const char* of = t->paths[FILE_RANKS] ? t->paths[FILE_RANKS] :
+                     TOKENIZER_FILES[t->paths[FILE_JSON] ? FILE_JSON : FILE_ENCODER];
+    return added_find(r->rules, text, bytes) >= 0 ||
+           fail_with(r->error, "%.600s: its %.40s '%.80s' is not among the added tokens of %.600s; "
+                     TOKENIZER_SAVE_AGAIN, r->path, what, text, of);
 }
 
 static inline bool check_named(const TokenizerReader* r, uint32_t node, const char* what) {
