@@ -15,9 +15,9 @@
 // It saves nothing itself, and does not see ranks of other machines: the trainer's --timeout and the launcher find
 // those, and end the command. The command must end when the trainer ends, with the trainer's exit code.
 //
-// Exit codes: the command's where it is 0 (done), 2 (a flag is wrong) or 75 (it received a signal and saved the run:
-// start it again), or where the supervisor has passed on a signal; 2 if the command cannot be started the first time;
-// otherwise 1: gave up.
+// Exit codes: the command's where it is 0 (done), 2 (a flag or the data are wrong) or 75 (it received a signal and
+// saved the run: start it again), or where the supervisor has passed on a signal; 2 if the command cannot be started
+// the first time; otherwise 1: gave up.
 //
 // No process of one start is left when the next one begins. Nothing waits for a disk or a reader while ranks have to be
 // signaled or ended. Time limits use the monotonic clock, and count only while the supervisor itself runs.

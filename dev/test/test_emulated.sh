@@ -76,13 +76,7 @@ orders() {  # orders PROGRAM [LADDER]
         *-plain-*\ attention_* | *-plain-*\ matmul) once env EMULATE_SHARED=99 "$@" ;;  # shared memory of sm_86 and sm_89
     esac
     case $* in
-        *-plain-FP16-*) once "$@" ;;  # what order changes, it changes in both 16-bit types
-        *-plain-FP32-*)  # all its kernels are in the 16-bit builds too
-            once "$@"
-            for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1 EMULATE_COPIES=early" "STREAMS=delayed"; do
-                # shellcheck disable=SC2086
-                once env EMULATE_$mode "$@" $tiny
-            done ;;
+        *-plain-FP16-* | *-plain-FP32-*) once "$@" ;;  # all kernels are in the BF16 build too
         *-plain-*)
             once "$@"
             for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2 EMULATE_COPIES=early" \

@@ -24,9 +24,10 @@
 // Reader
 //
 // The reader follows RFC 8259, and refuses the cases that the RFC leaves open: the same name twice in an object, more
-// than JSON_DEPTH_MAX levels, bytes that are not UTF-8, half a surrogate pair, a number beyond the range of double. It
-// works on a copy of the text and decodes strings in place, since decoding never makes them longer. The copy ends in a
-// zero byte, which no rule of the grammar accepts, so no step needs to compare with the end.
+// than JSON_DEPTH_MAX levels, bytes that are not UTF-8, half a surrogate pair, a number beyond the range of double;
+// json_parse_as_python accepts what Python's json does. It works on a copy of the text and decodes strings in place,
+// since decoding never makes them longer. The copy ends in a zero byte, which no rule of the grammar accepts, so no
+// step needs to compare with the end.
 //
 // Nodes are stored in the order of the text: the first element of a container is the node after it. A hash table over
 // (container, name) finds members and duplicates without a search.
