@@ -555,7 +555,7 @@ static inline bool batch_decode(Documents* d, Batch* batch, Error* error) {
 // Fails because there is no document; patterns: of the files.
 static inline bool documents_fail_empty(const Documents* d, const char* patterns, Error* error) {
     if (d->skipped == 0) return fail_with(error, "'%.600s' has no text in it; check the files", patterns);
-    return fail_with(error, "'%.300s' has no text in it: all of its %llu lines are bad; the first: %.800s", patterns,
+    return fail_with(error, "'%.300s' has no text in it, and %llu bad lines; the first: %.800s", patterns,
                      (unsigned long long)d->skipped, d->skipped_first[0].text);
 }
 

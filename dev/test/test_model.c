@@ -855,7 +855,7 @@ static void test_cadence(void) {
     need(cadence_parse(&c, "auto", 1, true, &error), "%s", error.text);
     cadence_start(&c, 0);
     for (int i = 0; i < 7; i++) cadence_count_step(&c, 100, false);
-    cadence_count_save(&c, 60e3, false);
+    cadence_count_save(&c, 60e3, true);
     c.cost_ms = 300;
     for (int i = 0; i < 5; i++) cadence_count_step(&c, 140, true);
     check(!cadence_choose(&c), "cadence: auto chooses nothing before a checkpoint is there");
@@ -863,9 +863,9 @@ static void test_cadence(void) {
     check(cadence_choose(&c) && !cadence_choose(&c), "cadence: auto chooses once");
     check_bound(fabs(c.every_ms - 60e3), 1e-9, "cadence: auto takes sqrt(2 x 500 ms x 1 h), a minute");
     check(!cadence_due_now(&c, 119e3) && cadence_due_now(&c, 121e3), "cadence: from the beginning of the last save");
-    cadence_count_save(&c, 100e3, true);
+    cadence_count_save(&c, 100e3, false);
     check(cadence_due_now(&c, 121e3), "cadence: a save in a tier does not delay the next checkpoint");
-    cadence_count_save(&c, 121e3, false);
+    cadence_count_save(&c, 121e3, true);
     check_bound(fabs(c.costs_ms - 500), 1e-9, "cadence: and adds up what saves have cost");
     c.took_ms = 90e3;
     check(cadence_choose(&c) && c.every_ms == 90e3, "cadence: a save has time to end");

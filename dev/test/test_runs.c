@@ -953,6 +953,12 @@ static void test_signal(void) {
     check(train(small_run("a", "--resume")) == 1 && output_contains("another process"),
           "two processes on one directory: the second is refused");
     fclose(other);
+    remove_tree("a");  // the first has no line yet
+    need(mkdir("a", 0755) == 0 && (other = fopen("a/metrics.jsonl", "ab")) && flock(fileno(other), LOCK_EX) == 0, "a");
+    for (int resumes = 0; resumes < 2; resumes++)
+        check(train(small_run("a", resumes ? "--resume" : "")) == 1 && output_contains("another process") &&
+                  file_exists("a/metrics.jsonl"), "%s: the second leaves the log", resumes ? "--resume" : "a new run");
+    fclose(other);
 }
 
 // Waits until a run says so; then, a little later, something happens to it.
@@ -1319,6 +1325,7 @@ static void test_keep_rules(void) {
         {{.newest = 1}, "rrd", "rrd"},             // nothing is removed below a newest one that is damaged
         {{.newest = 2, .rewinds = true}, "rrrere", "--rere"},
         {{.newest = 2, .rewinds = true}, "rrerr", "---rr"},
+        {{.newest = 2, .rewinds = true}, "reeeer", "r--eer"},
         {{.newest = 2, .rewinds = true}, "rrdedr", "-rdedr"},
         {{.newest = 1, .rewinds = true}, "rrs", "rrs"},
         {{.newest = 1, .rewinds = true}, "rsr", "--r"},

@@ -794,7 +794,7 @@ static void test_conversion(void) {
         {1, "has no text in it", "--out gone --text d2.txt --train-bpe 300"},
         {1, "leaves none for validation", "--out gone --text d1.txt,d3.txt --tokenizer tok --val 0.01"},
         {1, "line 3", "--out gone --jsonl bad.jsonl --tokenizer tok --val 0"},
-        {1, "all of its 2 lines are bad; the first: only_bad.jsonl, line 1 has no member", "--out gone --jsonl "
+        {1, "and 2 bad lines; the first: only_bad.jsonl, line 1 has no member", "--out gone --jsonl "
          "only_bad.jsonl --tokenizer tok --val 0 --bad-lines skip"},
         {2, "--bad-lines is for --jsonl", "--out gone --text d1.txt --tokenizer tok --bad-lines skip"},
         {2, "--special is for --text", "--out gone --bytes d1.txt --special off"},

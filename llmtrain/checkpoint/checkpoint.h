@@ -507,7 +507,7 @@ static inline void checkpoint_clean(const char* out) {
     checkpoint_remove_suffixed(out, ".old", UINT64_MAX);
 }
 
-// Why a checkpoint was saved: --ckpt-every asked for it; or the run ended, or was told to stop.
+// Why a checkpoint was saved: --ckpt-every asked for it; or the run ended, or was told to stop, or it was the best.
 typedef enum { SAVE_REQUESTED, SAVE_END } SaveKind;
 static const char* const SAVE_KIND_NAMES[] = {"requested", "end"};
 
@@ -556,15 +556,17 @@ static inline void checkpoint_prune(const char* out, uint64_t newest, const Keep
     uint64_t skipped;
     if (!checkpoint_describe(&kind, &skipped, out, newest)) return;
     if (rule->rewinds && skipped > 0) return;
-    uint64_t counted = keep_rule_counts(rule, kind), step = newest, older;
+    uint64_t counted = keep_rule_counts(rule, kind), others = !counted, step = newest, older;
     bool removes = rule->newest > 0;  // or else no manifest of another needs to be read
     for (bool more = removes && checkpoint_before(&step, out, newest); more; step = older) {
         bool known = !keep_rule_is_full(rule, counted) && checkpoint_describe(&kind, &skipped, out, step);
         older = 0;
         more = checkpoint_before(&older, out, step);
         if (step == rule->best) continue;
-        if (!keep_rule_keeps(rule, step, older, counted)) checkpoint_remove(out, step);
-        else counted += known && keep_rule_counts(rule, kind);
+        bool counts = !known || keep_rule_counts(rule, kind);  // of the others as many stay, among those that count
+        if (!keep_rule_keeps(rule, step, older, counts ? counted : max_size(counted, others)))
+            checkpoint_remove(out, step);
+        else counted += known && counts, others += !counts;
     }
     checkpoint_remove_suffixed(out, CHECKPOINT_ASIDE, newest);
 }

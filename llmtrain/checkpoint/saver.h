@@ -75,9 +75,9 @@ static inline bool cadence_due_now(const Cadence* c, double now) {
     return c->every_ms > 0 && now - c->saved_ms > c->every_ms;
 }
 
-// Called when a save begins, in --out or a tier.
-static inline void cadence_count_save(Cadence* c, double began, bool in_tier) {
-    if (!in_tier) c->saved_ms = began;
+// Called when a save begins; asked: one of --ckpt-every, which delays the next.
+static inline void cadence_count_save(Cadence* c, double began, bool asked) {
+    if (asked) c->saved_ms = began;
     c->costs_ms += fmax(c->cost_ms, 0);
     c->cost_ms = 0;
 }

@@ -91,6 +91,7 @@ typedef struct {
     char path[FILE_PATH_MAX];
     JsonWriter waiting;      // lines that a full disk has refused so far
     bool refused;            // and the user has been told
+    bool made;               // this process has made the file
 } Log;
 
 enum { LOG_WAITING_MAX = 1 << 24 };      // bytes; lines beyond that are lost
@@ -196,7 +197,12 @@ static inline bool log_open(Log* log, const char* directory, Error* error) {
     if (found && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))  // a pipe would wait for a reader
         return fail_with(error, "%s is not a file; move it away, or give another --out", log->path);
     log->file = fopen(log->path, "ab");
-    return log->file ? log_lock(log, error) : fail_file(error, "open", log->path);
+    if (log->file == NULL) return fail_file(error, "open", log->path);
+    log->made = !found;
+    if (log_lock(log, error)) return true;
+    fclose(log->file);
+    log->file = NULL;  // it is another's
+    return false;
 }
 
 // Replaces a log that someone has deleted, so that the rest of the run is not lost too.

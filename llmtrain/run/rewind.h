@@ -52,7 +52,7 @@ static inline bool run_choose_rewind(Run* run, const char* why, uint64_t* first,
 // Called when the run has diverged: goes back to a checkpoint, and continues with the samples that come next and a
 // smaller learning rate, as "PaLM: Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed
 // and resumed must go back to the same checkpoint, so only checkpoints that --ckpt-every asked for count: none made at
-// a signal, and none of --ckpt-tier.
+// a signal or by --keep-best, and none of --ckpt-tier.
 static inline bool run_rewind(Run* run, const StepResult* result, Error* error) {
     RunState *state = &run->record.state, diverged = *state;
     uint64_t first, before;

@@ -106,6 +106,7 @@ typedef struct {
     char directory[FILE_PATH_MAX];
     uint64_t every, keep;  // not of tier 0: steps between two saves; the newest checkpoints that stay, 0: all
     uint64_t saved;        // the step of the last save, or at which the run began
+    bool made;             // by this process
 } Tier;
 
 // text: DIR:EVERY or DIR:EVERY:KEEP.
@@ -189,7 +190,11 @@ static inline bool run_agree(Run* run, bool good, Error* error) {
     comm_extend_timeout(&run->comm, true);
     bool all = comm_agree_all(&run->comm, good, error);
     comm_extend_timeout(&run->comm, false);
-    return all || fail_as(error, kind);
+    if (all) return true;
+    // All ranks have the kind of the one that has failed, if a restart would not help.
+    Error any = {"this rank", ERROR_OUTSIDE, false};
+    bool usage = !comm_agree_all(&run->comm, good || kind != ERROR_USAGE, &any) && any.on_all_ranks;
+    return fail_as(error, usage ? ERROR_USAGE : kind);
 }
 
 // Writes a line of events.jsonl in --out, on the rank that has the log open; key: of an extra member, whose value is

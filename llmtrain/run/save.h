@@ -99,6 +99,7 @@ static inline bool run_open_tiers(Run* run, Error* error) {
         Tier* tier = &run->tiers[i];
         size_t length = strlen(tier->directory);
         snprintf(tier->directory + length, 32, "/%016llx", (unsigned long long)ids[i - 1]);
+        tier->made = leads && good && !directory_exists(tier->directory);
         if (leads) good = good && directory_make(tier->directory, error);
         printf("also saving every %llu steps in %s\n", (unsigned long long)tier->every, tier->directory);
     }
@@ -107,9 +108,7 @@ static inline bool run_open_tiers(Run* run, Error* error) {
         if (!directory_exists(run->tiers[i].directory))
             good = fail_with(error, "rank %zu does not see %.600s, which rank 0 has made; give --ckpt-tier a directory "
                              "that all machines share", run->comm.rank, run->tiers[i].directory);
-    good = run_agree(run, good, error);
-    for (size_t i = 1; !good && leads && i < run->tier_count; i++) rmdir(run->tiers[i].directory);  // if empty
-    return good;
+    return run_agree(run, good, error);
 }
 
 // Sets aside what is later than the state: after a rewind in all tiers, so that no resume uses it. When a run begins,
@@ -241,24 +240,25 @@ static inline bool run_open_begin(Run* run, bool writes, bool* found, Error* err
     if (o->out && !run_open_tiers(run, error)) return false;
     if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    ok = (*found || !o->resume || run_start(run, error)) && run_set_aside(run, false, error) &&
-         (*found || run_keep_tokenizer(run, error)) &&
+    if (!run_agree(run, *found || !o->resume || run_start(run, error), error)) return false;
+    ok = run_set_aside(run, false, error) && (*found || run_keep_tokenizer(run, error)) &&
          (!writes || run_list_tiers(run, error));
     source_close(&run->source);  // a run that resumes has used only its configuration
     return run_agree(run, ok, error);
 }
 
 // Opens --out, and sets weights, state and log to where the run begins; *found says whether that is a checkpoint. A
-// start that is refused leaves nothing that was not there.
+// start that is refused leaves no directory or file that was not there, but for the parents of new directories.
 static inline bool run_open_out(Run* run, bool* found, Error* error) {
     const char* out = run->options->out;
     struct stat status;
     bool writes = run->comm.rank == 0 && out, makes = writes && !directory_exists(out);
     *found = false;
     if (run_open_begin(run, writes, found, error)) return true;
-    if (!writes || *found) return false;
-    for (size_t i = 1; i < run->tier_count; i++) rmdir(run->tiers[i].directory);  // if it is empty, as all here
-    if (run->log.file && fstat(fileno(run->log.file), &status) == 0 && status.st_size == 0) remove(run->log.path);
+    if (!writes) return false;
+    for (size_t i = 1; i < run->tier_count; i++) if (run->tiers[i].made) rmdir(run->tiers[i].directory);
+    bool empty = run->log.file && run->log.made && fstat(fileno(run->log.file), &status) == 0 && status.st_size == 0;
+    if (empty) remove(run->log.path);
     if (makes) rmdir(out);
     return false;
 }
@@ -357,7 +357,7 @@ static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* e
     if (!log_sync(&run->log, &why))
         run_tell(run, false, "not_logged", step, "%s; a resume from this checkpoint will lack those lines", why.text);
     fault_point("save");
-    cadence_count_save(&run->cadence, began, tier > 0);
+    cadence_count_save(&run->cadence, began, tier == 0 && kind == SAVE_REQUESTED);
     run->saving = tier;
     run->tiers[tier].saved = step;
     run->record.kind = kind;

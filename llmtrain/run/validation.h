@@ -126,12 +126,12 @@ static inline bool run_validate(Run* run, const ValidationOptions* o, double* va
     run_count_validation(run, step, v.loss, run->saved == step);
     bool saving = saver_state(&run->saver) != SAVER_IDLE && run->saving == 0 && run->saver.step == step;
     bool saves = run->options->keep_best && seen->step == step && run->saved != step && !saving;
+    // A rewind does not go back to it, as a run that was resumed here would not have it.
+    if (saves && !run_save_begin(run, 0, run_save_kind(run), error)) return false;  // after the end of the one before
     if ((saves || saving) && isfinite(v.loss)) {
         run->validations.saving = step;
         run->validations.saving_loss = v.loss;
     }
-    // A rewind does not go back to it, as a run that was resumed here would not have it.
-    if (saves && !run_save_begin(run, 0, run_save_kind(run), error)) return false;
     if (saves && run->saver.snapshot == NULL && !run_save_wait(run, error)) return false;
     if (run->options->keep_best && seen->kept == step) run_prune(run, 0, step);  // the one that was best before
     run_stop_without_gain(run, o, due);

@@ -71,8 +71,8 @@ static inline void shard_check_begin(ShardCheck* c, const Dataset* train, const 
     c->datasets[0] = train;
     c->datasets[1] = val;
     c->vocabulary = V;
-    c->rank = rank;
     c->world = max_size(world, 1);
+    c->rank = rank % c->world;  // a launcher may number the ranks of a machine, and hide that they share it
     c->running = pthread_create(&c->thread, NULL, shard_check_run, c) == 0;  // or else the loader finds what it reads
 }
 
