@@ -132,7 +132,7 @@ $(B)/ladders.cu: dev/build.mk | $(B)
 # 3. CUDA code compiled by nvcc, all of it without a warning: resources.sh compiles the shipped kernels for sm_80,
 # sm_90a and sm_100 and checks their machine code; nvcc-code compiles sources with other kernels, for all three from the
 # virtual architecture of sm_80; nvcc-syntax checks the syntax of the rest, for sm_80 and sm_90a. Host code does not run
-# here, so it is not optimized. make test checks the syntax, and the machine code of BF16; make test-more does the rest.
+# here, so it is not optimized. make test checks the syntax; make test-more does the rest.
 
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -Werror all-warnings -c -o /dev/null
 NVCC_NAME = $(word 2,$(subst -, ,$*))
@@ -142,9 +142,9 @@ SYNTAX := FP32-test_train BF16-test_train BF16-test_model BF16-test_runs BF16-te
     BF16-ladders
 SYNTAX_MORE := FP16-test_train FP16-test_model FP16-test_runs FP32-ladders
 CODE_MORE := BF16-ladders BF16-test_emulator
-COMPILED := $(if $(NVCC_FOUND),$(SYNTAX:%=$(B)/nvcc-syntax-%.ok) $(B)/resources-BF16.txt)
+COMPILED := $(if $(NVCC_FOUND),$(SYNTAX:%=$(B)/nvcc-syntax-%.ok))
 COMPILED_MORE := $(if $(NVCC_FOUND),$(SYNTAX_MORE:%=$(B)/nvcc-syntax-%.ok) $(CODE_MORE:%=$(B)/nvcc-code-%.ok) \
-    $(B)/resources-FP32.txt $(B)/resources-FP16.txt)
+    $(B)/resources-BF16.txt $(B)/resources-FP32.txt $(B)/resources-FP16.txt)
 $(filter %.ok,$(COMPILED) $(COMPILED_MORE)): $(CUDA_HEADERS) dev/bench/bench.c $(B)/ladders.cu \
     dev/test/test_model.c dev/test/test_runs.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu)
 $(B)/nvcc-syntax-%.ok:
@@ -253,7 +253,7 @@ test-more-cuda: $(MORE_CUDA) $(COMPILED_MORE)
 MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
     $(if $(shell command -v clang 2>/dev/null),golden-clang)
 test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(ISA_TESTS)
-	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) other_isas macos more_pairs gpu_check
+	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) other_isas macos more_pairs gpu_check include
 test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
 	@sh dev/test/test.sh more-alone $(B) "$(CC)" $(LESSER_ISAS:%=cliffs-%)
 

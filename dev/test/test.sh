@@ -217,8 +217,8 @@ for test in "$@"; do
         floors)
             suite "floors of headers" sh dev/test/floors.sh
             suite "constants of pieces" sh dev/test/pieces.sh
-            suite "the headers in a user's program" env CC="$cc" sh dev/test/include.sh "$build"
             suite documents sh dev/test/documents.sh ;;
+        include) suite "the headers in a user's program" env CC="$cc" sh dev/test/include.sh "$build" ;;
         gpu_check) suite "dev/gpu/gpu_check.sh, with fakes" sh dev/test/test_gpu_check.sh "$build" ;;
         machines) suite "several machines" sh dev/test/test_machines.sh "$build/train-FP32" "$build" ;;
         # shellcheck disable=SC2046

@@ -1,7 +1,7 @@
 # test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and
 # every rung of the ladders in many thread orders; the programs are build/emulated-BUILD-TYPE-NAME. PART runs: the
-# emulated libraries, the whole model, and the trainer's CUDA build, in FP32; the machine code. PART more: more programs
-# of the first kind, the model and the trainer in BF16, operations alone in a folder, the emulator's own tests.
+# emulated libraries, the whole model, and the trainer's CUDA build, in FP32. PART more: more programs of the first kind,
+# the model and the trainer in BF16, operations alone in a folder, the emulator's own tests.
 # NVCC: yes if nvcc has just compiled everything, which make does before it calls this. LADDERS: the names of the ladders
 # in the programs named ladders.
 set -u
@@ -179,7 +179,6 @@ else
     once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
     end "emulator: cuBLASLt"
     begin
-    once "$build/test_nccl"
     once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
     end "emulator: NCCL between processes"
     trainers FP32
@@ -195,8 +194,9 @@ case $part-$nvcc in
     kernels-*) ;;
     *-yes)  # otherwise make would have stopped
         passed=$((passed + 1))
-        [ "$part" = runs ] && more="and accepts everything else" || more="in every dtype"
-        echo "ok      nvcc compiles the kernels for sm_80, sm_90a and sm_100 $more; machine code: $build/resources-*.txt" ;;
+        if [ "$part" = runs ]; then echo "ok      nvcc accepts everything"; else
+            echo "ok      nvcc compiles the kernels for sm_80, sm_90a and sm_100 in every dtype: $build/resources-*.txt"
+        fi ;;
     *) echo "skipped nvcc: it is not installed" ;;
 esac
 echo "the tests' own lines are in $log"
