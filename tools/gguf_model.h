@@ -320,7 +320,7 @@ static inline bool gguf_put_merges(GgufWriter* w, const Vocabulary* v, size_t V,
 
 // tokenizer NULL: unknown.
 static inline bool gguf_put_tokenizer(GgufWriter* w, const Tokenizer* tokenizer, size_t V, Error* error) {
-    static const Vocabulary none = {NULL};
+    static const Vocabulary none = {0};
     if (tokenizer == NULL) {
         gguf_string(w, "tokenizer.ggml.model", "none");
         return true;
