@@ -274,9 +274,10 @@ soak: $(B)/soak $(B)/train-FP32
 	$(B)/soak --train $(B)/train-FP32 --kills 500
 
 ## sanitize: make test-cpu under the address and undefined-behavior sanitizers with small pieces, and make races
-# With sanitizers gcc's warnings are not reliable.
+# With sanitizers gcc's warnings are not reliable. soak would take as long as all others; test_runs has its kills.
 sanitize:
 	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= PROGRAMS_CHECKS= PROCESSES_CHECKS= \
+	    TESTS="$(filter-out soak,$(TESTS))" PROCESS_TESTS="$(filter-out soak,$(PROCESS_TESTS))" \
 	    OPTIMIZE="-Og -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all $(SMALL_PIECES)" test-cpu
 	@$(MAKE) --no-print-directory races
 
