@@ -765,7 +765,10 @@ static inline bool loader_next(Loader* loader, int32_t* tokens, int32_t* targets
     while (loader->made == loader->taken && !loader->failed) pthread_cond_wait(&loader->changed, &loader->mutex);
     bool ready = loader->made > loader->taken;
     pthread_mutex_unlock(&loader->mutex);
-    if (!ready) return fail_with(error, "%s", loader->error.text), fail_as(error, loader->error.kind);
+    if (!ready) {
+        *error = loader->error;
+        return false;
+    }
     const int32_t* slot = loader->slots[loader->taken % 2];  // only this thread changes `taken`
     size_t count = loader->B * loader->T;
     memcpy(tokens, slot, count * sizeof(int32_t));
