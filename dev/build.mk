@@ -200,9 +200,11 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 # pieces of ordinary size.
 PROGRAMS_CHECKS := golden compilers inlined tour single install floors
 PROCESSES_CHECKS := same_weights
+# With sanitizers it would take as long as all others; test_runs has its kills.
+SOAK := soak
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate \
     test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero \
-    test_seams test_ranks test_supervise soak pairs first $(if $(CALLS),test_calls) \
+    test_seams test_ranks test_supervise $(SOAK) pairs first $(if $(CALLS),test_calls) \
     test_runs-FP32 $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t)
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
@@ -226,7 +228,7 @@ TEST_PARTS := cpu-programs cpu-processes cuda-kernels cuda-runs alone
 ##@ Tests
 ## test-cpu: the half of make test without CUDA
 # Processes that wait for each other run while other tests compute.
-PROCESS_TESTS := test_comm test_ranks test_supervise soak pairs
+PROCESS_TESTS := test_comm test_ranks test_supervise $(SOAK) pairs
 test-cpu: test-cpu-programs test-cpu-processes
 test-cpu-programs: $(CPU_TESTS)
 	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" $(filter-out $(PROCESS_TESTS),$(TESTS)) $(PROGRAMS_CHECKS)
@@ -274,10 +276,9 @@ soak: $(B)/soak $(B)/train-FP32
 	$(B)/soak --train $(B)/train-FP32 --kills 500
 
 ## sanitize: make test-cpu under the address and undefined-behavior sanitizers with small pieces, and make races
-# With sanitizers gcc's warnings are not reliable. soak would take as long as all others; test_runs has its kills.
+# With sanitizers gcc's warnings are not reliable.
 sanitize:
-	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= PROGRAMS_CHECKS= PROCESSES_CHECKS= \
-	    TESTS="$(filter-out soak,$(TESTS))" PROCESS_TESTS="$(filter-out soak,$(PROCESS_TESTS))" \
+	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= PROGRAMS_CHECKS= PROCESSES_CHECKS= SOAK= \
 	    OPTIMIZE="-Og -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all $(SMALL_PIECES)" test-cpu
 	@$(MAKE) --no-print-directory races
 
