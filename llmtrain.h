@@ -692,13 +692,12 @@ static inline void model_begin_step(Model* model, double loss_scale, size_t micr
     flat_begin_step(&model->flat, loss_scale, micro_batches);
 }
 
-// Adds the sum of the losses of a batch, tokens and targets (B, T) on the host, to flat.scalars[SUM_LOSS], without
-// gradients.
+// Adds the losses of a batch, tokens and targets (B, T) on the host, to flat.sums->losses, without gradients.
 static inline void model_losses(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     model_upload(model, tokens, targets, B, T, false);
     model_forward(model);
     model_head(model, NULL, 0.0f);
-    sum_scaled(model->flat.scalars + SUM_LOSS, model->activations->losses, 1.0, B * T, model->stream);
+    exact_sum(&model->flat.sums->losses, model->activations->losses, B * T, model->stream);
 }
 
 // Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host.
@@ -716,7 +715,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     flat_begin_bucket(flat, model_head_bucket(model));
     model_head(model, NULL, (float)dloss);
     model_backward(model);
-    sum_scaled(flat->scalars + SUM_LOSS, model->activations->losses, 1.0 / (double)N, N, model->stream);
+    exact_sum(&flat->sums->losses, model->activations->losses, N, model->stream);
 }
 
 // Reads the next micro-batch, tokens and targets (B, T); false on an error.

@@ -1,9 +1,9 @@
-// dev/global_norm.cu: the ladder of the gradient's norm: the sum of squares of a long vector of floats, in double.
+// dev/global_norm.cu: the ladder of the gradient's norm: the sum of squares of a long vector of floats.
 //
 //     out (1) = sum over i of x_i^2,  x (n)
 //
-// Memory moves 4 bytes per element, once. Every rung adds in a fixed order, so that a run repeats its bits; atomic
-// additions would not.
+// Memory moves 4 bytes per element, once. The rungs in double add in a fixed order, so that a run repeats its bits;
+// atomic additions would not. The last one adds integers: neither order nor the number of ranks changes a bit.
 //
 //     rung          idea                                                     expected
 //     one block     1024 threads walk the vector, then a tree in shared      one of a hundred processors: 1% of peak
@@ -12,7 +12,9 @@
 //                   one more block sums their sums
 //     shuffles      sums inside of warps by shuffles: two barriers instead   the same for long vectors: the tree is a
 //                   of one per level                                         small part of them
-//     shipped       16 bytes per load, four loads at once                     a few per cent more: fewer instructions
+//     fours         16 bytes per load, four loads at once: sum_of_squares    a few per cent more: fewer instructions
+//     shipped       of each 8 squares the sum in double, cut into four       the same; longer where a multiprocessor
+//                   integers; atomic additions: exact_sum_squares            has only two units for doubles
 //
 //     build/global_norm --elements 124475904
 
@@ -53,6 +55,8 @@ static __global__ void sums_tree(double* out, const double* x, size_t n) {
 // Blocks that the GPU runs at once, 2048 threads per multiprocessor.
 static size_t tree_most_blocks(void) { return ladder.stream->processors * (2048 / FLAT_THREADS); }
 
+static __global__ void exact_value_kernel(double* out, const ExactSum* sum) { *out = exact_value(*sum); }
+
 int main(int argc, char** argv) {
     uint64_t n = ladder_size(124475904, 100003);  // GPT-2 124M
     ladder_open(argc, argv, {{"elements", KIND_COUNT, &n, "n", 1, 1e10, "length of the vector", 0}});
@@ -63,8 +67,9 @@ int main(int argc, char** argv) {
     auto out = ladder_output<double>("out", 1, {(double)n * 0x1p-58, 0, 0});
     double* pieces = (double*)ladder_scratch(max_size(SUM_BLOCKS, tree_most_blocks()) * sizeof(double));
     cudaStream_t compute = ladder.stream->compute;
-    auto shipped = LADDER_OPERATION(sum_of_squares, out, x, n);
-    ladder_work(LADDER_BYTES, (double)n * sizeof(float), shipped);
+    ExactSum* exact = (ExactSum*)ladder_scratch(sizeof(ExactSum));
+    auto fours = LADDER_OPERATION(sum_of_squares, out, x, n);
+    ladder_work(LADDER_BYTES, (double)n * sizeof(float), fours);
     ladder_rung("one block", [&] { squares_tree<<<1, TREE_MOST_THREADS, 0, compute>>>(out, x, n); });
     ladder_rung("tree", [&] {
         unsigned blocks = (unsigned)min_size(flat_blocks(n, 1), tree_most_blocks());
@@ -73,9 +78,14 @@ int main(int argc, char** argv) {
     });
     ladder_rung("shuffles", [&] {
         unsigned blocks = (unsigned)min_size(flat_blocks(n, 1), SUM_BLOCKS);
-        sum_pieces_kernel<1, true><<<blocks, SUM_THREADS, 0, compute>>>(pieces, x, n);
-        sum_finish_kernel<<<1, SUM_THREADS, 0, compute>>>(out, pieces, blocks, 1.0, false);
+        sum_pieces_kernel<1><<<blocks, SUM_THREADS, 0, compute>>>(pieces, x, n);
+        sum_finish_kernel<<<1, SUM_THREADS, 0, compute>>>(out, pieces, blocks);
     });
-    ladder_rung("shipped", shipped);
+    ladder_rung("fours", fours);
+    ladder_rung("shipped", [&] {
+        fill_zero(exact, sizeof *exact, ladder.stream);
+        exact_sum_squares(exact, x, n, ladder.stream);
+        exact_value_kernel<<<1, 1, 0, compute>>>(out, exact);
+    });
     return ladder_end();
 }

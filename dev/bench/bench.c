@@ -250,11 +250,14 @@ static Cost cost_matmul_gelu(size_t M, size_t N, size_t K, size_t elements, doub
                WROTE("losses", losses, N), WROTE("dlogits", (dloss) != 0 ? (logits) : NULL, N, Vp), \
                READ("logits", N, Vp), READ("targets", N), READ_IF(weights, "weights", N))
 
-#define sum_of_squares(out, x, n, stream) \
-    TIMED("sum_of_squares", 2.0 * (n), 4.0 * (n), sum_of_squares(out, x, n, stream), WROTE("out", out, 1), READ("x", n))
+#define WROTE_SUM(sum) WROTE("sum so far", &(double){exact_value(*(sum))}, 1)
 
-#define sum_scaled(out, x, factor, n, stream) \
-    TIMED("sum_scaled", 1.0 * (n), 4.0 * (n), sum_scaled(out, x, factor, n, stream), WROTE("out", out, 1), READ("x", n))
+#define exact_sum_squares(out, x, n, stream) \
+    TIMED("exact_sum_squares", 2.0 * (n), 4.0 * (n), exact_sum_squares(out, x, n, stream), WROTE_SUM(out), \
+          READ("x", n))
+
+#define exact_sum(out, x, n, stream) \
+    TIMED("exact_sum", 1.0 * (n), 4.0 * (n), exact_sum(out, x, n, stream), WROTE_SUM(out), READ("x", n))
 
 #define fill_zero(memory, bytes, stream) \
     TIMED("fill_zero", 0.0, 1.0 * (bytes), fill_zero(memory, bytes, stream), \

@@ -129,11 +129,11 @@ static double logits_apart(const char* path, const char* expected, double* loss_
             worst = apart > worst || isnan(apart) ? apart : worst;
         }
     }
-    double sum = 0;
-    fill_zero(model.flat.scalars + SUM_LOSS, sizeof(double), model.stream);
+    ExactSum sum;
+    fill_zero(&model.flat.sums->losses, sizeof sum, model.stream);
     model_losses(&model, tokens, targets, B, T);
-    device_download(&sum, model.flat.scalars + SUM_LOSS, sizeof sum, model.stream);
-    *loss_apart = fabs(sum / (B * T) - *loss);
+    device_download(&sum, &model.flat.sums->losses, sizeof sum, model.stream);
+    *loss_apart = fabs(exact_value(sum) / (B * T) - *loss);
     tokenizer_close(&tokenizer);
     model_free(&model);
     free(batch);

@@ -433,6 +433,39 @@ static void test_exact(size_t N) {
     release();
 }
 
+// Sums of terms of all exponents, in two calls that begin at any address: the same limbs as on the CPU.
+static void test_exact_sums(size_t N, size_t moved, float last) {
+    if (!wanted("exact_sum exact_sum_squares")) return;
+    size_t bytes = (N + moved) * sizeof(float);
+    float *values = (float*)hold(bytes), *in = (float*)device_memory(bytes);
+    ExactSum *sum = (ExactSum*)device_memory(sizeof(ExactSum)), got, expected;
+    for (size_t i = 0; i < N + moved; i++) {
+        Random4 r = random4(5, RANDOM_TEST, cases, i);
+        values[i] = float_from_bits((r.bits[0] & 0x807fffffu) | (127 - 60 + r.bits[1] % 69) << 23);
+    }
+    values[moved + N - 1] = last;
+    device_upload(in, values, bytes, stream);
+    for (int squares = 0; squares < 2; squares++) {
+        memset(&expected, 0, sizeof expected);
+        fill_zero(sum, sizeof *sum, stream);
+        for (int call = 0; call < 2; call++) {
+            (squares ? ::exact_sum_squares : ::exact_sum)(sum, in + moved, N, stream);
+            (squares ? cpu::exact_sum_squares : cpu::exact_sum)(&expected, values + moved, N, NULL);
+        }
+        device_download(&got, sum, sizeof got, stream);
+        double value = exact_value(got), right = exact_value(expected);
+        exact_carry(&got);
+        exact_carry(&expected);
+        bool same = memcmp(got.limbs, expected.limbs, sizeof got.limbs) == 0 && value == right;
+        check(fabsf(last) < (squares ? 0x1p30f : 0x1p60f) ? same : isnan(value) && isnan(right),
+              "%-28s N=%zu moved by %zu, last %g: %.17g", squares ? "exact_sum_squares" : "exact_sum", N, moved,
+              (double)last, value);
+    }
+    device_free(sum, sizeof(ExactSum));
+    device_free(in, bytes);
+    release();
+}
+
 // ------------------------------------------------------------------------------------------------
 // Vectors beyond 2^31 elements: a few values, repeated, of which the last are compared with the CPU
 
@@ -504,6 +537,7 @@ static void test_large_shapes(void) {
     test_vectors(5000011);
     test_vectors(4000000);
     test_exact(5000011);
+    test_exact_sums(5000011, 0, 1.5f);
     test_exact(4000000);
     test_optimizer(OPTIMIZER_ADAMW, true, 3000001, 8, 3);
     test_optimizer(OPTIMIZER_ADAMW, false, 3000001, 9, 3);
@@ -541,6 +575,8 @@ static void test_tiny_shapes(void) {
     test_vectors(1001);
     test_vectors(512);
     test_exact(1001);
+    test_exact_sums(1001, 0, NAN);
+    test_exact_sums(1000, 4, 1.5f);
     test_exact(512);
     for (int kind = 0; kind < 4; kind++) {
         test_optimizer((OptimizerKind)kind, true, 1003, 8, 1);
@@ -572,6 +608,8 @@ int main(int argc, char** argv) {
     if (shapes == SHAPES_TINY) test_tiny_shapes();
     else test_odd_shapes(), test_slabs();
     for (size_t i = 0; i < COUNT_OF(lengths) && shapes != SHAPES_TINY; i++) test_exact(lengths[i]);
+    for (size_t i = 1; i < COUNT_OF(lengths) && shapes != SHAPES_TINY; i++)
+        test_exact_sums(lengths[i], i % 3, i == 3 ? 0x1p31f : 1.5f);
     if (shapes >= SHAPES_LARGE) test_large_shapes();
     if (shapes >= SHAPES_HUGE) test_huge();
     if (held_scratch) CUDA_CHECK(cudaFree(held_scratch));

@@ -229,14 +229,14 @@ static void test_rows(void) {
         for (size_t r = 0; r < ROWS_OF[i]; r++) {
             int32_t targets[T];
             size_t first, bytes;
-            double sum;
+            ExactSum losses;
             tokens.count = 0;
             need(source.append(&tokens, &first, &bytes, source.context, i, r, &error), "%s", error.text);
             for (size_t t = 0; t + 1 < tokens.count; t++) targets[t] = t + 1 < first ? -1 : tokens.ids[t + 1];
-            fill_zero(model.flat.scalars + SUM_LOSS, sizeof(double), model.stream);
+            fill_zero(&model.flat.sums->losses, sizeof losses, model.stream);
             model_losses(&model, tokens.ids, targets, 1, tokens.count - 1);
-            device_download(&sum, model.flat.scalars + SUM_LOSS, sizeof(double), model.stream);
-            double nats = scores[source.rows[i] + r].nats;
+            device_download(&losses, &model.flat.sums->losses, sizeof losses, model.stream);
+            double nats = scores[source.rows[i] + r].nats, sum = exact_value(losses);
             // With few rows, matmuls round differently.
             expect(fabs(nats - sum) <= 1e-5 * sum, "item %zu row %zu: %.9g, not %.9g", i, r, nats, sum);
         }

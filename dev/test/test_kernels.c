@@ -270,6 +270,64 @@ static void test_exact_read(size_t n, size_t moved, double quantum) {
     release();
 }
 
+// The limbs of exact_sum or exact_sum_squares, carried, and its value: those of an integer of 128 bits, whatever the
+// threads, and for every cut into two calls: at multiples of 8 for squares.
+static void test_exact_sum(bool squares, size_t n, size_t moved) {
+    const char* name = squares ? "exact_sum_squares" : "exact_sum";
+    float* x = (float*)hold((n + SIDE) * sizeof(float)) + moved;
+    WideSigned sum = 0;
+    size_t differing = 0, cuts = 0;
+    for (size_t i = 0; i < n; i++) {  // squares from 2^-120, of which nothing is left, to 2^18
+        Random4 r = random4(48, RANDOM_TEST, squares, i);
+        float size = float_from_bits((r.bits[0] & 0x7fffffu) | (127 - 60 + r.bits[1] % 69) << 23);
+        x[i] = r.bits[2] % 2 ? size : -size;
+    }
+    for (size_t i = 0; i < n; i += squares ? 8 : 1) {
+        double of[8] = {0};
+        for (size_t j = 0; j < 8 && i + j < n; j++) of[j] = squares ? (double)x[i + j] * (double)x[i + j] : 0;
+        double term = (of[0] + of[4]) + (of[1] + of[5]) + ((of[2] + of[6]) + (of[3] + of[7]));
+        sum += (WideSigned)rint(ldexp(squares ? term : (double)x[i], 100));
+    }
+    for (size_t cut = 0; cut <= n; cut += squares ? 8 * (1 + cut / 1000) : 1 + cut / 100, cuts++) {
+        ExactSum got = {{0}, 0};
+        threads_set(1 + cuts % 3);
+        for (int call = 0; call < 2; call++)
+            (squares ? exact_sum_squares : exact_sum)(&got, call ? x : x + cut, call ? cut : n - cut, NULL);
+        double value = exact_value(got), real = (double)sum * 0x1p-100;
+        exact_carry(&got);
+        for (int i = 0; i < EXACT_LIMBS; i++)
+            differing += got.limbs[i] != (uint64_t)(i < 3 ? (sum >> 40 * i) & ((1ll << 40) - 1) : sum >> 120);
+        differing += got.outside >> EXACT_LIMB_BITS != 0 || !(fabs(value - real) <= 2 * DBL_EPSILON * fabs(real));
+    }
+    check(differing == 0, "%-28s N=%-5zu moved by %zu, cut at %zu places  those of 128 bits; others: %zu", name, n,
+          moved, cuts, differing);
+    release();
+}
+
+// What has no sum: a term, or the sum of all terms, that is not below 2^60, whatever stands beside it; and NaN.
+static void test_exact_sum_limit(void) {
+    enum { N = 100 };
+    const struct { float x; size_t times; bool squared, number; } rows[] = {
+        {0x1p60f, 1, false, false}, {0x1.fffffep59f, 1, false, true}, {-0x1p60f, 1, false, false},
+        {0x1p59f, 1, false, true}, {0x1p59f, 2, false, false}, {-0x1p59f, 2, false, false}, {0x1p58f, 4, false, false},
+        {0x1p120f, 1, false, false}, {FLT_MAX, 2, false, false}, {INFINITY, 1, false, false},
+        {-INFINITY, 1, false, false}, {NAN, 1, false, false}, {-NAN, 3, false, false}, {-0x1p-20f, 2, false, true},
+        {0x1p30f, 1, true, false}, {0x1.fffffep29f, 1, true, true}, {-0x1p30f, 1, true, false},
+        {0x1p29f, 3, true, true}, {0x1p29f, 4, true, false}, {FLT_MAX, 9, true, false}, {-INFINITY, 1, true, false},
+        {NAN, 1, true, false},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        float x[N] = {0};
+        ExactSum sum = {{0}, 0};
+        double expected = (double)rows[i].times * (rows[i].squared ? (double)rows[i].x * (double)rows[i].x : rows[i].x);
+        for (size_t k = 0; k < rows[i].times; k++) x[k * 11 % N] = rows[i].x;
+        (rows[i].squared ? exact_sum_squares : exact_sum)(&sum, x, N, NULL);
+        double value = exact_value(sum);
+        check(rows[i].number ? value == expected : isnan(value), "%-28s %zu times %a: %.17g",
+              rows[i].squared ? "exact_sum_squares" : "exact_sum", rows[i].times, (double)rows[i].x, value);
+    }
+}
+
 static void test_exact(void) {
     const double scales[] = {0x1p50, 0x1p50 / 3, 0x1.fffffffffffffp49, 4.0};
     const size_t lengths[] = {0, 1, 2, 3, 33, 257, 5001};
@@ -282,6 +340,11 @@ static void test_exact(void) {
     }
     test_exact_order(1);
     test_exact_order(33);
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        test_exact_sum(false, lengths[i], i % 4);
+        test_exact_sum(true, lengths[i], i % 4);
+    }
+    test_exact_sum_limit();
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -220,12 +220,11 @@ static void rank_step(Rank* r, size_t micro_batches, Gradient of, double scale) 
 
 // Whether the sums of that step are right within a relative error, and the sums of squares to the bit if that is 0.
 static bool rank_is_right(Rank* r, const Case* c, Gradient of, double scale, double bound) {
-    const double* scalars = r->flat.scalars_host;
-    bool right = scalars[SUM_BAD] == 0;
+    bool right = r->flat.sums_host.bad == 0;
+    double squares = 0;
     for (size_t b = 0; b < r->flat.count; b++) {
         const Bucket* k = &r->flat.buckets[b];
         const float* sums = flat_summed(&r->flat, k, k->state);  // all elements that this rank updates
-        double squares = 0;
         for (size_t i = k->state.first; i < k->state.end; i++) {
             double expected = 0;
             for (size_t q = 0; q < c->world; q++)
@@ -233,9 +232,8 @@ static bool rank_is_right(Rank* r, const Case* c, Gradient of, double scale, dou
             right = right && fabs(sums[i - k->state.first] - expected) <= bound * fabs(expected);
             if (i >= k->own.first && i < k->own.end) squares += expected * expected;
         }
-        right = right && (bound > 0 || scalars[SUM_SQUARES + b] == squares);
     }
-    return right;
+    return right && (bound > 0 || exact_value(r->flat.sums_host.squares) == squares);
 }
 
 static void sums_body(const void* context) {
@@ -287,7 +285,7 @@ static void limit_body(const void* context) {
                c->micro_batches);
     for (size_t i = 0; i < (shares > 1 ? 2 : 1); i++) {
         rank_step(r, c->micro_batches, share, above[i]);
-        found = found && r->flat.scalars_host[SUM_BAD] != 0;
+        found = found && r->flat.sums_host.bad != 0;
     }
     rank_check(r, found, "%zu ranks, stage %zu, %zu micro-batches: exact sums above the limit are found", c->world,
                c->stage, c->micro_batches);

@@ -6,16 +6,16 @@
 
 #include "base.h"
 #include "blocks.cuh"
+#include "exact_sum.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
 //
-// Defines: sum_of_squares, sum_scaled, vector_checksum.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/base.h.
+// Defines: exact_sum, exact_sum_squares, sum_of_squares, vector_checksum.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/exact_sum.h, llmtrain/ops/base.h.
 //
-// Two kernels: blocks sum pieces of the vector, then one block sums the pieces. Which elements a thread adds, and in
-// which order, depends on the length and not on the GPU; nothing is left to the order in which blocks finish. Additions
-// are in double, as on the CPU: the result is exact to about 15 digits however long the vector.
+// exact_sum and exact_sum_squares: a thread cuts terms into the limbs of an ExactSum of its own, a block adds those of
+// its threads, and adds them to the result by atomic additions of integers: their order changes nothing.
 
 enum { SUM_THREADS = 256, SUM_BLOCKS = 4096 };
 
@@ -33,9 +33,62 @@ static __device__ inline T block_sum_wide(T x, T* shared) {
     return total;
 }
 
-// pieces (gridDim.x): sums of x (n), or of its squares. Threads take the groups of W floats in turn; the last n % W
-// floats go to the first threads. Moves 4 bytes per element.
-template <int W, bool SQUARES>
+// *out += the sum of x (n), of which a term is one element; or that of its squares, where a term is that of 8 elements.
+// Moves 4 bytes per element. Squares take about four instructions on doubles each: with two units for doubles per
+// multiprocessor, as most desktop GPUs have, that should take longer than memory does (not measured yet).
+template <bool SQUARES, int W>
+static __global__ void exact_sum_kernel(ExactSum* out, const float* x, size_t n) {
+    __shared__ uint64_t shared[WARP];
+    size_t thread = flat_index(1), threads = (size_t)gridDim.x * blockDim.x, per_term = SQUARES ? 8 : 1;
+    ExactSum sum = {};
+    for (size_t i = thread * per_term; i < n; i += threads * per_term) {
+        double term = 0.0;
+        if (SQUARES) {
+            alignas(FOUR * sizeof(float)) float eight[8] = {};
+            #pragma unroll
+            for (int j = 0; j < 8; j += W)
+                if (i + (size_t)j < n) group_store(eight + j, group_load<W>(x + i + j));
+            term = exact_eight_squares(eight);
+        } else {
+            term = (double)x[i];
+        }
+        exact_add_term(&sum.limbs[0], &sum.limbs[1], &sum.limbs[2], &sum.limbs[3], &sum.outside, term);
+    }
+    exact_carry(&sum);
+    for (int i = 0; i < EXACT_LIMBS; i++) {
+        sum.limbs[i] = block_sum_wide(sum.limbs[i], shared);
+        __syncthreads();
+    }
+    bool outside = __syncthreads_or(sum.outside >> EXACT_LIMB_BITS != 0);
+    if (threadIdx.x > 0) return;
+    exact_carry(&sum);
+    for (int i = 0; i < EXACT_LIMBS; i++)
+        atomicAdd((unsigned long long*)&out->limbs[i], (unsigned long long)sum.limbs[i]);
+    if (outside) atomicOr((unsigned long long*)&out->outside, 1ull << 63);
+}
+
+template <bool SQUARES>
+static inline void exact_sum_launch(ExactSum* out, const float* x, size_t n, Stream stream) {
+    size_t threads = divide_up(n, SQUARES ? 8 : 1);
+    unsigned blocks = (unsigned)max_size(1, min_size(SUM_BLOCKS, divide_up(threads, SUM_THREADS)));
+    bool fours = (uintptr_t)x % (FOUR * sizeof(float)) == 0 && n % FOUR == 0;
+    auto kernel = fours ? exact_sum_kernel<SQUARES, FOUR> : exact_sum_kernel<SQUARES, 1>;
+    kernel<<<blocks, SUM_THREADS, 0, stream->compute>>>(out, x, n);
+    LAUNCH_CHECK();
+}
+
+static inline void exact_sum(ExactSum* out, const float* x, size_t n, Stream stream) {
+    exact_sum_launch<false>(out, x, n, stream);
+}
+
+static inline void exact_sum_squares(ExactSum* out, const float* x, size_t n, Stream stream) {
+    exact_sum_launch<true>(out, x, n, stream);
+}
+
+// pieces (gridDim.x): sums of squares of x (n), in double. Threads take the groups of W floats in turn; the last n % W
+// floats go to the first threads. Moves 4 bytes per element. Which elements a thread adds, and in which order, depends
+// on the length and not on the GPU.
+template <int W>
 static __global__ void sum_pieces_kernel(double* pieces, const float* x, size_t n) {
     __shared__ double shared[WARP];
     size_t thread = flat_index(1), threads = (size_t)gridDim.x * blockDim.x, tail = n / W * W + thread;
@@ -44,44 +97,32 @@ static __global__ void sum_pieces_kernel(double* pieces, const float* x, size_t 
     for (size_t i = thread; i < n / W; i += threads) {
         Group<float, W> group = group_load<W>(x + i * W);
         #pragma unroll
-        for (int j = 0; j < W; j++) {
-            double value = (double)group.x[j];
-            sum += SQUARES ? value * value : value;
-        }
+        for (int j = 0; j < W; j++) sum += (double)group.x[j] * (double)group.x[j];
     }
-    if (tail < n) sum += SQUARES ? (double)x[tail] * (double)x[tail] : (double)x[tail];
+    if (tail < n) sum += (double)x[tail] * (double)x[tail];
     sum = block_sum_wide(sum, shared);
     if (threadIdx.x == 0) pieces[blockIdx.x] = sum;
 }
 
-// out (1) = factor * the sum of pieces (count); if `adds`, +=.
-static __global__ void sum_finish_kernel(double* out, const double* pieces, unsigned count, double factor, bool adds) {
+// out (1) = the sum of pieces (count).
+static __global__ void sum_finish_kernel(double* out, const double* pieces, unsigned count) {
     __shared__ double shared[WARP];
     double sum = 0.0;
     for (unsigned i = threadIdx.x; i < count; i += blockDim.x) sum += pieces[i];
     sum = block_sum_wide(sum, shared);
-    if (threadIdx.x == 0) *out = (adds ? *out : 0.0) + factor * sum;
+    if (threadIdx.x == 0) *out = sum;
 }
 
-template <bool SQUARES>
-static inline void sum_launch(double* out, const float* x, double factor, bool adds, size_t n, Stream stream) {
+static inline void sum_of_squares(double* out, const float* x, size_t n, Stream stream) {
     double* pieces = (double*)device_scratch(stream, sum_of_squares_scratch_bytes());
     size_t threads = divide_up(n, FOUR);
     unsigned blocks = (unsigned)max_size(1, min_size(SUM_BLOCKS, divide_up(threads, SUM_THREADS)));
     bool fours = (uintptr_t)x % (FOUR * sizeof(float)) == 0;
-    auto kernel = fours ? sum_pieces_kernel<FOUR, SQUARES> : sum_pieces_kernel<1, SQUARES>;
+    auto kernel = fours ? sum_pieces_kernel<FOUR> : sum_pieces_kernel<1>;
     kernel<<<blocks, SUM_THREADS, 0, stream->compute>>>(pieces, x, n);
     LAUNCH_CHECK();
-    sum_finish_kernel<<<1, SUM_THREADS, 0, stream->compute>>>(out, pieces, blocks, factor, adds);
+    sum_finish_kernel<<<1, SUM_THREADS, 0, stream->compute>>>(out, pieces, blocks);
     LAUNCH_CHECK();
-}
-
-static inline void sum_of_squares(double* out, const float* x, size_t n, Stream stream) {
-    sum_launch<true>(out, x, 1.0, false, n, stream);
-}
-
-static inline void sum_scaled(double* out, const float* x, double factor, size_t n, Stream stream) {
-    sum_launch<false>(out, x, factor, true, n, stream);
 }
 
 // out (1) += the checksum of x (n). Threads take elements as in sum_pieces_kernel; the sum is of integers, which

@@ -6,13 +6,14 @@
 #define LLMTRAIN_VECTORS_H
 
 #include "base.h"
+#include "exact_sum.h"
 
 LLMTRAIN_CPU_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
 //
-// They are doubles in device memory, from which the host reads them once per step.
+// Into device memory, from which the host reads them once per step.
 
 // out (1) = the sum of squares of x (n). The vector is cut into a fixed number of pieces, each summed by one thread.
 static inline void sum_of_squares(double* out, const float* x, size_t n, Stream stream) {
@@ -29,10 +30,51 @@ static inline void sum_of_squares(double* out, const float* x, size_t n, Stream 
     *out = total;
 }
 
-// Adds factor * (the sum of x (n)) to out (1).
-static inline void sum_scaled(double* out, const float* x, double factor, size_t n, Stream stream) {
+// *out += the sum of terms (n), at most 2^23 of them.
+static inline void exact_sum_terms(ExactSum* out, const double* terms, size_t n) {
+    uint64_t limb0 = 0, limb1 = 0, limb2 = 0, limb3 = 0, outside = 0;
+    #pragma omp simd reduction(+:limb0, limb1, limb2, limb3) reduction(|:outside)
+    for (size_t i = 0; i < n; i++) exact_add_term(&limb0, &limb1, &limb2, &limb3, &outside, terms[i]);
+    ExactSum sum = {{limb0, limb1, limb2, limb3}, outside};
+    exact_carry(&sum);
+    exact_merge_sum(out, &sum);
+}
+
+// *out += the sum of x (n).
+static inline void exact_sum(ExactSum* out, const float* x, size_t n, Stream stream) {
     (void)stream;
-    *out += factor * VECTOR_SUM_DOUBLE(i, n, (double)x[i]);
+    double terms[EXACT_TERMS];
+    for (size_t first = 0, count; first < n; first += count) {
+        count = min_size(EXACT_TERMS, n - first);
+        for (size_t i = 0; i < count; i++) terms[i] = (double)x[first + i];
+        exact_sum_terms(out, terms, count);
+    }
+}
+
+// *out += the sum of squares of x (n). The squares of each 8 elements are added in double: slices of the flat vector
+// begin at multiples of 8.
+static inline void exact_sum_squares(ExactSum* out, const float* x, size_t n, Stream stream) {
+    (void)stream;
+    enum { PIECE = LLMTRAIN_PIECE(65536, 1024) };
+    #pragma omp parallel for
+    for (size_t first = 0; first < n; first += PIECE) {
+        ExactSum sum = {{0}, 0};
+        double terms[EXACT_TERMS];
+        size_t groups = min_size(PIECE, n - first) / 8, rest = min_size(PIECE, n - first) % 8;
+        for (size_t group = 0, count; group < groups; group += count) {
+            count = min_size(EXACT_TERMS, groups - group);
+            for (size_t i = 0; i < count; i++) terms[i] = exact_eight_squares(x + first + (group + i) * 8);
+            exact_sum_terms(&sum, terms, count);
+        }
+        if (rest > 0) {  // as if zeros followed
+            float last[8] = {0};
+            memcpy(last, x + n - rest, rest * sizeof(float));
+            terms[0] = exact_eight_squares(last);
+            exact_sum_terms(&sum, terms, 1);
+        }
+        #pragma omp critical
+        exact_merge_sum(out, &sum);
+    }
 }
 
 // out (1) = the checksum of x (n), elements `first` to first + n - 1 of the flat vector: the checksums of parts add up

@@ -38,7 +38,7 @@ static inline void clock_start(StepClock* c, FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 2. Statistics
 
-enum { STATS_MAX = 9 };   // statistics of a rank that are gathered at a time
+enum { STATS_MAX = 16 };  // statistics of a rank that are gathered at a time
 
 typedef struct {
     const Transport* transport;  // NULL: one rank
@@ -80,6 +80,25 @@ static inline double stats_of(const RankStats* s, size_t rank, size_t column) {
     return s->gathered[rank * s->count + column];
 }
 
+// A sum takes EXACT_LIMBS statistics: integers below 2^40, which a double holds. To `own`:
+static inline void stats_put_sum(double* own, ExactSum sum) {
+    exact_carry(&sum);
+    for (int i = 0; i < EXACT_LIMBS; i++)
+        own[i] = sum.outside >> EXACT_LIMB_BITS ? NAN : (double)(int64_t)sum.limbs[i];
+}
+
+// The sum over all ranks of those that begin at `column`.
+static inline ExactSum stats_sum(const RankStats* s, size_t column) {
+    ExactSum sum = {{0}, 0};
+    for (size_t r = 0; r < s->world; r++)
+        for (size_t i = 0; i < EXACT_LIMBS; i++) {
+            double limb = stats_of(s, r, column + i);
+            if (isnan(limb)) sum.outside = UINT64_MAX;
+            else sum.limbs[i] += (uint64_t)(int64_t)limb;
+        }
+    return sum;
+}
+
 // Minimum, median (of an even number the lower of the two) and maximum of a statistic; returns the rank of the maximum.
 static inline size_t stats_min_median_max(double* min, double* median, double* max, const RankStats* s, size_t column) {
     size_t world = s->world, rank = 0;
@@ -100,26 +119,24 @@ static inline size_t stats_min_median_max(double* min, double* median, double* m
 // After flat_finish_step: fills in the result, from all ranks' losses, squares, times and flags. False if one is lost.
 static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepClock* clock, FlatVector* flat,
                                      StepFlags flags, Error* error) {
-    enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, COUNT };
+    enum { LOSS, BUSY, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, LOSSES, SQUARES = LOSSES + EXACT_LIMBS,
+           COUNT = SQUARES + EXACT_LIMBS };
     static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
     size_t world = stats->world, saved = 0;
+    StepSums* sums = &flat->sums_host;
     double tokens = (double)flat->tokens, targets = (double)flat->targets, of_all = 0;
-    double waited = clock_waited_ms(clock, flat), busy = now_ms() - clock->began_ms - waited, squares = 0;
-    double loss = flat->scalars_host[SUM_LOSS] / (double)flat->micro_batches * (tokens / fmax(targets, 1));
-    double own[COUNT] = {loss, 0, busy, (double)flags.stop,
-                         (double)flags.save, (double)flags.saved, (double)flags.failed, (double)flags.broken,
-                         targets};
-    for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->scalars_host[SUM_SQUARES + b];
-    if (flat->scalars_host[SUM_BAD] != 0) own[SQUARES] = NAN;
+    double waited = clock_waited_ms(clock, flat), busy = now_ms() - clock->began_ms - waited;
+    double own[COUNT] = {exact_value(sums->losses) / fmax(targets, 1), busy, (double)flags.stop, (double)flags.save,
+                         (double)flags.saved, (double)flags.failed, (double)flags.broken, targets};
+    if (sums->bad != 0) sums->squares.outside = UINT64_MAX;
+    stats_put_sum(own + LOSSES, sums->losses);
+    stats_put_sum(own + SQUARES, sums->squares);
     if (!stats_gather(stats, own, COUNT, error)) return false;
     waited += clock_waited_ms(clock, flat);
     memset(result, 0, sizeof *result);
     for (size_t r = 0; r < world; r++) of_all += stats_of(stats, r, TARGETS);
     flat->mean_factor = tokens * (double)world / fmax(of_all, 1);
     for (size_t r = 0; r < world; r++) {
-        double share = stats_of(stats, r, TARGETS);
-        if (share > 0) result->loss += stats_of(stats, r, LOSS) / (of_all / share);
-        squares += stats_of(stats, r, SQUARES);
         int stop = (int)stats_of(stats, r, STOP);
         if (result->flags.stop == 0 || stop == SIGINT) result->flags.stop = stop;
         result->flags.failed |= stats_of(stats, r, FAILED) != 0;
@@ -127,10 +144,10 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
         if (broken > result->flags.broken) result->flags.broken = broken;
         saved += stats_of(stats, r, SAVED) != 0;
     }
-    if (isnan(result->loss)) result->loss = NAN;  // drops the sign that some NaNs have
+    result->loss = exact_value(stats_sum(stats, LOSSES)) / fmax(of_all, 1);
     result->flags.save = stats_of(stats, 0, SAVE) != 0;
     result->flags.saved = saved == world;
-    result->grad_norm = isnan(squares) ? NAN : sqrt(squares) * flat_scale(flat);
+    result->grad_norm = sqrt(exact_value(stats_sum(stats, SQUARES))) * flat_scale(flat);
     stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS);
     result->slowest = stats_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, stats, BUSY);
     result->wait_share = waited / (busy + waited);

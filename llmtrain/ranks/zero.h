@@ -100,6 +100,12 @@ typedef struct {
 enum { STAGING_EMBEDDING, STAGING_EVEN, STAGING_ODD, STAGINGS };
 
 typedef struct {
+    ExactSum losses;          // of the micro-batches' targets
+    ExactSum squares;         // of the gradients of this rank's slices
+    double bad;               // 1: a gradient did not fit fixed point
+} StepSums;
+
+typedef struct {
     RankOptions options;
     FlatOptions holds;
     const Parameters* parameters;
@@ -120,9 +126,9 @@ typedef struct {
     int64_t* exact;           // (sums_size) in fixed point; NULL without it
     Staging staging[STAGINGS];
     OffloadStates offloaded;  // master weights and states where they are not in memory
-    double* scalars;          // (SUM_SQUARES + count) on the device: what the host reads once per step
+    StepSums* sums;           // on the device: what the host reads once per step
     uint64_t* checksums;      // (count) on the device
-    double* scalars_host;     // (SUM_SQUARES + count): the same after flat_finish_step
+    StepSums sums_host;       // the same after flat_finish_step
     Collectives collectives;
     double loss_scale;        // of the step in progress
     size_t tokens, targets;   // of this rank in the step so far; targets that are not masked
@@ -131,11 +137,6 @@ typedef struct {
     bool discards;            // gradients are squared and thrown away, neither summed nor reduced (run/trace.h)
     Stream stream;
 } FlatVector;
-
-// Indices of FlatVector.scalars: the sum of the micro-batches' losses, each divided by its tokens; 1 if a gradient did
-// not fit fixed point; and from SUM_SQUARES on, for every bucket, the sum of squares of the gradients of this rank's
-// slice.
-enum { SUM_LOSS, SUM_BAD, SUM_SQUARES };
 
 // Fixed point: elements are multiples of 2^-50 after the loss scale is taken off, about 1e-15, and sums stay below
 // 2^12, so that 63 bits hold them. A step with a larger one, or with a NaN, has the norm NaN and is skipped.
@@ -312,7 +313,6 @@ static inline void flat_free(FlatVector* flat) {
     free(flat->state_parts);
     free(flat->slices);
     free(flat->shard_begins);
-    free(flat->scalars_host);
     memset(flat, 0, sizeof *flat);
 }
 
@@ -362,7 +362,7 @@ static inline void flat_layout(FlatVector* flat, Arena* arena) {
     bool exact = flat->options.reduce == REDUCE_EXACT;
     flat->params =
         (floatX*)arena_take(arena, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
-    flat->scalars = (double*)arena_take(arena, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
+    flat->sums = (StepSums*)arena_take(arena, "sums", sizeof *flat->sums);
     if (!holds->training) return;
     if (flat_offloads(flat))
         flat->offloaded.store.slots = (char*)arena_take(arena, "buffers of the offloaded state",
@@ -383,8 +383,6 @@ static inline void flat_layout(FlatVector* flat, Arena* arena) {
 // Called after flat_layout has been called over memory.
 static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
     flat->stream = stream;
-    flat->scalars_host = (double*)memory_allocate((SUM_SQUARES + flat->count) * sizeof(double));
-    if (flat->scalars_host == NULL) return fail_with(error, "out of memory for the sums of %zu buckets", flat->count);
     return !flat_offloads(flat) || offload_open(&flat->offloaded.store, flat->holds.offload_dir, flat->options.rank,
                                                 flat->options.local_rank, stream, error);
 }
@@ -507,7 +505,7 @@ static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t m
     if (flat->exact) fill_zero(flat->exact, flat->sums_size * sizeof(int64_t), flat->stream);
     else if (flat_stages(flat)) fill_zero(flat->grads, flat->sums_size * sizeof(float), flat->stream);
     else for (size_t b = 0; b < flat->count; b++) flat_clear(flat, b, flat->grads + flat->buckets[b].sums_offset);
-    fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
+    fill_zero(flat->sums, sizeof *flat->sums, flat->stream);
 }
 
 // Each of the micro-batches: of so many tokens, of which `targets` count.
@@ -571,8 +569,7 @@ static inline const float* flat_summed(FlatVector* flat, const Bucket* k, Slice 
 static inline void flat_square(FlatVector* flat, Bucket* k) {
     if (k->first == k->end) return;
     flat_collect(flat, k);
-    sum_of_squares(flat->scalars + SUM_SQUARES + flat_slot(flat, k),
-                   flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
+    exact_sum_squares(&flat->sums->squares, flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
 }
 
 static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
@@ -591,7 +588,7 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     size_t n = k->end - k->first;
     if (n == 0) return;
     if (flat->discards) {
-        sum_of_squares(flat->scalars + SUM_SQUARES + bucket, flat_bucket_gradient(flat, k), n, flat->stream);
+        exact_sum_squares(&flat->sums->squares, flat_bucket_gradient(flat, k), n, flat->stream);
         return;
     }
     bool reduces = o->stage == 2 || flat->micro == flat->micro_batches;
@@ -600,7 +597,7 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
         int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
         double limit = EXACT_LIMIT * flat->loss_scale / (double)(flat->micro_batches * o->world);
         if (staging->comm_buffer) fill_zero(fixed, n * sizeof(int64_t), flat->stream);
-        exact_add(fixed, flat->scalars + SUM_BAD, staging->grads, EXACT_SCALE / flat->loss_scale, limit, n,
+        exact_add(fixed, &flat->sums->bad, staging->grads, EXACT_SCALE / flat->loss_scale, limit, n,
                   flat->stream);
     } else if (reduces && o->reduce == REDUCE_STORAGE) {
         cast_from_float((floatX*)staging->comm_buffer, staging->grads ? staging->grads : flat->grads + k->sums_offset,
@@ -621,11 +618,11 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
 }
 
 // After the last micro-batch: squares the gradients of the buckets, in the order in which their reductions started,
-// where that is not done yet, and reads flat->scalars. Only here does the host wait for the device in a step;
+// where that is not done yet, and reads flat->sums. Only here does the host wait for the device in a step;
 // device_upload_batch keeps it at most two micro-batches ahead.
 static inline void flat_finish_step(FlatVector* flat) {
     for (size_t b = flat->count; b-- > 0 && flat->options.world > 1;) flat_square(flat, &flat->buckets[b]);
-    device_download(flat->scalars_host, flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
+    device_download(&flat->sums_host, flat->sums, sizeof flat->sums_host, flat->stream);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
                                         "the losses that it computes from the same parameters and tokens"};
     FlatVector* flat = &model->flat;
     Dropout dropout = model->dropout;
+    ExactSum losses;
     size_t N = B * T;
     uint64_t* own = model->stats.checksums + 2 * model->stats.rank;
     if (flat->options.world == 1) return true;
@@ -64,13 +65,14 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
         tokens[i] = (int32_t)(i * 7919 % model->config.vocab);
         targets[i] = (int32_t)((i + 1) * 7919 % model->config.vocab);
     }
-    fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
+    fill_zero(&flat->sums->losses, sizeof losses, model->stream);
     model->dropout.p = 0;
     model_losses(model, tokens, targets, B, T);
     model->dropout = dropout;
     vector_checksum(flat->checksums, model->activations->hidden, 0, N * model->config.channels, model->stream);
     device_download(own, flat->checksums, sizeof(uint64_t), model->stream);
-    device_download(own + 1, flat->scalars + SUM_LOSS, sizeof(double), model->stream);
+    device_download(&losses, &flat->sums->losses, sizeof losses, model->stream);
+    own[1] = bits_from_double(exact_value(losses));
     return ranks_same(&model->stats, 2, names, error);
 }
 

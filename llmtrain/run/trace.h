@@ -67,17 +67,16 @@ static inline void trace_insert(SequenceTrace* worst, size_t count, const Sequen
 static inline void sequence_measure_gradient(SequenceTrace* s, Model* model, const int32_t* tokens,
                                              const int32_t* targets, size_t B, size_t T) {
     FlatVector* flat = &model->flat;
-    double squares = 0, loss_scale = flat->loss_scale;
+    double loss_scale = flat->loss_scale;
     size_t count = targets_count(targets, T);
     if (count == 0) return;  // masked as a whole: loss and gradient are zero
-    fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), model->stream);
+    fill_zero(flat->sums, sizeof *flat->sums, model->stream);
     flat->loss_scale = loss_scale / (double)B;
     model_gradients(model, tokens, targets, 1, T);
     flat->loss_scale = loss_scale;
-    device_download(flat->scalars_host, flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), model->stream);
-    for (size_t b = 0; b < flat->count; b++) squares += flat->scalars_host[SUM_SQUARES + b];
-    s->loss = flat->scalars_host[SUM_LOSS] * ((double)T / (double)count);
-    s->norm = sqrt(squares) * flat_scale(flat);
+    device_download(&flat->sums_host, flat->sums, sizeof flat->sums_host, model->stream);
+    s->loss = exact_value(flat->sums_host.losses) / (double)count;
+    s->norm = sqrt(exact_value(flat->sums_host.squares)) * flat_scale(flat);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -29,14 +29,15 @@ typedef struct {
 // Computes the mean loss per token over the first windows of the data, sharded over the ranks. All ranks return
 // together: with the same result, or, on a rank that cannot read its data, with an error, and `ended` on the others.
 static inline bool model_validate(Model* model, Validation* v, Error* error) {
-    enum { LOSS, TOKENS, ENDS, MS, COUNT };
+    enum { TOKENS, ENDS, MS, LOSSES, COUNT = LOSSES + EXACT_LIMBS };
     FlatVector* flat = &model->flat;
     size_t windows = dataset_windows(v->data, v->T, v->overlap), rank = flat->options.rank, world = flat->options.world;
     if (v->windows > 0) windows = min_size(windows, v->windows);
     size_t rounds = (windows + world * v->B - 1) / (world * v->B), look = 0;  // look: the next round to look up after
     Dropout dropout = model->dropout;
     double own[COUNT] = {0}, sum[COUNT] = {0}, began = now_ms();
-    fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
+    ExactSum losses;
+    fill_zero(&flat->sums->losses, sizeof losses, model->stream);
     Progress progress = progress_begin("validation", windows);
     bool good = true, connected = true;
     model->dropout.p = 0;
@@ -53,7 +54,8 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
         if (rank == 0) progress_show(&progress, first + batch);
         if (round < look && round + 1 < rounds) continue;
         // About once a second, and at the end, the ranks tell each other how far they are, and whether to go on.
-        device_download(&own[LOSS], flat->scalars + SUM_LOSS, sizeof(double), model->stream);
+        device_download(&losses, &flat->sums->losses, sizeof losses, model->stream);
+        stats_put_sum(own + LOSSES, losses);
         own[ENDS] = !good ? -1 : v->stop ? *v->stop : 0;
         own[MS] = (now_ms() - began) / (double)(round + 1);
         connected = stats_gather(&model->stats, own, COUNT, error);
@@ -67,7 +69,7 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
     }
     progress_end(&progress);
     model->dropout = dropout;
-    if (good && connected && !v->ended) v->loss = sum[LOSS] / sum[TOKENS];
+    if (good && connected && !v->ended) v->loss = exact_value(stats_sum(&model->stats, LOSSES)) / sum[TOKENS];
     return good && connected;
 }
 
