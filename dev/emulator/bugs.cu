@@ -31,6 +31,14 @@ static __global__ void write_global(float* out, int32_t n, bool bug) {
 }
 KERNEL_BUG(write_past_global_array, "all") { write_global<<<1, 2 * N>>>(result, N, bug); }
 
+static __global__ void store_to_local(float* out, bool bug) {
+    float local[2] = {0.0f, 0.0f};
+    float* to = bug && threadIdx.x == 0 ? local : out + threadIdx.x;
+    __stwb(to, (float)threadIdx.x);
+    out[threadIdx.x] = (float)threadIdx.x;
+}
+KERNEL_BUG(global_store_to_a_local_variable, "all") { store_to_local<<<1, N>>>(result, bug); }
+
 static __global__ void read_global(float* out, const float* in, int32_t n, bool bug) {
     int32_t i = (int32_t)threadIdx.x;
     float x = in[i], y = i + 1 < n || bug ? in[i + 1] : 0.0f;

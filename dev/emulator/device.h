@@ -227,12 +227,27 @@ inline size_t __cvta_generic_to_shared(const void* p) {
     return emulator::shared_address(p);
 }
 
+namespace emulator {
+// These are instructions for global memory (ld.global, st.global), whatever variable the address is of.
+inline void require_global(const void* p, const char* what) {
+    Unseen emulator_work;
+    static thread_local const Allocation* last;
+    if (last == nullptr || (const char*)p < last->data || (const char*)p >= last->data + last->bytes) {
+        last = allocation_at(p);
+    }
+    if (last == nullptr) die("%s: %s of an address that is not in global memory", running_text().c_str(), what);
+}
+}  // namespace emulator
+
 #define EMULATOR_LOAD(name) \
     template <class T>      \
-    EMULATOR_INLINE T name(const T* p) { return *p; }
-#define EMULATOR_STORE(name) \
-    template <class T>       \
-    EMULATOR_INLINE void name(T* p, typename emulator::Plain<T>::Type value) { *p = value; }
+    EMULATOR_INLINE T name(const T* p) { return emulator::require_global(p, #name), *p; }
+#define EMULATOR_STORE(name)                                                     \
+    template <class T>                                                           \
+    EMULATOR_INLINE void name(T* p, typename emulator::Plain<T>::Type value) {   \
+        emulator::require_global(p, #name);                                      \
+        *p = value;                                                              \
+    }
 EMULATOR_LOAD(__ldg)
 EMULATOR_LOAD(__ldcg)
 EMULATOR_LOAD(__ldcs)

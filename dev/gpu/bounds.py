@@ -102,8 +102,9 @@ KERNELS = (
     (r"rope_kernel<", "rope", lambda a, g: moves(2 * E * a[4] * a[5] * a[7])),
     (r"swiglu_forward_kernel<", "swiglu_forward", lambda a, g: moves(3 * E * a[2] * a[3], 2 * E * a[2] * a[3])),
     (r"swiglu_backward_kernel<", "swiglu_backward", lambda a, g: moves(5 * E * a[3] * a[4], 3 * E * a[3] * a[4])),
-    (r"exact_sum_kernel<true,\d+>", "exact_sum_squares", lambda a, g: moves(4 * a[2])),
-    (r"exact_sum_kernel<false,\d+>", "exact_sum", lambda a, g: moves(4 * a[2])),
+    (r"exact_sum_kernel<\d+,true>", "exact_sum_squares", lambda a, g: moves(4 * a[2])),
+    (r"exact_sum_kernel<\d+,false>", "exact_sum", lambda a, g: moves(4 * a[2])),
+    (r"exact_carry_kernel", None, lambda a, g: moves(0)),
     # AdamW: gradient, master weight, m and v read, the latter three and the parameter written; 1,024 elements a block.
     (r"optimizer_kernel<4>", "optimizer_update", lambda a, g: moves((28 + E) * 1024 * g[0], 16 * 1024 * g[0])),
 )

@@ -11,8 +11,8 @@
     X(attention_forward) X(attention_backward) X(attention_decode) X(matmul_forward) X(matmul_backward_weight) \
     X(matmul_gelu_forward) X(embedding_forward) X(embedding_backward) X(layernorm_forward) X(layernorm_backward) \
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
-    X(dropout_apply) X(classifier) X(exact_sum_squares) X(sum_of_squares) X(vector_checksum) X(exact_add) X(exact_merge) X(exact_read) \
-    X(cast_to_float) X(cast_from_float) X(vector_add_stored) X(residual_forward) \
+    X(dropout_apply) X(classifier) X(exact_sum_squares) X(sum_of_squares) X(vector_checksum) X(exact_add) \
+    X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) X(vector_add_stored) X(residual_forward) \
     X(optimizer_update_elements) X(optimizer_update) X(optimizer_update_list)
 #define REFERENCE_TO(name) decltype(&cpu::name) reference_##name = cpu::name;
 OPERATIONS(REFERENCE_TO)

@@ -279,7 +279,7 @@ static void test_exact_sum(bool squares, size_t n, size_t moved) {
     size_t differing = 0, cuts = 0;
     for (size_t i = 0; i < n; i++) {  // squares from 2^-120, of which nothing is left, to 2^18
         Random4 r = random4(48, RANDOM_TEST, squares, i);
-        float size = float_from_bits((r.bits[0] & 0x7fffffu) | (127 - 60 + r.bits[1] % 69) << 23);
+        float size = float_from_bits((r.bits[0] & 0x7fffffu) | (127 - 60 + r.bits[1] % (n > 10000 ? 61 : 69)) << 23);
         x[i] = r.bits[2] % 2 ? size : -size;
     }
     for (size_t i = 0; i < n; i += squares ? 8 : 1) {
@@ -288,7 +288,7 @@ static void test_exact_sum(bool squares, size_t n, size_t moved) {
         double term = (of[0] + of[4]) + (of[1] + of[5]) + ((of[2] + of[6]) + (of[3] + of[7]));
         sum += (WideSigned)rint(ldexp(squares ? term : (double)x[i], 100));
     }
-    for (size_t cut = 0; cut <= n; cut += squares ? 8 * (1 + cut / 1000) : 1 + cut / 100, cuts++) {
+    for (size_t cut = 0; cut <= n; cut += squares ? 8 * (1 + cut / 1000 + n / 1000) : 1 + cut / 100, cuts++) {
         ExactSum got = {{0}, 0};
         threads_set(1 + cuts % 3);
         for (int call = 0; call < 2; call++)
@@ -296,7 +296,7 @@ static void test_exact_sum(bool squares, size_t n, size_t moved) {
         double value = exact_value(got), real = (double)sum * 0x1p-100;
         exact_carry(&got);
         for (int i = 0; i < EXACT_LIMBS; i++)
-            differing += got.limbs[i] != (uint64_t)(i < 3 ? (sum >> 40 * i) & ((1ll << 40) - 1) : sum >> 120);
+            differing += got.limbs[i] != (uint64_t)(i < 4 ? (sum >> 40 * i) & ((1ll << 40) - 1) : sum >> 127);
         differing += got.outside >> EXACT_LIMB_BITS != 0 || !(fabs(value - real) <= 2 * DBL_EPSILON * fabs(real));
     }
     check(differing == 0, "%-28s N=%-5zu moved by %zu, cut at %zu places  those of 128 bits; others: %zu", name, n,
@@ -304,16 +304,20 @@ static void test_exact_sum(bool squares, size_t n, size_t moved) {
     release();
 }
 
-// What has no sum: a term, or the sum of all terms, that is not below 2^60, whatever stands beside it; and NaN.
+// What has no sum: a term, or the sum of all terms, that is not below 2^100, whatever stands beside it; and NaN.
 static void test_exact_sum_limit(void) {
     enum { N = 100 };
+    // As many sums as fill a limb's spare bits would be.
+    ExactSum one = {{(1ull << 40) - 1, (1ull << 40) - 1, (1ull << 40) - 1, (1ull << 40) - 1, 0}, 0}, many = {{0}, 0};
+    for (size_t i = 0; i < (size_t)1 << 24; i++) exact_merge_sum(&many, &one);
+    check(exact_value(many) == 0x1p84, "%-28s of 2^24 sums: %a", "exact_merge_sum", exact_value(many));
     const struct { float x; size_t times; bool squared, number; } rows[] = {
-        {0x1p60f, 1, false, false}, {0x1.fffffep59f, 1, false, true}, {-0x1p60f, 1, false, false},
-        {0x1p59f, 1, false, true}, {0x1p59f, 2, false, false}, {-0x1p59f, 2, false, false}, {0x1p58f, 4, false, false},
-        {0x1p120f, 1, false, false}, {FLT_MAX, 2, false, false}, {INFINITY, 1, false, false},
+        {0x1p100f, 1, false, false}, {0x1.fffffep99f, 1, false, true}, {-0x1p100f, 1, false, false},
+        {0x1p99f, 1, false, true}, {0x1p99f, 2, false, false}, {-0x1p99f, 2, false, false},
+        {0x1p98f, 4, false, false}, {0x1p120f, 1, false, false}, {FLT_MAX, 2, false, false}, {INFINITY, 1, false, false},
         {-INFINITY, 1, false, false}, {NAN, 1, false, false}, {-NAN, 3, false, false}, {-0x1p-20f, 2, false, true},
-        {0x1p30f, 1, true, false}, {0x1.fffffep29f, 1, true, true}, {-0x1p30f, 1, true, false},
-        {0x1p29f, 3, true, true}, {0x1p29f, 4, true, false}, {FLT_MAX, 9, true, false}, {-INFINITY, 1, true, false},
+        {0x1p50f, 1, true, false}, {0x1.fffffep49f, 1, true, true}, {-0x1p50f, 1, true, false},
+        {0x1p49f, 3, true, true}, {0x1p49f, 4, true, false}, {FLT_MAX, 9, true, false}, {-INFINITY, 1, true, false},
         {NAN, 1, true, false},
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
@@ -344,6 +348,7 @@ static void test_exact(void) {
         test_exact_sum(false, lengths[i], i % 4);
         test_exact_sum(true, lengths[i], i % 4);
     }
+    test_exact_sum(true, 200003, 1);  // of several threads
     test_exact_sum_limit();
 }
 

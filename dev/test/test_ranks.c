@@ -326,7 +326,8 @@ static void expect_stages(size_t shape, size_t world) {
     check(same_runs(runs[0], alone) && last_apart(runs[2], alone, "val_loss") == 0,
           "%s: exact sums give the weights, moments, losses, norms and validation of one rank, to the bit", what);
     check(log_last(runs[0], "skipped") == log_last(alone, "skipped") &&
-              log_last(runs[0], "tokens") == log_last(alone, "tokens"), "%s: tokens and skipped steps of one rank", what);
+              log_last(runs[0], "tokens") == log_last(alone, "tokens"),
+          "%s: tokens and skipped steps of one rank", what);
     double low[STEPS], middle[STEPS], high[STEPS], mean[STEPS];
     size_t lines = log_numbers(low, STEPS, runs[0], "loss_ranks_min");
     log_numbers(middle, STEPS, runs[0], "loss_ranks_median");

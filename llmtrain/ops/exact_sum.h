@@ -1,8 +1,8 @@
 // exact_sum.h: sums of many numbers in integers. Neither order nor grouping changes a bit, so that a loss or a norm has
 // the same digits whatever the ranks, their slices and their micro-batches are.
 //
-// A number is cut into four parts, 40 bits each, and each part is added to an integer of its own: a superaccumulator
-// ("Computer Arithmetic and Validity", U. Kulisch) of 160 bits and some spare. Adding 1.5 * 2^52 units to a double
+// A number is cut into five parts, 40 bits each, and each part is added to an integer of its own: a superaccumulator
+// ("Computer Arithmetic and Validity", U. Kulisch) of 200 bits and some spare. Adding 1.5 * 2^52 units to a double
 // rounds it to a multiple of the unit, and the low bits of the result are that multiple: a part takes four instructions
 // that vectorize. Each number is rounded by itself, to a multiple of 2^-100.
 
@@ -11,11 +11,13 @@
 
 #include "types.h"
 
-enum { EXACT_LIMBS = 4, EXACT_LIMB_BITS = 40, EXACT_TERMS = 64 };
+enum { EXACT_LIMBS = 5, EXACT_LIMB_BITS = 40 };
+enum { EXACT_TERMS = 64 };   // that a CPU adds at a time: they stay in its L1 cache
 #define EXACT_UNIT 0x1p-100  // of limb 0; that of each next limb is 2^40 times as large
 
-// The sum of limbs[i] * EXACT_UNIT * 2^(40 i), in two's complement. It is no number if a term or the sum is not below
-// 2^60, or NaN: `outside`, where the bits of all last parts are gathered, then has bits above the lowest 40.
+// The sum of limbs[i] * EXACT_UNIT * 2^(40 i), in two's complement. It is no number if a term, or the sum, is NaN or
+// not below 2^100, rounded to a multiple of 2^60: `outside`, the union of the terms' last parts, then has bits above the
+// lowest 40.
 typedef struct {
     uint64_t limbs[EXACT_LIMBS];
     uint64_t outside;
@@ -35,10 +37,11 @@ HOST_DEVICE ALWAYS_INLINE uint64_t exact_cut(double* x, double unit) {
 
 // Adds x to a sum whose members a vectorized loop has in variables: at most 2^23 times before exact_carry.
 HOST_DEVICE ALWAYS_INLINE void exact_add_term(uint64_t* limb0, uint64_t* limb1, uint64_t* limb2, uint64_t* limb3,
-                                              uint64_t* outside, double x) {
-    uint64_t last = exact_cut(&x, EXACT_UNIT * 0x1p120);
+                                              uint64_t* limb4, uint64_t* outside, double x) {
+    uint64_t last = exact_cut(&x, EXACT_UNIT * 0x1p160);
     *outside |= bits_without_sign(last);
-    *limb3 += last;
+    *limb4 += last;
+    *limb3 += exact_cut(&x, EXACT_UNIT * 0x1p120);
     *limb2 += exact_cut(&x, EXACT_UNIT * 0x1p80);
     *limb1 += exact_cut(&x, EXACT_UNIT * 0x1p40);
     *limb0 += exact_cut(&x, EXACT_UNIT);
@@ -50,7 +53,7 @@ HOST_DEVICE ALWAYS_INLINE double exact_eight_squares(const float* x) {
     return ((a * a + e * e) + (b * b + f * f)) + ((c * c + g * g) + (d * d + h * h));
 }
 
-// Leaves 40 bits in each limb but the last: equal sums have equal limbs then, and 2^23 of them can be added.
+// Leaves 40 bits in each limb but the last: equal sums then have equal limbs.
 HOST_DEVICE static inline void exact_carry(ExactSum* s) {
     for (int i = 0; i + 1 < EXACT_LIMBS; i++) {
         s->limbs[i + 1] += (uint64_t)((int64_t)s->limbs[i] >> EXACT_LIMB_BITS);
@@ -63,6 +66,7 @@ HOST_DEVICE static inline void exact_carry(ExactSum* s) {
 static inline void exact_merge_sum(ExactSum* sum, const ExactSum* x) {
     for (int i = 0; i < EXACT_LIMBS; i++) sum->limbs[i] += x->limbs[i];
     sum->outside |= x->outside;
+    exact_carry(sum);
 }
 
 // The sum, rounded; NaN if it is no number.

@@ -33,56 +33,65 @@ static __device__ inline T block_sum_wide(T x, T* shared) {
     return total;
 }
 
-// *out += the sum of x (n), of which a term is one element; or that of its squares, where a term is that of 8 elements.
-// Moves 4 bytes per element. Squares take about four instructions on doubles each: with two units for doubles per
-// multiprocessor, as most desktop GPUs have, that should take longer than memory does (not measured yet).
-template <bool SQUARES, int W>
+// *out += the sum of x (n), where a term is one element; or of its squares, where a term is that of 8 elements, loaded
+// in groups of W. Moves 4 bytes per element. A square takes about four instructions on doubles: with two units for
+// doubles per multiprocessor, as most desktop GPUs have, that should take longer than memory does (not measured yet).
+template <int W, bool SQUARES>
 static __global__ void exact_sum_kernel(ExactSum* out, const float* x, size_t n) {
     __shared__ uint64_t shared[WARP];
     size_t thread = flat_index(1), threads = (size_t)gridDim.x * blockDim.x, per_term = SQUARES ? 8 : 1;
     ExactSum sum = {};
+    uint64_t* limbs = sum.limbs;
     for (size_t i = thread * per_term; i < n; i += threads * per_term) {
         double term = 0.0;
-        if (SQUARES) {
-            alignas(FOUR * sizeof(float)) float eight[8] = {};
+        if constexpr (SQUARES) {
+            float eight[8];
             #pragma unroll
-            for (int j = 0; j < 8; j += W)
-                if (i + (size_t)j < n) group_store(eight + j, group_load<W>(x + i + j));
+            for (int j = 0; j < 8; j += W) {
+                Group<float, W> group = {};
+                if (i + (size_t)j < n) group = group_load<W>(x + i + j);
+                #pragma unroll
+                for (int k = 0; k < W; k++) eight[j + k] = group.x[k];
+            }
             term = exact_eight_squares(eight);
         } else {
             term = (double)x[i];
         }
-        exact_add_term(&sum.limbs[0], &sum.limbs[1], &sum.limbs[2], &sum.limbs[3], &sum.outside, term);
+        exact_add_term(&limbs[0], &limbs[1], &limbs[2], &limbs[3], &limbs[4], &sum.outside, term);
     }
     exact_carry(&sum);
+    bool outside = __syncthreads_or(sum.outside >> EXACT_LIMB_BITS != 0);
+    #pragma unroll
     for (int i = 0; i < EXACT_LIMBS; i++) {
-        sum.limbs[i] = block_sum_wide(sum.limbs[i], shared);
+        limbs[i] = block_sum_wide(limbs[i], shared);
         __syncthreads();
     }
-    bool outside = __syncthreads_or(sum.outside >> EXACT_LIMB_BITS != 0);
     if (threadIdx.x > 0) return;
     exact_carry(&sum);
+    #pragma unroll
     for (int i = 0; i < EXACT_LIMBS; i++)
-        atomicAdd((unsigned long long*)&out->limbs[i], (unsigned long long)sum.limbs[i]);
-    if (outside) atomicOr((unsigned long long*)&out->outside, 1ull << 63);
+        atomicAdd((unsigned long long*)&out->limbs[i], (unsigned long long)limbs[i]);
+    if (outside || sum.outside >> EXACT_LIMB_BITS != 0) atomicOr((unsigned long long*)&out->outside, 1ull << 63);
 }
 
-template <bool SQUARES>
-static inline void exact_sum_launch(ExactSum* out, const float* x, size_t n, Stream stream) {
-    size_t threads = divide_up(n, SQUARES ? 8 : 1);
-    unsigned blocks = (unsigned)max_size(1, min_size(SUM_BLOCKS, divide_up(threads, SUM_THREADS)));
-    bool fours = (uintptr_t)x % (FOUR * sizeof(float)) == 0 && n % FOUR == 0;
-    auto kernel = fours ? exact_sum_kernel<SQUARES, FOUR> : exact_sum_kernel<SQUARES, 1>;
-    kernel<<<blocks, SUM_THREADS, 0, stream->compute>>>(out, x, n);
+static __global__ void exact_carry_kernel(ExactSum* sum) { exact_carry(sum); }
+
+static inline void exact_sum_launch(void (*kernel)(ExactSum*, const float*, size_t), ExactSum* out, const float* x,
+                                    size_t n, size_t per_term, Stream stream) {
+    size_t blocks = divide_up(divide_up(n, per_term), SUM_THREADS);
+    kernel<<<(unsigned)max_size(1, min_size(SUM_BLOCKS, blocks)), SUM_THREADS, 0, stream->compute>>>(out, x, n);
+    LAUNCH_CHECK();
+    exact_carry_kernel<<<1, 1, 0, stream->compute>>>(out);  // so that there may be any number of calls
     LAUNCH_CHECK();
 }
 
 static inline void exact_sum(ExactSum* out, const float* x, size_t n, Stream stream) {
-    exact_sum_launch<false>(out, x, n, stream);
+    exact_sum_launch(exact_sum_kernel<1, false>, out, x, n, 1, stream);
 }
 
 static inline void exact_sum_squares(ExactSum* out, const float* x, size_t n, Stream stream) {
-    exact_sum_launch<true>(out, x, n, stream);
+    bool fours = (uintptr_t)x % (FOUR * sizeof(float)) == 0 && n % FOUR == 0;
+    exact_sum_launch(fours ? exact_sum_kernel<FOUR, true> : exact_sum_kernel<1, true>, out, x, n, 8, stream);
 }
 
 // pieces (gridDim.x): sums of squares of x (n), in double. Threads take the groups of W floats in turn; the last n % W

@@ -13,7 +13,8 @@ LLMTRAIN_CPU_BEGIN
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
 //
-// Into device memory, from which the host reads them once per step.
+// exact_sum and exact_sum_squares are for the loss and the gradient's norm, which the host reads once per step;
+// sum_of_squares, of any range, for optimizers of whole matrices.
 
 // out (1) = the sum of squares of x (n). The vector is cut into a fixed number of pieces, each summed by one thread.
 static inline void sum_of_squares(double* out, const float* x, size_t n, Stream stream) {
@@ -32,10 +33,10 @@ static inline void sum_of_squares(double* out, const float* x, size_t n, Stream 
 
 // *out += the sum of terms (n), at most 2^23 of them.
 static inline void exact_sum_terms(ExactSum* out, const double* terms, size_t n) {
-    uint64_t limb0 = 0, limb1 = 0, limb2 = 0, limb3 = 0, outside = 0;
-    #pragma omp simd reduction(+:limb0, limb1, limb2, limb3) reduction(|:outside)
-    for (size_t i = 0; i < n; i++) exact_add_term(&limb0, &limb1, &limb2, &limb3, &outside, terms[i]);
-    ExactSum sum = {{limb0, limb1, limb2, limb3}, outside};
+    uint64_t limb0 = 0, limb1 = 0, limb2 = 0, limb3 = 0, limb4 = 0, outside = 0;
+    #pragma omp simd reduction(+:limb0, limb1, limb2, limb3, limb4) reduction(|:outside)
+    for (size_t i = 0; i < n; i++) exact_add_term(&limb0, &limb1, &limb2, &limb3, &limb4, &outside, terms[i]);
+    ExactSum sum = {{limb0, limb1, limb2, limb3, limb4}, outside};
     exact_carry(&sum);
     exact_merge_sum(out, &sum);
 }
@@ -58,22 +59,22 @@ static inline void exact_sum_squares(ExactSum* out, const float* x, size_t n, St
     enum { PIECE = LLMTRAIN_PIECE(65536, 1024) };
     #pragma omp parallel for
     for (size_t first = 0; first < n; first += PIECE) {
-        ExactSum sum = {{0}, 0};
+        ExactSum piece = {{0}, 0};
         double terms[EXACT_TERMS];
         size_t groups = min_size(PIECE, n - first) / 8, rest = min_size(PIECE, n - first) % 8;
         for (size_t group = 0, count; group < groups; group += count) {
             count = min_size(EXACT_TERMS, groups - group);
             for (size_t i = 0; i < count; i++) terms[i] = exact_eight_squares(x + first + (group + i) * 8);
-            exact_sum_terms(&sum, terms, count);
+            exact_sum_terms(&piece, terms, count);
         }
         if (rest > 0) {  // as if zeros followed
             float last[8] = {0};
             memcpy(last, x + n - rest, rest * sizeof(float));
             terms[0] = exact_eight_squares(last);
-            exact_sum_terms(&sum, terms, 1);
+            exact_sum_terms(&piece, terms, 1);
         }
         #pragma omp critical
-        exact_merge_sum(out, &sum);
+        exact_merge_sum(out, &piece);
     }
 }
 

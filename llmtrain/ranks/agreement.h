@@ -38,7 +38,7 @@ static inline void clock_start(StepClock* c, FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 2. Statistics
 
-enum { STATS_MAX = 16 };  // statistics of a rank that are gathered at a time
+enum { STATS_MAX = 18 };  // statistics of a rank that are gathered at a time
 
 typedef struct {
     const Transport* transport;  // NULL: one rank
