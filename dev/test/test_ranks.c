@@ -457,7 +457,7 @@ static void test_resume(void) {
         const char *whole = run_usual(shape, 1, 0), *name = kept("moved-%s", SHAPES[shape].name);
         for (size_t i = 0; i < COUNT_OF(moves); i++)
             run_make(name, forked(moves[i].world), SHAPES[shape].arguments,
-                     kept("--zero %zu --steps %zu --resume on", moves[i].zero, moves[i].until));
+                     kept("--reduce exact --zero %zu --steps %zu --resume on", moves[i].zero, moves[i].until));
         check(same_runs(name, whole) && log_last(name, "skipped") == log_last(whole, "skipped"),
               "%s: 5 steps each of 3 ranks at stage 2, 2 at stage 1, 1, and 4 at stage 2: the bits of one rank",
               SHAPES[shape].name);
