@@ -60,7 +60,7 @@ static __global__ void exact_value_kernel(double* out, const ExactSum* sum) { *o
 int main(int argc, char** argv) {
     uint64_t n = ladder_size(124475904, 100003);  // GPT-2 124M
     ladder_open(argc, argv, {{"elements", KIND_COUNT, &n, "n", 1, 1e10, "length of the vector", 0}});
-    ladder_begin("sum_of_squares: out (1) = sum of squares of x (n), in double");
+    ladder_begin("sum of squares: out (1) = sum of squares of x (n), in double");
     ladder_give_scratch(sum_of_squares_scratch_bytes());
     auto x = ladder_input<float>("x", n, 1.0);
     // The bound for a sum of n terms in double; a LadderBound counts float roundings, 2^29 times as large.

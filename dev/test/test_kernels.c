@@ -289,46 +289,61 @@ static void test_exact_sum(bool squares, size_t n, size_t moved) {
         sum += (WideSigned)rint(ldexp(squares ? term : (double)x[i], 100));
     }
     for (size_t cut = 0; cut <= n; cut += squares ? 8 * (1 + cut / 1000 + n / 1000) : 1 + cut / 100, cuts++) {
-        ExactSum got = {{0}, 0};
+        ExactSum got = {{{{0}, 0}}};
+        ExactWindow* w = &got.windows[0];
         threads_set(1 + cuts % 3);
         for (int call = 0; call < 2; call++)
             (squares ? exact_sum_squares : exact_sum)(&got, call ? x : x + cut, call ? cut : n - cut, NULL);
         double value = exact_value(got), real = (double)sum * 0x1p-100;
-        exact_carry(&got);
+        exact_carry(w);
         for (int i = 0; i < EXACT_LIMBS; i++)
-            differing += got.limbs[i] != (uint64_t)(i < 4 ? (sum >> 40 * i) & ((1ll << 40) - 1) : sum >> 127);
-        differing += got.outside >> EXACT_LIMB_BITS != 0 || !(fabs(value - real) <= 2 * DBL_EPSILON * fabs(real));
+            differing += w->limbs[i] != (uint64_t)(i < 4 ? (sum >> 40 * i) & ((1ll << 40) - 1) : sum >> 127);
+        differing += w->outside >> EXACT_LAST_BITS != 0 || exact_window_value(got.windows[1]) != 0 || !(fabs(value - real) <= 2 * DBL_EPSILON * fabs(real));
     }
     check(differing == 0, "%-28s N=%-5zu moved by %zu, cut at %zu places  those of 128 bits; others: %zu", name, n,
           moved, cuts, differing);
     release();
 }
 
-// What has no sum: a term, or the sum of all terms, that is not below 2^100, whatever stands beside it; and NaN.
+// Sums across the windows and up to their limits, with the same value in any order; and what has no sum.
 static void test_exact_sum_limit(void) {
-    enum { N = 100 };
+    enum { N = 96 };
+    static const size_t steps[] = {1, 5, 7};  // in 12 groups of 8, whose squares are added first
     // As many sums as fill a limb's spare bits would be.
-    ExactSum one = {{(1ull << 40) - 1, (1ull << 40) - 1, (1ull << 40) - 1, (1ull << 40) - 1, 0}, 0}, many = {{0}, 0};
+    const uint64_t full = (1ull << 40) - 1;
+    ExactSum one = {{{{full, full, full, full, 0}, 0}}}, many = {{{{0}, 0}}};
     for (size_t i = 0; i < (size_t)1 << 24; i++) exact_merge_sum(&many, &one);
     check(exact_value(many) == 0x1p84, "%-28s of 2^24 sums: %a", "exact_merge_sum", exact_value(many));
-    const struct { float x; size_t times; bool squared, number; } rows[] = {
-        {0x1p100f, 1, false, false}, {0x1.fffffep99f, 1, false, true}, {-0x1p100f, 1, false, false},
-        {0x1p99f, 1, false, true}, {0x1p99f, 2, false, false}, {-0x1p99f, 2, false, false},
-        {0x1p98f, 4, false, false}, {0x1p120f, 1, false, false}, {FLT_MAX, 2, false, false}, {INFINITY, 1, false, false},
-        {-INFINITY, 1, false, false}, {NAN, 1, false, false}, {-NAN, 3, false, false}, {-0x1p-20f, 2, false, true},
-        {0x1p50f, 1, true, false}, {0x1.fffffep49f, 1, true, true}, {-0x1p50f, 1, true, false},
-        {0x1p49f, 3, true, true}, {0x1p49f, 4, true, false}, {FLT_MAX, 9, true, false}, {-INFINITY, 1, true, false},
-        {NAN, 1, true, false},
+    const struct { float x, y; size_t times; bool squared, number; } rows[] = {
+        {0x1p80f, 0, 1, false, true}, {0x1.fffffep79f, 0, 96, false, true}, {-0x1p80f, 0, 9, false, true},
+        {0x1p80f, 0x1p79f, 50, false, true}, {0x1p90f, -0x1p70f, 50, false, true}, {0x1p120f, 0, 1, false, true},
+        {FLT_MAX, 1, 96, false, true}, {-0x1p-20f, 0, 2, false, true}, {INFINITY, 0, 1, false, false},
+        {-INFINITY, 0, 1, false, false}, {NAN, 0, 1, false, false}, {-NAN, 1, 3, false, false},
+        {0x1p40f, 0, 1, true, true}, {0x1.fffffep39f, 0x1p41f, 40, true, true}, {-0x1p50f, 1, 96, true, true},
+        {0x1p70f, 0, 96, true, true}, {FLT_MAX, 0, 10, true, true}, {FLT_MAX, 0, 96, true, false},
+        {-INFINITY, 0, 1, true, false}, {NAN, 0, 1, true, false},
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
-        float x[N] = {0};
-        ExactSum sum = {{0}, 0};
-        double expected = (double)rows[i].times * (rows[i].squared ? (double)rows[i].x * (double)rows[i].x : rows[i].x);
-        for (size_t k = 0; k < rows[i].times; k++) x[k * 11 % N] = rows[i].x;
-        (rows[i].squared ? exact_sum_squares : exact_sum)(&sum, x, N, NULL);
-        double value = exact_value(sum);
-        check(rows[i].number ? value == expected : isnan(value), "%-28s %zu times %a: %.17g",
-              rows[i].squared ? "exact_sum_squares" : "exact_sum", rows[i].times, (double)rows[i].x, value);
+        double values[3], wanted = 0, size = 0;
+        for (size_t order = 0; order < 3; order++) {
+            float x[N] = {0};
+            ExactSum sum = {{{{0}, 0}}};
+            for (size_t k = 0; k < N; k++) {
+                float value = k < rows[i].times ? rows[i].x : rows[i].y;
+                x[8 * (k / 8 * steps[order] % (N / 8)) + k % 8] = value;
+            }
+            for (size_t k = 0; k < N; k++) {
+                double term = rows[i].squared ? (double)x[k] * (double)x[k] : (double)x[k];
+                wanted += term / 3;
+                size += fabs(term);
+            }
+            (rows[i].squared ? exact_sum_squares : exact_sum)(&sum, x, N, NULL);
+            values[order] = exact_value(sum);
+        }
+        bool right = fabs(values[0] - wanted) <= 0x1p-30 * size && values[0] == values[1];
+        check(rows[i].number ? right && values[0] == values[2] : isnan(values[0]), "%-28s %zu times %a, then %a: %.17g",
+              rows[i].squared ? "exact_sum_squares" : "exact_sum", rows[i].times, (double)rows[i].x, (double)rows[i].y,
+              values[0]);
     }
 }
 

@@ -4,23 +4,30 @@
 // A number is cut into five parts, 40 bits each, and each part is added to an integer of its own: a superaccumulator
 // ("Computer Arithmetic and Validity", U. Kulisch) of 200 bits and some spare. Adding 1.5 * 2^52 units to a double
 // rounds it to a multiple of the unit, and the low bits of the result are that multiple: a part takes four instructions
-// that vectorize. Each number is rounded by itself, to a multiple of 2^-100.
+// that vectorize. Each number is rounded by itself, to a multiple of 2^-100. Numbers of 2^80 and more, as runs that
+// diverge have, are added to five more integers, in the same way after a multiplication by 2^-150.
 
 #ifndef LLMTRAIN_EXACT_SUM_H
 #define LLMTRAIN_EXACT_SUM_H
 
 #include "types.h"
 
-enum { EXACT_LIMBS = 5, EXACT_LIMB_BITS = 40 };
+enum { EXACT_WINDOWS = 2, EXACT_LIMBS = 5, EXACT_LIMB_BITS = 40, EXACT_LAST_BITS = 52 };  // the last limb has more
 enum { EXACT_TERMS = 64 };   // that a CPU adds at a time: they stay in its L1 cache
 #define EXACT_UNIT 0x1p-100  // of limb 0; that of each next limb is 2^40 times as large
+#define EXACT_USUAL 0x1p30   // numbers below it add nothing to the last two limbs
+#define EXACT_HUGE 0x1p80    // numbers from here on are in the second window
+#define EXACT_SHIFT 0x1p150  // what that divides by: squares of floats then fit
 
-// The sum of limbs[i] * EXACT_UNIT * 2^(40 i), in two's complement. It is no number if a term, or the sum, is NaN or
-// not below 2^100, rounded to a multiple of 2^60: `outside`, the union of the terms' last parts, then has bits above the
-// lowest 40.
+// A part of a sum: that of limbs[i] * EXACT_UNIT * 2^(40 i), in two's complement. It is no number if a term is none, or
+// if the sum is 2^112 or more: `outside`, the union of all last limbs, then has bits above EXACT_LAST_BITS.
 typedef struct {
     uint64_t limbs[EXACT_LIMBS];
     uint64_t outside;
+} ExactWindow;
+
+typedef struct {
+    ExactWindow windows[EXACT_WINDOWS];
 } ExactSum;
 
 HOST_DEVICE ALWAYS_INLINE uint64_t bits_from_double(double x) { uint64_t bits; memcpy(&bits, &x, 8); return bits; }
@@ -35,16 +42,27 @@ HOST_DEVICE ALWAYS_INLINE uint64_t exact_cut(double* x, double unit) {
     return bits_from_double(rounded) - bits_from_double(zero);
 }
 
-// Adds x to a sum whose members a vectorized loop has in variables: at most 2^23 times before exact_carry.
+// Adds x to the limbs of a window, which a vectorized loop has in variables: at most 2^23 times before exact_carry.
+HOST_DEVICE ALWAYS_INLINE void exact_add_usual(uint64_t* limb0, uint64_t* limb1, uint64_t* limb2, double x) {
+    *limb2 += exact_cut(&x, EXACT_UNIT * 0x1p80);
+    *limb1 += exact_cut(&x, EXACT_UNIT * 0x1p40);
+    *limb0 += exact_cut(&x, EXACT_UNIT);
+}
+
+// The same for any x, not only below EXACT_USUAL.
 HOST_DEVICE ALWAYS_INLINE void exact_add_term(uint64_t* limb0, uint64_t* limb1, uint64_t* limb2, uint64_t* limb3,
                                               uint64_t* limb4, uint64_t* outside, double x) {
     uint64_t last = exact_cut(&x, EXACT_UNIT * 0x1p160);
     *outside |= bits_without_sign(last);
     *limb4 += last;
     *limb3 += exact_cut(&x, EXACT_UNIT * 0x1p120);
-    *limb2 += exact_cut(&x, EXACT_UNIT * 0x1p80);
-    *limb1 += exact_cut(&x, EXACT_UNIT * 0x1p40);
-    *limb0 += exact_cut(&x, EXACT_UNIT);
+    exact_add_usual(limb0, limb1, limb2, x);
+}
+
+// What a term adds to a window: itself, shifted, or 0.
+HOST_DEVICE ALWAYS_INLINE double exact_term(double x, int window) {
+    double low = fabs(x) < EXACT_HUGE ? x : 0.0;
+    return window == 0 ? low : low == x ? 0.0 : x * (1.0 / EXACT_SHIFT);
 }
 
 // The sum of squares of x (8).
@@ -54,31 +72,40 @@ HOST_DEVICE ALWAYS_INLINE double exact_eight_squares(const float* x) {
 }
 
 // Leaves 40 bits in each limb but the last: equal sums then have equal limbs.
-HOST_DEVICE static inline void exact_carry(ExactSum* s) {
+HOST_DEVICE ALWAYS_INLINE void exact_carry(ExactWindow* w) {
     for (int i = 0; i + 1 < EXACT_LIMBS; i++) {
-        s->limbs[i + 1] += (uint64_t)((int64_t)s->limbs[i] >> EXACT_LIMB_BITS);
-        s->limbs[i] &= ((uint64_t)1 << EXACT_LIMB_BITS) - 1;
+        w->limbs[i + 1] += (uint64_t)((int64_t)w->limbs[i] >> EXACT_LIMB_BITS);
+        w->limbs[i] &= ((uint64_t)1 << EXACT_LIMB_BITS) - 1;
     }
-    s->outside |= bits_without_sign(s->limbs[EXACT_LIMBS - 1]);
+    w->outside |= bits_without_sign(w->limbs[EXACT_LIMBS - 1]);
 }
 
-// sum += x.
-static inline void exact_merge_sum(ExactSum* sum, const ExactSum* x) {
+// sum += x, as often as one likes.
+static inline void exact_merge_window(ExactWindow* sum, const ExactWindow* x) {
     for (int i = 0; i < EXACT_LIMBS; i++) sum->limbs[i] += x->limbs[i];
     sum->outside |= x->outside;
     exact_carry(sum);
 }
 
+static inline void exact_merge_sum(ExactSum* sum, const ExactSum* x) {
+    for (int window = 0; window < EXACT_WINDOWS; window++)
+        exact_merge_window(&sum->windows[window], &x->windows[window]);
+}
+
+HOST_DEVICE static inline double exact_window_value(ExactWindow w) {
+    double value = 0.0, unit = EXACT_UNIT;
+    exact_carry(&w);
+    bool negative = w.limbs[EXACT_LIMBS - 1] >> 63;
+    for (int i = 0; i < EXACT_LIMBS && negative; i++) w.limbs[i] = 0 - w.limbs[i];
+    exact_carry(&w);
+    for (int i = 0; i < EXACT_LIMBS; i++, unit *= 0x1p40) value += (double)w.limbs[i] * unit;
+    if (w.outside >> EXACT_LAST_BITS) return (double)NAN;
+    return negative ? -value : value;
+}
+
 // The sum, rounded; NaN if it is no number.
 HOST_DEVICE static inline double exact_value(ExactSum s) {
-    double value = 0.0, unit = EXACT_UNIT;
-    exact_carry(&s);
-    bool negative = s.limbs[EXACT_LIMBS - 1] >> 63;
-    for (int i = 0; i < EXACT_LIMBS && negative; i++) s.limbs[i] = 0 - s.limbs[i];
-    exact_carry(&s);
-    for (int i = 0; i < EXACT_LIMBS; i++, unit *= 0x1p40) value += (double)s.limbs[i] * unit;
-    if (s.outside >> EXACT_LIMB_BITS) return (double)NAN;
-    return negative ? -value : value;
+    return exact_window_value(s.windows[0]) + exact_window_value(s.windows[1]) * EXACT_SHIFT;
 }
 
 #endif  // LLMTRAIN_EXACT_SUM_H

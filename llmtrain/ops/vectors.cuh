@@ -33,6 +33,28 @@ static __device__ inline T block_sum_wide(T x, T* shared) {
     return total;
 }
 
+static __device__ inline void exact_window_add(ExactWindow* w, double x) {
+    uint64_t* limbs = w->limbs;
+    exact_add_term(&limbs[0], &limbs[1], &limbs[2], &limbs[3], &limbs[4], &w->outside, x);
+}
+
+// *out += the sum of `own` over the block. shared (32).
+static __device__ inline void exact_window_sum(ExactWindow* out, ExactWindow own, uint64_t* shared) {
+    exact_carry(&own);
+    bool outside = __syncthreads_or(own.outside >> EXACT_LAST_BITS != 0);
+    #pragma unroll
+    for (int i = 0; i < EXACT_LIMBS; i++) {
+        own.limbs[i] = block_sum_wide(own.limbs[i], shared);
+        __syncthreads();
+    }
+    if (threadIdx.x > 0) return;
+    exact_carry(&own);
+    #pragma unroll
+    for (int i = 0; i < EXACT_LIMBS; i++)
+        atomicAdd((unsigned long long*)&out->limbs[i], (unsigned long long)own.limbs[i]);
+    if (outside || own.outside >> EXACT_LAST_BITS != 0) atomicOr((unsigned long long*)&out->outside, 1ull << 63);
+}
+
 // *out += the sum of x (n), where a term is one element; or of its squares, where a term is that of 8 elements, loaded
 // in groups of W. Moves 4 bytes per element. A square takes about four instructions on doubles: with two units for
 // doubles per multiprocessor, as most desktop GPUs have, that should take longer than memory does (not measured yet).
@@ -40,8 +62,8 @@ template <int W, bool SQUARES>
 static __global__ void exact_sum_kernel(ExactSum* out, const float* x, size_t n) {
     __shared__ uint64_t shared[WARP];
     size_t thread = flat_index(1), threads = (size_t)gridDim.x * blockDim.x, per_term = SQUARES ? 8 : 1;
-    ExactSum sum = {};
-    uint64_t* limbs = sum.limbs;
+    ExactWindow windows[EXACT_WINDOWS] = {};
+    bool huge = false;
     for (size_t i = thread * per_term; i < n; i += threads * per_term) {
         double term = 0.0;
         if constexpr (SQUARES) {
@@ -57,24 +79,20 @@ static __global__ void exact_sum_kernel(ExactSum* out, const float* x, size_t n)
         } else {
             term = (double)x[i];
         }
-        exact_add_term(&limbs[0], &limbs[1], &limbs[2], &limbs[3], &limbs[4], &sum.outside, term);
+        exact_window_add(&windows[0], exact_term(term, 0));
+        if (!(fabs(term) < EXACT_HUGE)) {
+            exact_window_add(&windows[1], exact_term(term, 1));
+            huge = true;
+        }
     }
-    exact_carry(&sum);
-    bool outside = __syncthreads_or(sum.outside >> EXACT_LIMB_BITS != 0);
-    #pragma unroll
-    for (int i = 0; i < EXACT_LIMBS; i++) {
-        limbs[i] = block_sum_wide(limbs[i], shared);
-        __syncthreads();
-    }
-    if (threadIdx.x > 0) return;
-    exact_carry(&sum);
-    #pragma unroll
-    for (int i = 0; i < EXACT_LIMBS; i++)
-        atomicAdd((unsigned long long*)&out->limbs[i], (unsigned long long)limbs[i]);
-    if (outside || sum.outside >> EXACT_LIMB_BITS != 0) atomicOr((unsigned long long*)&out->outside, 1ull << 63);
+    exact_window_sum(&out->windows[0], windows[0], shared);
+    if (__syncthreads_or(huge)) exact_window_sum(&out->windows[1], windows[1], shared);
 }
 
-static __global__ void exact_carry_kernel(ExactSum* sum) { exact_carry(sum); }
+static __global__ void exact_carry_kernel(ExactSum* sum) {
+    exact_carry(&sum->windows[0]);
+    exact_carry(&sum->windows[1]);
+}
 
 static inline void exact_sum_launch(void (*kernel)(ExactSum*, const float*, size_t), ExactSum* out, const float* x,
                                     size_t n, size_t per_term, Stream stream) {

@@ -31,14 +31,30 @@ static inline void sum_of_squares(double* out, const float* x, size_t n, Stream 
     *out = total;
 }
 
-// *out += the sum of terms (n), at most 2^23 of them.
-static inline void exact_sum_terms(ExactSum* out, const double* terms, size_t n) {
+// *out += what terms (n), at most 2^23, add to a window.
+static inline void exact_sum_window(ExactSum* out, const double* terms, size_t n, int window) {
     uint64_t limb0 = 0, limb1 = 0, limb2 = 0, limb3 = 0, limb4 = 0, outside = 0;
     #pragma omp simd reduction(+:limb0, limb1, limb2, limb3, limb4) reduction(|:outside)
-    for (size_t i = 0; i < n; i++) exact_add_term(&limb0, &limb1, &limb2, &limb3, &limb4, &outside, terms[i]);
-    ExactSum sum = {{limb0, limb1, limb2, limb3, limb4}, outside};
-    exact_carry(&sum);
-    exact_merge_sum(out, &sum);
+    for (size_t i = 0; i < n; i++)
+        exact_add_term(&limb0, &limb1, &limb2, &limb3, &limb4, &outside, exact_term(terms[i], window));
+    ExactWindow sum = {{limb0, limb1, limb2, limb3, limb4}, outside};
+    exact_merge_window(&out->windows[window], &sum);
+}
+
+// *out += the sum of terms (n), at most 2^23.
+static inline void exact_sum_terms(ExactSum* out, const double* terms, size_t n) {
+    uint64_t limb0 = 0, limb1 = 0, limb2 = 0, unusual = 0;
+    #pragma omp simd reduction(|:unusual)
+    for (size_t i = 0; i < n; i++) unusual |= !(fabs(terms[i]) < EXACT_USUAL);
+    if (unusual) {
+        exact_sum_window(out, terms, n, 0);
+        exact_sum_window(out, terms, n, 1);
+        return;
+    }
+    #pragma omp simd reduction(+:limb0, limb1, limb2)
+    for (size_t i = 0; i < n; i++) exact_add_usual(&limb0, &limb1, &limb2, terms[i]);
+    ExactWindow sum = {{limb0, limb1, limb2, 0, 0}, 0};
+    exact_merge_window(&out->windows[0], &sum);
 }
 
 // *out += the sum of x (n).
@@ -59,7 +75,7 @@ static inline void exact_sum_squares(ExactSum* out, const float* x, size_t n, St
     enum { PIECE = LLMTRAIN_PIECE(65536, 1024) };
     #pragma omp parallel for
     for (size_t first = 0; first < n; first += PIECE) {
-        ExactSum piece = {{0}, 0};
+        ExactSum piece = {{{{0}, 0}}};
         double terms[EXACT_TERMS];
         size_t groups = min_size(PIECE, n - first) / 8, rest = min_size(PIECE, n - first) % 8;
         for (size_t group = 0, count; group < groups; group += count) {

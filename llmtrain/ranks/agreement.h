@@ -38,7 +38,7 @@ static inline void clock_start(StepClock* c, FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 2. Statistics
 
-enum { STATS_MAX = 18 };  // statistics of a rank that are gathered at a time
+enum { STATS_MAX = 28 };  // statistics of a rank that are gathered at a time
 
 typedef struct {
     const Transport* transport;  // NULL: one rank
@@ -80,21 +80,27 @@ static inline double stats_of(const RankStats* s, size_t rank, size_t column) {
     return s->gathered[rank * s->count + column];
 }
 
-// A sum takes EXACT_LIMBS statistics: integers below 2^40, which a double holds. To `own`:
+// A sum takes this many statistics: integers below 2^53, which a double holds.
+enum { STATS_OF_SUM = EXACT_WINDOWS * EXACT_LIMBS };
+
+// Writes a sum to `own`.
 static inline void stats_put_sum(double* own, ExactSum sum) {
-    exact_carry(&sum);
-    for (int i = 0; i < EXACT_LIMBS; i++)
-        own[i] = sum.outside >> EXACT_LIMB_BITS ? NAN : (double)(int64_t)sum.limbs[i];
+    for (int i = 0; i < STATS_OF_SUM; i++) {
+        ExactWindow* w = &sum.windows[i / EXACT_LIMBS];
+        if (i % EXACT_LIMBS == 0) exact_carry(w);
+        own[i] = w->outside >> EXACT_LAST_BITS ? NAN : (double)(int64_t)w->limbs[i % EXACT_LIMBS];
+    }
 }
 
 // The sum over all ranks of those that begin at `column`.
 static inline ExactSum stats_sum(const RankStats* s, size_t column) {
-    ExactSum sum = {{0}, 0};
+    ExactSum sum = {{{{0}, 0}}};
     for (size_t r = 0; r < s->world; r++)
-        for (size_t i = 0; i < EXACT_LIMBS; i++) {
+        for (size_t i = 0; i < STATS_OF_SUM; i++) {
             double limb = stats_of(s, r, column + i);
-            if (isnan(limb)) sum.outside = UINT64_MAX;
-            else sum.limbs[i] += (uint64_t)(int64_t)limb;
+            ExactWindow* w = &sum.windows[i / EXACT_LIMBS];
+            if (isnan(limb)) w->outside = UINT64_MAX;
+            else w->limbs[i % EXACT_LIMBS] += (uint64_t)(int64_t)limb;
         }
     return sum;
 }
@@ -119,8 +125,8 @@ static inline size_t stats_min_median_max(double* min, double* median, double* m
 // After flat_finish_step: fills in the result, from all ranks' losses, squares, times and flags. False if one is lost.
 static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepClock* clock, FlatVector* flat,
                                      StepFlags flags, Error* error) {
-    enum { LOSS, BUSY, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, LOSSES, SQUARES = LOSSES + EXACT_LIMBS,
-           COUNT = SQUARES + EXACT_LIMBS };
+    enum { LOSS, BUSY, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, LOSSES, SQUARES = LOSSES + STATS_OF_SUM,
+           COUNT = SQUARES + STATS_OF_SUM };
     static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
     size_t world = stats->world, saved = 0;
     StepSums* sums = &flat->sums_host;
@@ -128,7 +134,7 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     double waited = clock_waited_ms(clock, flat), busy = now_ms() - clock->began_ms - waited;
     double own[COUNT] = {exact_value(sums->losses) / fmax(targets, 1), busy, (double)flags.stop, (double)flags.save,
                          (double)flags.saved, (double)flags.failed, (double)flags.broken, targets};
-    if (sums->bad != 0) sums->squares.outside = UINT64_MAX;
+    if (sums->bad != 0) sums->squares.windows[0].outside = UINT64_MAX;
     stats_put_sum(own + LOSSES, sums->losses);
     stats_put_sum(own + SQUARES, sums->squares);
     if (!stats_gather(stats, own, COUNT, error)) return false;

@@ -29,7 +29,7 @@ typedef struct {
 // Computes the mean loss per token over the first windows of the data, sharded over the ranks. All ranks return
 // together: with the same result, or, on a rank that cannot read its data, with an error, and `ended` on the others.
 static inline bool model_validate(Model* model, Validation* v, Error* error) {
-    enum { TOKENS, ENDS, MS, LOSSES, COUNT = LOSSES + EXACT_LIMBS };
+    enum { TOKENS, ENDS, MS, LOSSES, COUNT = LOSSES + STATS_OF_SUM };
     FlatVector* flat = &model->flat;
     size_t windows = dataset_windows(v->data, v->T, v->overlap), rank = flat->options.rank, world = flat->options.world;
     if (v->windows > 0) windows = min_size(windows, v->windows);
