@@ -1228,6 +1228,7 @@ static void test_odd_shapes(void) {
         test_embedding(2, 65, 129, 50, positions, 7, TOKENS_EQUAL);
         test_embedding(1, 130, ON_CUDA ? 264 : 768, 257, positions, 1, TOKENS_RANDOM);
     }
+    test_embedding(3, 700, 3, 40, POSITIONS_ORDERED, 0, TOKENS_RANDOM);  // more rows than a block of a GPU sorts
     for (int kind = 0; kind < 4; kind++) {
         bool layernorm = kind / 2, branch = kind % 2;
         test_norm(layernorm, branch, 1, 1, 1.0);

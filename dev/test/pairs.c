@@ -518,6 +518,12 @@ static void test_chat(void) {
                                   "(printf 'a\\0b.'; cat answer) | cmp - whole", p, p, p);
     expect(system(command) == 0, "%s", command);
     verdict("a message with a zero byte is read whole");
+    // It has room for 4096 messages, and ends with a message that finds none, which is not answered.
+    put_text("chat/tokenizer/tokenizer_config.json", "{\"chat_template\": \"{{ messages[-1].content }}\"}");
+    command = text_of("yes a | head -n 2049 | %s/generate-FP32 --out chat --chat --tokens 1 > answers 2> why; "
+                      "[ $? = 1 ] && [ $(grep -ac ^ answers) = 2048 ] && grep -q 'more than 4096 messages' why", p);
+    expect(system(command) == 0, "%s", command);
+    verdict("a conversation that is too long");
     expect(system("sed -i '/post_processor/,/^  },/c \\  \"post_processor\": "
                   "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"e\"}}, "
                   "{\"Sequence\": {\"id\": \"A\"}}], \"special_tokens\": {\"e\": {\"ids\": [256]}}},' "

@@ -223,6 +223,8 @@ static void test_json_limits(void) {
         memcpy(text + sizes[i].bytes - end, sizes[i].end, end);
         expect(json_accepts(text, sizes[i].bytes) == sizes[i].good, "%zu times %c", sizes[i].bytes, sizes[i].fill);
     }
+    memset(text, ',', 4 * large);
+    refused(json_accepts(text, 4 * large), "too large (8000000 bytes, 8000001 values)", "the message has both sizes");
 
     // Commas and brackets in a string are no values; those after a string that ends in a backslash are.
     size_t long_bytes = JSON_NODES_MAX + 1000;

@@ -133,6 +133,29 @@ static void test_memory(void) {
     verdict("--plan: parameters, gradients, states and activations, counted by hand");
 }
 
+// The scratch of an update, in floats: only optimizers that need whole tensors or matrices have any, the latter only
+// for hidden matrices. Muon keeps two arrays like the largest matrix, and two squares of its shorter side.
+static void test_scratch(void) {
+    Config config;
+    Model model;
+    Error error;
+    ModelOptions options = {.B = 1, .T = 64, .training = true, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
+    need(config_preset(&config, "gpt2:124M", &error) && model_plan(&model, &config, options, &error), "%s", error.text);
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++)
+        for (size_t i = 0; i < model.parameters.count; i++) {
+            const Tensor* t = &model.parameters.tensors[i];
+            ShardRule rule = OPTIMIZERS[kind].rule;
+            size_t found = optimizer_scratch_floats((OptimizerKind)kind, &t->shape, 64);
+            bool needs = rule == SHARD_TENSORS || (rule == SHARD_MATRICES && t->shape.hidden);
+            expect((found > 0) == needs, "%s, %s: %zu floats", OPTIMIZERS[kind].name, t->name, found);
+            if (kind != OPTIMIZER_MUON || !needs) continue;
+            size_t rows = strstr(t->name, "ffn") ? 3072 : 768, floats = 2 * rows * 768 + 2 * 768 * 768;
+            expect(found >= floats && found <= floats + 512, "muon, %s: %zu floats for %zu", t->name, found, floats);
+        }
+    model_free(&model);
+    verdict("the scratch memory of updates, counted by hand");
+}
+
 // The operations of a step at one rate for all of them: 6 for each weight and token, and for each visible pair of query
 // and key of a head 14 D, of two products forward and five backward, and two exponentials. All else is less than 1%.
 static void test_operations(void) {
@@ -257,7 +280,8 @@ static void predicted(double* gb, double* ms, const char* arguments) {
     if (line) sscanf(line, "a step with these flags: %lf GB, %lf ms", gb, ms);
 }
 
-// The first lines are those of ./train --plan, but for the size of the program itself.
+// The first lines are those of ./train --plan, but for the size of the program itself; with --memory the last has the
+// sum of all that is in memory.
 static void test_same(void) {
     static const char* const flags[] = {
         SMALL "--out none --ckpt-every 1 ", SMALL "--ranks 3 --zero 2 --total-batch 288 --recompute norms ",
@@ -265,6 +289,7 @@ static void test_same(void) {
     for (size_t i = 0; i < COUNT_OF(flags); i++) {
         static char of_train[16384];
         size_t lines = 0;
+        double mb, sum = 0, gb = NAN;
         snprintf(of_train, sizeof of_train, "%s", program_says(train_program, 0, text_of("%s --plan", flags[i])));
         const char* said = program_says(plan_program, 0, text_of("%s --rate 300,25", flags[i]));
         for (char *rest = of_train, *line; (line = strsep(&rest, "\n")) != NULL && *line; lines++) {
@@ -272,9 +297,15 @@ static void test_same(void) {
             bool varies = strstr(line, "outside: the program") || strstr(line, "GB in all");
             expect(varies || (strlen(line) == length && strncmp(line, said, length) == 0), "%s: '%s' is '%.*s'",
                    flags[i], line, (int)length, said);
+            bool counts = strncmp(line, "  total ", 8) == 0 || strncmp(line, "  outside: ", 11) == 0;
+            if (counts && sscanf(line + strcspn(line, "0123456789"), "%lf", &mb) == 1) sum += mb;
+            sscanf(line, " %lf GB in all", &gb);
             said += length + (said[length] != 0);
         }
         expect(lines > 10, "%s: %zu lines", flags[i], lines);
+        bool within = strstr(flags[i], "--memory") != NULL;
+        expect(isnan(gb) == !within && (!within || fabs(gb - 1e-3 * sum) < 0.00051 + 1e-5 * (double)lines),
+               "%s: the lines add up to %g MB, not %g GB", flags[i], sum, gb);
     }
     verdict("build/plan begins with what ./train --plan prints");
 }
@@ -363,6 +394,9 @@ static void test_program(void) {
         {0, SMALL "--memory 0.001 --rate 300,25", "--recompute auto --memory 0."},
         {0, SMALL "--recompute norms --rate 300,25", "recomputation: +"},
         {0, SMALL "--offload optimizer --offload-dir . --rate 300,25,1,2", "waiting for the offloaded optimizer state"},
+        // 16 of 1504 parameters are trained.
+        {0, "--layers 1 --heads 1 --channels 8 --vocab 61 --seq 16 --batch 3 --rate 300,25 --train final_norm*",
+         "bytes per parameter: adamw 0.09, sgd 0.00, momentum 0.04, lion 0.04, "},
         {0, "--help", "--rate F,M"},
         {0, "--help", "--total-batch N"},
         {1, SMALL "--data none", "plan: no file matches 'none'"},
@@ -405,6 +439,7 @@ static void test_containers(void) {
         {"version 2 in a container: the page cache is free",
          {{"proc/self", "cgroup", "0::/\n"}, {"sys/fs/cgroup", "memory.max", "4000000000\n"},
           {"sys/fs/cgroup", "memory.current", "3990000000\n"}, {"sys/fs/cgroup", "cpu.max", "max 100000\n"},
+          {"sys/fs/cgrou", "memory.max", "1\n"}, {"sys/fs/cgrou", "memory.current", "0\n"},  // above all groups
           {"sys/fs/cgroup", "memory.stat", "anon 100000000\nfile 3880000000\ninactive_file 3800000000\n"
            "active_file 80000000\nslab_reclaimable 1000000\nslab_unreclaimable 7\n"}},
          4000000000. - 3990000000. + 3881000000., INFINITY},
@@ -527,6 +562,7 @@ int main(int argc, char** argv) {
     root_enter();
     test_activations();
     test_memory();
+    test_scratch();
     test_operations();
     test_recompute();
     test_offload();

@@ -107,16 +107,19 @@ static void runs_remove(void) {
     remove_tree("b");
 }
 
+#define FLOOR 2.625  // nats per token, of floor.bin: as its header says
+
 static void write_shards(void) {
     Error error;
     ShardWriter writer;
     int32_t tokens[3000];
-    for (int kind = 0; kind < 2; kind++) {
-        const char* path = kind ? "val.bin" : "train.bin";
+    for (int kind = 0; kind < 3; kind++) {
+        const char* path = kind == 2 ? "floor.bin" : kind ? "val.bin" : "train.bin";
         random_tokens(tokens, 3000, 61, 20 + (uint64_t)kind);
         for (int i = 0; i < 3000; i++) if (i % 3) tokens[i] = (tokens[i - 1] * 7 + 1) % 61;  // something to learn
-        need(shard_writer_open(&writer, path, 61, 0, &error) && shard_writer_add(&writer, tokens, 3000, &error) &&
-                 shard_writer_finish(&writer, &error) && shard_publish(path, &error),
+        need(shard_writer_open(&writer, path, 61, kind == 2 ? FLOOR : 0, &error) &&
+                 shard_writer_add(&writer, tokens, 3000, &error) && shard_writer_finish(&writer, &error) &&
+                 shard_publish(path, &error),
              "%s", error.text);
     }
 }
@@ -276,7 +279,9 @@ static void test_log(void) {
     bool counts = true, validates = true;
     size_t lines = 0;
     remove_tree("a");
+    double began = now_ms();
     int code = train(small_run("a", "--peak-tflops 0.001"));
+    double took = now_ms() - began;
     for (int i = 0; i < 8; i++) lines = log_numbers(n[i], STEPS + 1, "a", names[i]);
     for (size_t i = 0; i < lines && i < STEPS; i++) {
         // A warm-up of 5 steps to 0.01, then a cosine to a tenth of it at step 20.
@@ -295,6 +300,17 @@ static void test_log(void) {
     check(output_contains("\nprecision " FLOATX_NAME ", matmuls by ") && output_contains(": 28344 parameters\n") &&
               output_contains(", MFU against 0.001 TFLOP/s (--peak-tflops)\n"),
           "the start prints the parameters, the precision and the peak");
+    // After k steps 20 - k are left, as long as the steps so far, which took less than the whole run.
+    char *output = text_read("output", NULL), *line = output;
+    for (unsigned long long k; (line = strstr(line, "\nstep ")) != NULL; line++) {
+        const char *end = strstr(line, " min left\n"), *last = end;
+        while (last && last > line && last[-1] != ' ') last--;
+        if (!expect(last && sscanf(line, " step %llu/20 |", &k) == 1 && k > 0, "the line: %.200s", line)) continue;
+        double most = took / 6e4 * (double)(STEPS - k) / (double)k, left = strtod(last, NULL);
+        expect(left >= 0 && left <= most + 0.051, "after step %llu: %g min left, at most %g", k, left, most);
+    }
+    free(output);
+    verdict("the time left, by the steps so far");
     double memory[STEPS], peak = (double)memory_peak();
     log_numbers(memory, STEPS, "a", "mem_bytes");
     check(memory[0] > peak / 2 && memory[0] <= memory[STEPS - 1] && memory[STEPS - 1] <= 1.1 * peak,
@@ -381,6 +397,29 @@ static void test_torn_log(void) {
         check(ok && output_contains("removed 1 damaged line") == !later, "a last line that is cut: %s",
               later ? "its step is done again" : "reported");
     }
+}
+
+// Of a validation text whose entropy is known the console has it, and by how much of it the loss is above or below.
+static void test_floor(void) {
+    double val[STEPS], printed[3];
+    remove_tree("a");
+    bool ok = train("--data train.bin --val floor.bin --out a --layers 1 --heads 1 --channels 8 --seq 16 --batch 1 "
+                    "--steps 20 --val-windows 2 --val-every 7 --lr 0.05 --warmup 0 --threads 1") == 0;
+    ok = ok && log_numbers(val, STEPS, "a", "val_loss") == STEPS;
+    char *output = text_read("output", NULL), *at = output;
+    for (int step = 7; ok && step <= 21; step += 7) {
+        double loss = val[step < STEPS ? step - 1 : STEPS - 1];
+        at = strstr(at, " | val ");
+        if (!expect(at && sscanf(at, " | val %lf (floor %lf %lf%%)", &printed[0], &printed[1], &printed[2]) == 3,
+                    "no floor after step %d: %.200s", step, at ? at : "")) break;
+        at++;
+        expect(fabs(printed[0] - loss) <= 5.1e-5 && printed[1] == FLOOR &&
+                   fabs(printed[2] - (loss / FLOOR * 100 - 100)) <= 0.051,
+               "a loss of %g, printed as %g, a floor of %g, printed as %g, %+g%%", loss, printed[0], FLOOR, printed[1],
+               printed[2]);
+    }
+    free(output);
+    verdict("the validation loss, its floor, and by how much of it the loss is above");
 }
 
 // The log of one or two ranks, with one or several micro-batches: the losses of all ranks, the tokens of all, and the
@@ -839,6 +878,22 @@ static void test_dropout_seed(void) {
     runs_remove();
 }
 
+// A list of texts, as checkpoints record it, also where it has none, or no room.
+static void test_text_lists(void) {
+    static const struct { TextList list; const char* text; } cases[] = {
+        {{{NULL}, 0}, ""}, {{{""}, 1}, ""}, {{{"a"}, 1}, "a"}, {{{"a", "bc", "d"}, 3}, "a bc d"},
+        {{{"12345", "6789"}, 2}, "12345 6"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char text[8];
+        TextList list = cases[i].list;
+        const Flag flag = {"stop", KIND_TEXTS, &list, "TEXT", 0, 0, "", 0};
+        memset(text, 'x', sizeof text);
+        flag_text(text, sizeof text, &flag);
+        expect(strcmp(text, cases[i].text) == 0, "'%.8s', not '%s'", text, cases[i].text);
+    }
+    verdict("a list of texts as a text");
+}
+
 // What --help says that a flag is by default, the run records; and given so, flags change no bit.
 static void test_help(void) {
     static char line[4096], names[FLAGS_MAX][32], values[FLAGS_MAX][32];
@@ -881,6 +936,7 @@ static void test_files(void) {
     test_slow_snapshot();
     test_mixture();
     test_log();
+    test_floor();
     test_divergence();
     test_torn_log();
     test_log_of_ranks();
@@ -899,6 +955,7 @@ static void test_files(void) {
     test_masked_batches();
     test_dropout_seed();
     test_help();
+    test_text_lists();
     check(train(small_run("a", "--resume")) == 0 && output_contains("starting from the beginning") &&
               train(small_run("b", "")) == 0 && runs_equal(20),
           "--resume without a checkpoint starts from the beginning");
@@ -1090,6 +1147,26 @@ static void test_second_interrupt(void) {
     check(code == 128 + SIGINT && directory_count("a", "step_") == 1 && !output_contains("stopped by a signal"),
           "SIGINT twice: the run ends at once, with code %d", code);
     check(train(small_run("a", "--resume")) == 0 && runs_equal(20), "SIGINT twice: resumed to the same end");
+}
+
+// A line of events.jsonl that a full disk has cut stays a line of its own: the next one is whole.
+static void test_torn_events(void) {
+    static const struct { const char *before, *between; } cases[] = {
+        {"", ""}, {"{\"event\": \"begun\"}\n", ""}, {"{\"event\": \"beg", "\n"}, {"{", "\n"}};
+    Error error;
+    remove_tree("a");
+    need(directory_make("a", &error), "%s", error.text);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        put_text("a/events.jsonl", cases[i].before);
+        bool good = event_write("a", "saved", 3, "full", NULL, NULL, &error);
+        char* text = text_read("a/events.jsonl", NULL);
+        const char* begins = text_of("%s%s{\"time\"", cases[i].before, cases[i].between);
+        const char* end = strstr(text, "Z\",\"event\": \"saved\",\"step\": 3,\"detail\": \"full\"}\n");
+        expect(good && strncmp(text, begins, strlen(begins)) == 0 && end && strchr(end, '\n')[1] == 0, "after '%s': %s",
+               cases[i].before, text);
+        free(text);
+    }
+    verdict("events.jsonl: a line after one that is cut");
 }
 
 static char formats[PATH_MAX];  // doc/formats.md
@@ -1471,7 +1548,7 @@ int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--files", test_tier_waits}, {"--signals", test_signal},
         {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_no_number},
-        {"--signals", test_events},
+        {"--signals", test_events}, {"--signals", test_torn_events},
         {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning},
         {"--damage", test_keep_rules}, {"--damage", test_setting_aside},
         {"--damage", test_going_back}};

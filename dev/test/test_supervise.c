@@ -551,6 +551,7 @@ static void case_run(void) {
         // At once: the supervisor may not have looked since the rank sent its first heartbeat.
         if (c->signal && await(is_traced, "ready", 0)) step_do(NULL, text_of("send %s", c->signal));
         step_do(NULL, text_of("end %d", c->code));
+        check_case(events_count("signal") <= trace_count("signal"), "it reports no signal that was not sent");
     }
     case_do_steps();
     if (c->also) c->also();
@@ -1031,6 +1032,8 @@ static void test_heartbeats(void) {
     check_case(h.phase == HEARTBEAT_COLLECTIVE && h.step == 12, "a collective keeps the step");
     check_between((double)h.ms, before - 1, before + 1000 + slack_ms, "time of a heartbeat, ms");
     check_case(strcmp(h.collective, "a name of more than thirty-two ") == 0, "a long name is cut");
+    heartbeat_collective("barrier");
+    check_case(strcmp(heartbeat_read(mapped).collective, "barrier") == 0, "a short name replaces it");
     bool possible = machine_runs_without_calls(unit_clock);
     if (possible) check_case(machine_runs_without_calls(unit_heartbeats), "no system calls");
     else skip("that a heartbeat makes no system calls", "here the clock does, or none can be forbidden");
@@ -1041,6 +1044,42 @@ static void test_heartbeats(void) {
     check_case(h.closed == 1 && heartbeat_slot == NULL, "closed");
     heartbeats->count = HEARTBEAT_RANKS;
     check_case(heartbeat_open(path, 0, 1, &error) && heartbeat_slot == NULL, "one too many has no heartbeat");
+    munmap(heartbeats, sizeof *heartbeats);
+    unlink(path);
+}
+
+// Becomes a rank of the trainer with these variables of a launcher.
+static void become_rank(const char* heartbeats, const char* variables) {
+    Words words = {.count = 0};
+    environment_clear();
+    environment_set(variables);
+    setenv(HEARTBEAT_VARIABLE, heartbeats, 1);
+    words_add(&words, text_of("%s --data %s/train.bin --out %s/alone --layers 1 --heads 1 --channels 8 --seq 8 "
+                              "--batch 1", train_path, root, root));
+    if (freopen("/dev/null", "w", stdout)) execv(words.words[0], words.words);
+    _exit(EXIT_NOT_RUN);
+}
+
+// A rank tells the supervisor the number of ranks only if all are on this machine: otherwise those of others would be
+// missed, or not.
+static void test_world(void) {
+#define RANK_OF_2 "RANK=0|WORLD_SIZE=2|MASTER_ADDR=127.0.0.1|MASTER_PORT=9|LOCAL_RANK=0"
+    static const struct { const char* variables; uint64_t world; } cases[] = {
+        {RANK_OF_2, 0}, {RANK_OF_2 "|LOCAL_WORLD_SIZE=1", 0}, {RANK_OF_2 "|LOCAL_WORLD_SIZE=2", 2}};
+    Error error;
+    char path[HEARTBEAT_PATH_BYTES];
+    case_name = "world";
+    Heartbeats* heartbeats = heartbeats_make(path, &error);
+    need(heartbeats != NULL, "%s", error.text);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        pid_t rank = fork_process();
+        if (rank == 0) become_rank(path, cases[i].variables);
+        const Heartbeat* h = &heartbeats->ranks[i];
+        for (double until = now_ms() + CASE_MS; h->counter < 2 && now_ms() < until; sleep_ms(1)) {}
+        check_case(h->counter >= 2 && heartbeat_read(h).world == cases[i].world, cases[i].variables);
+        kill(rank, SIGKILL);
+        waitpid(rank, NULL, 0);
+    }
     munmap(heartbeats, sizeof *heartbeats);
     unlink(path);
 }
@@ -1416,6 +1455,7 @@ int main(int argc, char** argv) {
     if (trainer) test_trainer();
     else skip("the trainer's own runs", text_of("there is no %s; build it, or give --train PATH", train));
     test_heartbeats();
+    if (trainer) test_world();
     test_events();
     test_commands();
     test_blame();

@@ -735,6 +735,17 @@ static const struct { const char *old, *put, *words; } bad_files[] = {
     {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Digits\",\"individual_digits\":false", "Digits"},
     {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Metaspace\",\"replacement\":\"_\"",
      "replacement"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Metaspace\",\"replacement\":\"\xE2\x96\x81\","
+     "\"novelty\":1", "pre_tokenizer's member is 'novelty'"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"ByteLevel\",\"novelty\":1",
+     "pre_tokenizer's member is 'novelty'"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Digits\",\"individual_digits\":true,"
+     "\"novelty\":1", "pre_tokenizer's member is 'novelty'"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Split\",\"pattern\":{\"String\":\" \"},"
+     "\"behavior\":\"Isolated\",\"invert\":false,\"novelty\":1", "pre_tokenizer's member is 'novelty'"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"x\",\"novelty\":1}", "'novelty'"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"\","
+     "\"novelty\":1}", "normalizer's member is 'novelty'"},
     {"\"decoder\":{\"type\":\"ByteLevel\"}", "\"decoder\":{\"type\":\"WordPiece\"}", "decoder is 'WordPiece'"},
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"BertProcessing\"}", "is 'BertProcessing'"},
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":"
@@ -1185,6 +1196,16 @@ static void test_bad_files(void) {
     put_text("gpt2/vocab.bpe", "\xFF a\n");
     expect_bad("gpt2", NULL, "not UTF-8", "a line that is no UTF-8");
     expect_bad("gpt2", "gpt2", "leave it out", "a pattern of a directory");
+    static const BadConfig vocabularies[] = {
+        {"[]", "encoder.json: it has no tokens"}, {"{\"a\":0,\"\":1}", "the token '' is empty"},
+        {"{\"a\":0,\"b\":0}", "'b' has the id of another token"}, {"{\"a\":0,\"b\":-1}", "'b' has no id below"},
+        {"{\"a\":\"0\"}", "'a' has no id below"}, {"{\"a\":4194304}", "'a' has no id below 4194304"},
+    };
+    put_text("gpt2/vocab.bpe", "");
+    for (size_t i = 0; i < COUNT_OF(vocabularies); i++) {
+        put_text("gpt2/encoder.json", vocabularies[i].config);
+        expect_bad("gpt2", NULL, vocabularies[i].says, vocabularies[i].config);
+    }
     expect_bad("nowhere", NULL, "nowhere", "no file");
     put_directory("config", "llama2.json", "{", NULL);
     expect_bad("config", NULL, "tokenizer_config.json", "a bad configuration");
