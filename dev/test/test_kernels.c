@@ -298,7 +298,8 @@ static void test_exact_sum(bool squares, size_t n, size_t moved) {
         exact_carry(w);
         for (int i = 0; i < EXACT_LIMBS; i++)
             differing += w->limbs[i] != (uint64_t)(i < 4 ? (sum >> 40 * i) & ((1ll << 40) - 1) : sum >> 127);
-        differing += w->outside >> EXACT_LAST_BITS != 0 || exact_window_value(got.windows[1]) != 0 || !(fabs(value - real) <= 2 * DBL_EPSILON * fabs(real));
+        differing += w->outside >> EXACT_LAST_BITS != 0 || exact_window_value(got.windows[1]) != 0 ||
+                     !(fabs(value - real) <= 2 * DBL_EPSILON * fabs(real));
     }
     check(differing == 0, "%-28s N=%-5zu moved by %zu, cut at %zu places  those of 128 bits; others: %zu", name, n,
           moved, cuts, differing);
