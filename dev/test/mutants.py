@@ -119,6 +119,7 @@ class Work:
     """A copy of the sources in BUILD/NAME/tree, where make calls compilers with these flags."""
 
     def __init__(self, build, name, flags, objects=''):
+        self.optimize = '-O1'
         self.work = os.path.abspath(f'{build}/{name}')
         self.tree = self.work + '/tree'
         shutil.rmtree(self.work, ignore_errors=True)
@@ -148,7 +149,7 @@ class Work:
         environment.pop('MAKEFLAGS', None)
         done = subprocess.run(
             ['make', '-k', '-O', f'-j{JOBS}', 'CUDA=off', 'MPI=off', 'B=build', 'WARNINGS=',
-             'OPTIMIZE=-O1 -march=native', f'CC={self.work}/cc', f'CXX={self.work}/cxx',
+             f'OPTIMIZE={self.optimize} -march=native', f'CC={self.work}/cc', f'CXX={self.work}/cxx',
              *('build/' + p for p in programs)], cwd=self.tree, env=environment, text=True, errors='replace',
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         with open(self.work + '/make.log', 'a') as f:
@@ -221,13 +222,13 @@ def workers():
         shutil.rmtree(FILES, ignore_errors=True)
 
 
-def run_suite(tree, suite, limit, variables):
-    """How a suite ends: '', or why it counts as failed; and the seconds that it took."""
+def run_suite(tree, suite, limit, variables, whole=False):
+    """How a suite ends: '', or why it counts as failed; and the seconds. Ends it there, unless it is wanted whole."""
     files = f'{FILES}/{os.getpid()}'
     shutil.rmtree(files, ignore_errors=True)
     os.makedirs(files)
     environment = dict(os.environ, OMP_WAIT_POLICY='passive', LC_ALL='C', TMPDIR=files, TYPES='FP32', **variables)
-    began, output, why = time.monotonic(), b'', None
+    began, output, why, first = time.monotonic(), b'', None, None
     process = subprocess.Popen(['stdbuf', '-oL'] + suite_parts(suite)[0], cwd=tree, env=environment,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                start_new_session=True)
@@ -236,10 +237,12 @@ def run_suite(tree, suite, limit, variables):
         if select.select([process.stdout], [], [], 0.1)[0]:
             output += os.read(process.stdout.fileno(), 1 << 16)
         failed = re.search(rb'^ *FAILED.*|^.*FAILED$', output, re.M)
-        if failed:
+        if failed and whole:
+            first = first or failed.group().decode(errors='replace').strip()
+        if failed and not whole:
             why = failed.group().decode(errors='replace').strip()
         elif ended:
-            why = f'exit code {process.returncode}' if process.returncode else ''
+            why = first or (f'exit code {process.returncode}' if process.returncode else '')
         elif time.monotonic() - began > limit:
             why = 'hangs'
         output = output[max(output.rfind(b'\n'), 0):]
@@ -555,12 +558,13 @@ def ranges(numbers):
 
 
 def run_covered(job):
-    return job[1], *run_suite(job[0] + '/tree', job[1], 1800, {})
+    return job[1], *run_suite(job[0] + '/tree', job[1], 1800, {}, whole=True)
 
 
 def coverage_main(build_folder):
     """Lines and branches that no suite runs. Processes that are killed do not count."""
     work = Work(build_folder, 'coverage', '--coverage -fprofile-update=atomic -Wno-coverage-mismatch')
+    work.optimize = '-Og'  # from -O1 on, lines are merged with others
     suites = [s for s in SUITES if re.search(ONLY_SUITES, s)]
     programs = sorted({p for s in suites for p in suite_parts(s)[1]})
     if work.make(programs).returncode:
@@ -590,8 +594,11 @@ def coverage_main(build_folder):
         for file in sorted(lines):
             missed = [n for n, count in lines[file].items() if not count]
             half = [n for n, share in branches[file].items() if share < 1]
-            out.write(f'{file}: {len(missed)} of {len(lines[file])} lines never run: {ranges(missed)}\n'
-                      f'{file}: {len(half)} of {len(branches[file])} lines with branches that are never taken: '
+            with open(f'{work.tree}/{file}') as f:
+                text = f.read().split('\n')
+            out.write(f'{file}: {len(missed)} of {len(lines[file])} lines never run\n')
+            out.writelines(f'    {n}: {text[n - 1].strip()}\n' for n in sorted(missed))
+            out.write(f'{file}: {len(half)} of {len(branches[file])} lines with branches that are never taken: '
                       f'{ranges(half)}\n')
             for name in (os.path.dirname(file) or '.', 'total'):
                 folders[name].update(lines=len(lines[file]), missed=len(missed), branches=len(branches[file]),
