@@ -21,12 +21,12 @@ enum { EXACT_TERMS = 64 };   // that a CPU adds at a time: they stay in its L1 c
 
 // A part of a sum: that of limbs[i] * EXACT_UNIT * 2^(40 i), in two's complement. It is no number if a term is none, or
 // if the sum is 2^112 or more: `outside`, the union of all last limbs, then has bits above EXACT_LAST_BITS.
-typedef struct {
+typedef struct ExactWindow {
     uint64_t limbs[EXACT_LIMBS];
     uint64_t outside;
 } ExactWindow;
 
-typedef struct {
+typedef struct ExactSum {  // nvcc cannot have a std::vector of structs without names
     ExactWindow windows[EXACT_WINDOWS];
 } ExactSum;
 
