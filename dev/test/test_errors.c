@@ -65,6 +65,8 @@ typedef struct {
 #define OLDER RUN ";remove " NEWEST
 #define DISK "mkdir run;mount run size=192k,mode=0755;copy ../made/good/step_00000002 " BEFORE
 #define LONG_DATA "cut train.bin 33555458;int train.bin 8 16777217"  // for the longest sequence; mostly a hole
+#define TIMES_5(text) text text text text text
+#define TIMES_20(text) TIMES_5(text) TIMES_5(text) TIMES_5(text) TIMES_5(text)
 #define SHARDS "shard new_train_000000.bin 256 50;shard new_val_000000.bin 256 50"
 #define TEXTS "write new_train.txt old;write new_val.txt old;write new.json {}"
 
@@ -96,6 +98,11 @@ typedef struct {
 #define PASSED_OVER(title, verb, file, rest, text) \
     CASE(TRAIN, 0, "resume: " title, RUN ";" verb " " file " " rest, RESUME, \
          file " ... " text " ... trying the checkpoint before ... resumed from " BEFORE, \
+         .sentences = 1, .may_change = TWO_STEPS)
+// The same, with text replaced in the newest's manifest, whose checksum is right.
+#define MANIFEST_SAYS(title, old_and_new, text) \
+    CASE(TRAIN, 0, "resume: manifest has " title, RUN ";edit " MANIFEST " " old_and_new, RESUME, \
+         text " ... trying the checkpoint before ... resumed from " BEFORE, \
          .sentences = 1, .may_change = TWO_STEPS)
 
 static const Case CASES[] = {
@@ -202,6 +209,10 @@ static const Case CASES[] = {
     WRONG("nothing to do", "", "no training data ... --data ... build/generate"),
     WRONG("no data, no checkpoint directory", "@ !--data !--out", "no training data ... --data"),
     WRONG("out empty", "@ --out ''", "--out ... empty"),
+    WRONG("out too long", "@ --out " TIMES_20(TIMES_20("0123456789")),
+          "--out is longer than 3900 characters; give a shorter path"),
+    WRONG("more tiers than there may be", "@ --ckpt-tier a:1 " TIMES_5("--ckpt-tier a:1 ") TIMES_5("--ckpt-tier b:1 ")
+          TIMES_5("--ckpt-tier c:1 ") "--ckpt-tier d:1", "--ckpt-tier is given more than 16 times; give fewer"),
     WRONG("tier without steps", "@ --ckpt-tier tier", "--ckpt-tier is 'tier' ... a directory, steps ... :20:2"),
     WRONG("tier without a directory", "@ --ckpt-tier :5", "--ckpt-tier is ':5' ... a directory"),
     WRONG("tier every 0 steps", "@ --ckpt-tier tier:0", "--ckpt-tier is 'tier:0' ... steps"),
@@ -420,6 +431,7 @@ static const Case CASES[] = {
     VALUE(TRAIN, "--ckpt-every", "5x", "a number of steps"),
     WRONG("--ckpt-every without --out", "--data train.bin --ckpt-every 1", "--ckpt-every needs --out"),
     WRONG("--val-every without --val", "--data train.bin --val-every 1", "--val-every needs --val"),
+    WRONG("--stop-after without --val-every", "@ --val val.bin --stop-after 2", "--stop-after needs --val-every"),
     WRONG("--epsilon 0", "@ !--epsilon --epsilon 0", "--epsilon is '0' ... 1e-15"),
     PASSED_OVER("manifest missing", "remove", MANIFEST, "", "No such file"),
     PASSED_OVER("manifest cut", "cut", MANIFEST, "700", "damaged"),
@@ -432,6 +444,15 @@ static const Case CASES[] = {
     PASSED_OVER("manifest of another version", "edit", MANIFEST, "checkpoint~4' checkpoint~9'",
                 "llmtrain checkpoint 4 ... use the version of llmtrain that wrote it"),
     PASSED_OVER("manifest without a part", "edit", MANIFEST, "'samples' 'simples'", "is not a manifest"),
+    MANIFEST_SAYS("no name of a file", "'file': 'fill':",
+                  "the manifest of " NEWEST " has an entry without a file name; it is damaged"),
+    MANIFEST_SAYS("a file of another directory", "'file':~' 'file':~'../step_00000002/",
+                  "the manifest of " NEWEST " has an entry without a file name; it is damaged"),
+    MANIFEST_SAYS("no files", "'files':~[ 'files':~[],~'others':~[",
+                  NEWEST " has 0 of 4096 elements of weight.token_embedding; it is another model's, or a file is "
+                  "missing"),
+    MANIFEST_SAYS("nothing of a tensor", "'v.final_norm_bias' 'v.final_norm_bios'",
+                  TENSORS ": the manifest does not list v.final_norm_bias; the checkpoint is damaged"),
     PASSED_OVER("tensors missing", "remove", TENSORS, "", "No such file"),
     PASSED_OVER("tensors cut", "cut", TENSORS, "20000", ""),
     PASSED_OVER("tensors empty", "cut", TENSORS, "0", "too short"),
@@ -441,6 +462,11 @@ static const Case CASES[] = {
     PASSED_OVER("tensors' header too long", "int", TENSORS, "4 0x10000000", ""),
     PASSED_OVER("tensors of another model", "copy ../made/wide/step_00000004/rank_00000.safetensors", TENSORS, "",
                 "does not match"),
+    CASE(TRAIN, 0, "resume: all of another model, under this one's sizes",
+         RUN ";remove " NEWEST ";copy ../made/wide/step_00000004 " NEWEST ";"
+             "edit " MANIFEST " 'channels':~32 'channels':~16 'ffn':~128 'ffn':~64",
+         RESUME, TENSORS ": weight.token_embedding has 32768 bytes and follows element 0; it is another model's, or a "
+         "file is missing ... resumed from " BEFORE, .sentences = 1, .may_change = TWO_STEPS),
     CASE(TRAIN, 0, "resume: a file has a checkpoint's name", RUN ";write run/step_00000009 a~file", RESUME,
          "run/step_00000009 ... resumed from run/step_00000004", .sentences = 1, .may_change = LAST_STEP),
     WORLD("resume: all damaged", RUN ";flip " TENSORS " 20000;cut " BEFORE "/manifest.json 700", RESUME,
@@ -489,6 +515,12 @@ static const Case CASES[] = {
          NEWEST " ... checksum ... trying the checkpoint before", .sentences = 1),
     CASE(GENERATE, 1, "all damaged", RUN ";flip " TENSORS " 20000;cut " BEFORE "/manifest.json 700", "@",
          NEWEST " ... " BEFORE " ... no checkpoint in run can be used", .sentences = 3),
+    CASE(GENERATE, 1, "init-from: manifest without files", RUN ";edit " MANIFEST " 'files':~[ 'files':~[],~'others':~[",
+         "--init-from run --prompt a", "run/step_00000004 has 0 of 4096 elements of token_embedding, or some twice; it "
+         "is damaged, or a file is missing"),
+    CASE(GENERATE, 1, "init-from: manifest without a tensor",
+         RUN ";edit " MANIFEST " 'weight.final_norm_bias' 'weight.final_norm_bios'", "--init-from run --prompt a",
+         TENSORS ": weight.final_norm_bias is not what the manifest says; it is damaged"),
     CASE(GENERATE, 1, "the only one damaged", OLDER ";flip " BEFORE "/rank_00000.safetensors 20000", "@",
          BEFORE " ... no checkpoint in run can be used", .sentences = 2),
     CASE(GENERATE, 1, "manifest of a huge model",
@@ -534,6 +566,10 @@ static const Case CASES[] = {
     CASE(TOKENIZE, 1, "show: cut", "cut train.bin 2000", "--show train.bin", "train.bin is damaged or half copied"),
     CASE(TOKENIZE, 1, "show: past the end", "", "--show train.bin --at 999999999", "--at 999999999 is past the end"),
     CASE(TOKENIZE, 1, "show: tokenizer missing", "", "--show train.bin --tokenizer none", "none ... No such file"),
+    CASE(TOKENIZE, 1, "show: tokenizer not known", "shard train.bin 100 50", "--show train.bin",
+         "train.bin has no tokenizer next to it; give --tokenizer PATH"),
+    CASE(TOKENIZE, 0, "show: a number that is no token", "tokens train.bin 60000 0 1", "--show train.bin --tokens 1",
+         "<|60000|>"),
     CASE(TOKENIZE, 2, "no text", "", "--out new", "there is no text to convert ... --bytes FILE"),
     CASE(TOKENIZE, 2, "no out", "", "--bytes text.txt", "--out PREFIX ... missing"),
     CASE(TOKENIZE, 2, "out empty", "", "--bytes text.txt --out ''", "--out"),
@@ -550,6 +586,8 @@ static const Case CASES[] = {
     CASE(TOKENIZE, 1, "text missing", "remove text.txt", "@", "text.txt ... No such file ... check the path"),
     CASE(TOKENIZE, 1, "text empty", "cut text.txt 0", "@", "text.txt is empty ... give a text"),
     CASE(TOKENIZE, 1, "standard input empty", "", "--bytes - --out new", "standard input is empty ... give a text"),
+    CASE(TOKENIZE, 1, "text longer than its file says", "", "@ --bytes /proc/version --val 0",
+         "/proc/version changed while it was read: 0 bytes became ... start again"),
     CASE(TOKENIZE, 1, "text is a directory", "remove text.txt;mkdir text.txt", "@",
          "text.txt is a directory ... give one file"),
     CASE(TOKENIZE, 1, "text is unreadable", "chmod text.txt 0", "@", "text.txt ... Permission denied",
