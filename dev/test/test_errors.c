@@ -462,6 +462,9 @@ static const Case CASES[] = {
     PASSED_OVER("tensors' header too long", "int", TENSORS, "4 0x10000000", ""),
     PASSED_OVER("tensors of another model", "copy ../made/wide/step_00000004/rank_00000.safetensors", TENSORS, "",
                 "does not match"),
+    WORLD("resume: state of another type than the manifest says",
+          RUN ";edit " MANIFEST " 'optimizer':~'adamw' 'optimizer':~'adamw-bf16'", RESUME " --optimizer adamw-bf16",
+          TENSORS " holds m.token_embedding as F32, but this program uses BF16; build it", .may_change = LOG),
     CASE(TRAIN, 0, "resume: all of another model, under this one's sizes",
          RUN ";remove " NEWEST ";copy ../made/wide/step_00000004 " NEWEST ";"
              "edit " MANIFEST " 'channels':~32 'channels':~16 'ffn':~128 'ffn':~64",
