@@ -771,8 +771,15 @@ static void test_conversion(void) {
     put_bytes("other.utf16", "\xFF\xFE" "a", 3);
     put_bytes("other.le", "a\0b", 4);
     put_bytes("other.be", "\0{\0\"", 4);
+    put_text("not_utf8.txt", "a\xFF" "b\xFE");
+    put_text("j3.jsonl", "{\"text\": \"the only one\"}\n");
     put_text("not_other.txt", "BZhang wrote this.");
     expect_run(0, "1 documents of 18 bytes", tokenize, "--out no_other --text not_other.txt --tokenizer tok --val 0");
+    expect_run(0, "\n2 byte sequences that are not UTF-8 were read as U+FFFD\n", tokenize,
+               "--out not_utf8 --text not_utf8.txt --tokenizer tok --val 0");
+    bool packed = pack("one.gz", "wbe", 0, "one text", 8);
+    expect(run("mkdir noend && sed 's/<|endoftext|>/<|other|>/' tok/tokenizer.json > noend/tokenizer.json") == 0,
+           "a tokenizer without an end of text");
     put_text("some.jsonl", "{\"text\": \"one\"}\n{\"text\": NaN}\n\n{\"text\": \"two\"}\n{}\nx\n{\"text\": \"thr");
     expect_run(0, "4 bad lines were skipped; the first:\n  some.jsonl, line 2: its member", tokenize,
                "--out some --jsonl some.jsonl --tokenizer tok --val 0 --bad-lines skip");
@@ -793,6 +800,8 @@ static void test_conversion(void) {
         {1, "has no text in it", "--out gone --text d2.txt --tokenizer tok --val 0"},
         {1, "has no text in it", "--out gone --text d2.txt --train-bpe 300"},
         {1, "leaves none for validation", "--out gone --text d1.txt,d3.txt --tokenizer tok --val 0.01"},
+        {1, "'j3.jsonl' has 1 documents, and of those --val 0.99 leaves none for training",
+         "--out gone --jsonl j3.jsonl --tokenizer tok --val 0.99"},
         {1, "line 3", "--out gone --jsonl bad.jsonl --tokenizer tok --val 0"},
         {1, "and 2 bad lines; the first: only_bad.jsonl, line 1 has no member", "--out gone --jsonl "
          "only_bad.jsonl --tokenizer tok --val 0 --bad-lines skip"},
@@ -809,6 +818,9 @@ static void test_conversion(void) {
         {1, "other.xz is compressed with xz", "--out gone --text other.xz --tokenizer tok"},
         {1, "other.bz2 is compressed with bzip2", "--out gone --text other.bz2 --train-bpe 300"},
         {1, "other.pdf is a PDF", "--out gone --text other.pdf --tokenizer tok"},
+        {1, "noend names no end-of-text token to separate documents; name it as \"eos_token\" in tokenizer_config.json",
+         "--out gone --text d1.txt --tokenizer noend"},
+        {1, "has a vocabulary of 400, but the tokenizer few of", "--show p_train_000000.bin --tokenizer few"},
         {1, "cannot create no/gone", "--out no/gone --text d1.txt --tokenizer tok --val 0"},
         {1, "was made with the tokenizer", "--out p --bytes d1.txt --val 1"},
     };
@@ -816,6 +828,9 @@ static void test_conversion(void) {
         expect_run(refusals[i].status, refusals[i].words, tokenize, refusals[i].arguments);
         expect(count_in(output, "\n") == 1, "more than one line: %s", output);
     }
+    if (packed)
+        expect_run(1, "one.gz is compressed and the only document", tokenize,
+                   "--out gone --text one.gz --tokenizer tok --val 0.1");
     expect(directory_count(".", "/gone") == 0, "a failure leaves something on the disk");
     expect(directory_count(".", ".tmp") == 0, "temporary files stay");
     expect_run(0, "", tokenize, "--bytes one.txt --out one");
