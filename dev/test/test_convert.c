@@ -756,6 +756,11 @@ static void test_tokenizer(void) {
         tokenizer_close(&tokenizer);
         model_free(&model);
     }
+    copy_tree(fixture("llama"), "misfit");
+    need(tokenizer_write_bytes("misfit/tokenizer.json", &error), "%s", error.text);
+    bool opened = model_open(&model, &tokenizer, NULL, "misfit", &options, "test", &error);
+    expect_refusal(opened, &error, "the tokenizer in misfit has 256 tokens, but the model 40; they do not belong "
+                   "together", "another model's tokenizer");
     verdict("a tokenizer goes out and in with its model");
 }
 
@@ -1190,6 +1195,8 @@ static void test_bad_configs(void) {
         {"llama", "\"use_cache\": true", "\"quantization_config\": {\"bits\": 4}", "quantization_config"},
         {"mistral", "\"sliding_window\": null", "\"sliding_window\": 16", "sliding_window"},
         {"mistral", "\"num_key_value_heads\": 2,", "", "lacks \"num_key_value_heads\""},
+        {"mistral", "\"rope_scaling\": null", "\"rope_scaling\": 8", "\"rope_scaling\" is not an object"},
+        {"llama", "\"use_cache\": true", "\"rope_scaling\": [8]", "\"rope_scaling\" is not an object"},
         {"qwen2", "\"use_sliding_window\": false", "\"use_sliding_window\": true", "use_sliding_window"},
         {"qwen2", "\"full_attention\"", "\"sliding_attention\"", "sliding_attention"},
         {"qwen2", "\"model_type\": \"qwen2\"", "\"model_type\": \"llama\"", "use_sliding_window"},
@@ -1202,6 +1209,12 @@ static void test_bad_configs(void) {
         replace("bad/config.json", cases[i].old, cases[i].with);
         expect_bad("bad", cases[i].words, cases[i].with[0] ? cases[i].with : cases[i].old);
     }
+    remove_tree("bad");
+    copy_tree(fixture("mistral"), "bad");
+    replace("bad/config.json", "\"max_position_embeddings\": 32", "\"max_position_embeddings\": 8192");
+    replace("bad/config.json", "\"sliding_window\": null,", "");
+    expect_bad("bad", "lacks \"sliding_window\", whose default is 4096 tokens, fewer than its context of 8192",
+               "a long context without a window");
     verdict("configurations that lack a key, or ask for what our model does not compute, are refused by name");
 
     static const struct { const char *fixture, *old, *with; } good[] = {
@@ -1374,6 +1387,16 @@ static void test_bad_weights(void) {
     put_text("shards/model.safetensors.index.json", "{}");
     expect_bad("shards", "weight_map", "no index");
     put_text("shards/model.safetensors.index.json", index);
+    replace("shards/model.safetensors.index.json",
+            "\"model.layers.1.input_layernorm.weight\": \"model-00004-of-00004.safetensors\",", "");
+    expect_bad("shards", "names 19 tensors, but the files have 20; they are of different models",
+               "a tensor that the index lacks");
+    put_text("shards/model.safetensors.index.json", index);
+    char* last = text_read("shards/model-00004-of-00004.safetensors", &bytes);
+    replace("shards/model-00004-of-00004.safetensors", "layers.1.input_layernorm", "layers.0.input_layernorm");
+    expect_bad("shards", "two tensors are called model.layers.0.input_layernorm.weight", "a tensor in two shards");
+    put_bytes("shards/model-00004-of-00004.safetensors", last, bytes);
+    free(last);
     remove("shards/model-00003-of-00004.safetensors");
     expect_bad("shards", "model-00003", "a shard is missing");
     verdict("files of weights that are cut, of another shape or type, or inconsistent are refused by name");
