@@ -469,6 +469,12 @@ static void test_refusals(void) {
     m.bad = 0;
     expect(directory_count(root, "refused") == 0, "a file is left");
     expect_refusal(formula_export(&m, "none/x.gguf", GGUF_F32, &error), &error, "create", "no folder");
+    FormulaModel wide;
+    formula_create(&wide, &CASES[0]);
+    wide.config.head_size = 16;
+    expect_refusal(formula_export(&wide, path, GGUF_F32, &error), &error, "no GPT-2 whose heads times head size, 32, "
+                   "differ from its channels, 64", "small heads");
+    formula_free(&wide);
     m.config.qk_norm = true;
     m.config.rope_scaling = ROPE_SCALING_LLAMA3;
     expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "llama3", "qwen3 with llama3 scaling");
