@@ -133,6 +133,26 @@ static void test_memory(void) {
     verdict("--plan: parameters, gradients, states and activations, counted by hand");
 }
 
+static void test_impossible(void) {
+    static const struct { size_t B, T, slots; int offload; const char* says; } cases[] = {
+        {0, 64, 1, OFFLOAD_NOTHING, "a batch of 0 sequences of 64 tokens is impossible; give at least 1 of each"},
+        {2, 0, 1, OFFLOAD_NOTHING, "a batch of 2 sequences of 0 tokens is impossible"},
+        {SIZE_MAX / 2, 4, 1, OFFLOAD_NOTHING, "sequences of 4 tokens is impossible"},
+        {2, 1025, 1, OFFLOAD_NOTHING, "sequences of 1025 tokens do not fit the model's context of 1024"},
+        {2, 64, 2, OFFLOAD_BOTH, "activations cannot be offloaded with several slots; set slots to 1"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Config config;
+        Model model;
+        Error error;
+        ModelOptions options = {.B = cases[i].B, .T = cases[i].T, .slots = cases[i].slots, .training = true,
+                                .offload = cases[i].offload, .optimizer = optimizer_defaults(OPTIMIZER_ADAMW)};
+        need(config_preset(&config, "gpt2:124M", &error), "%s", error.text);
+        expect_refusal(model_plan(&model, &config, options, &error), &error, cases[i].says, cases[i].says);
+    }
+    verdict("batches, sequences and slots that no model can have are refused");
+}
+
 // The scratch of an update, in floats: only optimizers that need whole tensors or matrices have any, the latter only
 // for hidden matrices. Muon keeps two arrays like the largest matrix, and two squares of its shorter side.
 static void test_scratch(void) {
@@ -562,6 +582,7 @@ int main(int argc, char** argv) {
     root_enter();
     test_activations();
     test_memory();
+    test_impossible();
     test_scratch();
     test_operations();
     test_recompute();
