@@ -1051,6 +1051,15 @@ static void test_neighbors(void) {
         if (!prefixes[i].good) expect_bad("prefix", NULL, "if that file is right, set", prefixes[i].config);
         else open_tokenizer(&t, "prefix", NULL), tokenizer_close(&t);
     }
+    put_directory("endless", "gpt2.json", "{}", NULL);
+    put_gpt2("endless");
+    char* pieces = text_read("endless/vocab.json", NULL);
+    char* end = strstr(pieces, "<|endoftext|>");
+    need(end != NULL, "<|endoftext|> in vocab.json");
+    end[2] = 'E';
+    put_text("endless/vocab.json", pieces);
+    free(pieces);
+    expect_bad("endless", NULL, "vocab.json has no <|endoftext|>, which transformers would add", "no end of text");
     // The settings of GPT-2's one added token, and a token that takes the spaces before it.
     remove_tree("beside");
     put_directory("beside", "gpt2.json", "{\"added_tokens_decoder\":{\"420\":{\"content\":\"<|endoftext|>\",\"lstrip\":"
