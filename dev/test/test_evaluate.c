@@ -519,6 +519,19 @@ static void test_program(void) {
     expect(program_says(0, "--init-from run/step_00000005 --data fewer_train_*.bin --seq 24") != NULL, "padded");
     verdict("build/evaluate --data: shards of the model's vocabulary, which may be padded");
 
+    // A model whose tokenizer is not known, and one that lacks the last added tokens of its tokenizer.
+    for (int added = 0; added < 2; added++) {
+        model_of(&known, added ? "family=gpt2 layers=1 heads=2 channels=16 context=64 vocab=421"
+                               : "family=gpt2 layers=1 heads=2 channels=16 context=64 vocab=100", B, T);
+        record.config = known.config;
+        const char* run = text_of("%s/%s", root, added ? "added" : "unknown");
+        need(model_save(&known, &record, run, &error), "%s", error.text);
+        model_free(&known);
+    }
+    need(mkdir("added/tokenizer", 0777) == 0, "added/tokenizer");
+    copy_tree(other_tokenizer, "added/tokenizer/tokenizer.json");
+    put_text("added.jsonl", "{\"ctx\": \"a <|im_start|> b\", \"endings\": [\"x\", \"y\"], \"label\": 0}\n");
+
     static const struct {
         int code;
         const char *arguments, *says;
@@ -538,6 +551,9 @@ static void test_program(void) {
         {1, "--out run --text text --seq 65", "longer than the model's context of 64"},
         {1, "--out run --text text --seq 24 --val-overlap 24", "leaves no new tokens"},
         {1, "--out run --text questions.jsonl --seq 24 --scores log", "another evaluation"},
+        {1, "--out unknown --text text --seq 24", "the tokenizer of this model is not known; give --data"},
+        {1, "--init-from unknown/step_00000005 --choices questions.jsonl", "the tokenizer of this model is not known"},
+        {1, "--out added --choices added.jsonl", "token 421 is outside the model's vocabulary of 421; give the token"},
         {1, "--out run --choices text", "is not valid JSON"},
     };
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
