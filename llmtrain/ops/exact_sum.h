@@ -15,7 +15,7 @@
 enum { EXACT_WINDOWS = 2, EXACT_LIMBS = 5, EXACT_LIMB_BITS = 40, EXACT_LAST_BITS = 52 };  // the last limb has more
 enum { EXACT_TERMS = 64 };   // that a CPU adds at a time: they stay in its L1 cache
 #define EXACT_UNIT 0x1p-100  // of limb 0; that of each next limb is 2^40 times as large
-#define EXACT_USUAL 0x1p30   // numbers below it add nothing to the last two limbs
+#define EXACT_USUAL 0x1p30   // numbers below it fit the first three limbs
 #define EXACT_HUGE 0x1p80    // numbers from here on are in the second window
 #define EXACT_SHIFT 0x1p150  // what that divides by: squares of floats then fit
 
@@ -42,14 +42,15 @@ HOST_DEVICE ALWAYS_INLINE uint64_t exact_cut(double* x, double unit) {
     return bits_from_double(rounded) - bits_from_double(zero);
 }
 
-// Adds x to the limbs of a window, which a vectorized loop has in variables: at most 2^23 times before exact_carry.
+// Adds x, below EXACT_USUAL, to the limbs of a window, which a vectorized loop has in variables: at most 2^12 times
+// before exact_carry.
 HOST_DEVICE ALWAYS_INLINE void exact_add_usual(uint64_t* limb0, uint64_t* limb1, uint64_t* limb2, double x) {
     *limb2 += exact_cut(&x, EXACT_UNIT * 0x1p80);
     *limb1 += exact_cut(&x, EXACT_UNIT * 0x1p40);
     *limb0 += exact_cut(&x, EXACT_UNIT);
 }
 
-// The same for any x, not only below EXACT_USUAL.
+// The same for any x that exact_term gives, at most 2^23 times.
 HOST_DEVICE ALWAYS_INLINE void exact_add_term(uint64_t* limb0, uint64_t* limb1, uint64_t* limb2, uint64_t* limb3,
                                               uint64_t* limb4, uint64_t* outside, double x) {
     uint64_t last = exact_cut(&x, EXACT_UNIT * 0x1p160);

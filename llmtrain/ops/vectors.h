@@ -31,7 +31,7 @@ static inline void sum_of_squares(double* out, const float* x, size_t n, Stream 
     *out = total;
 }
 
-// *out += what terms (n), at most 2^23, add to a window.
+// *out += what terms (n), at most EXACT_TERMS, add to a window.
 static inline void exact_sum_window(ExactSum* out, const double* terms, size_t n, int window) {
     uint64_t limb0 = 0, limb1 = 0, limb2 = 0, limb3 = 0, limb4 = 0, outside = 0;
     #pragma omp simd reduction(+:limb0, limb1, limb2, limb3, limb4) reduction(|:outside)
@@ -41,7 +41,7 @@ static inline void exact_sum_window(ExactSum* out, const double* terms, size_t n
     exact_merge_window(&out->windows[window], &sum);
 }
 
-// *out += the sum of terms (n), at most 2^23.
+// *out += the sum of terms (n), at most EXACT_TERMS.
 static inline void exact_sum_terms(ExactSum* out, const double* terms, size_t n) {
     uint64_t limb0 = 0, limb1 = 0, limb2 = 0, unusual = 0;
     #pragma omp simd reduction(|:unusual)
