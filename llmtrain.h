@@ -706,7 +706,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     size_t N = B * T;
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)N;
     flat_begin_micro_batch(flat, N, targets_count(targets, N));
-    if (!flat->discards) collective_barrier(&flat->collectives);  // discards: for a trace, which each rank does alone
+    if (!flat->discards) flat_barrier(flat);  // discards: for a trace, which each rank does alone
     model_upload(model, tokens, targets, B, T, false);
     fault_point("forward");
     model->offloaded.backward = true;         // will follow: what is offloaded is kept for it

@@ -40,7 +40,7 @@ typedef struct {
     Schedule schedule;
     OptimizerOptions optimizer;
     double dropout, timeout, peak_tflops;
-    uint64_t ranks, zero;
+    uint64_t ranks, zero, shard;
     int documents;                // 0: join; 1: mask
     uint64_t end_of_text;         // only used if the flag was given
     int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
@@ -111,6 +111,8 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_COUNT("ranks", &o->ranks, 1, 1, 65536, FREE,
                    "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
         FLAG_COUNT("zero", &o->zero, 0, 0, 2, 0, "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients"),
+        FLAG_COUNT("shard", &o->shard, 0, 0, 65536, 0,
+                   "ranks that share a copy of what ZeRO shards, as those of a machine; 0: all ranks"),
         FLAG_CHOICE(
             "reduce", &o->reduce, 0, "auto|float|storage|exact", 0,
             "dtype of gradient reduction: float is fp32, storage the build's dtype, exact int64 fixed point (same "
@@ -154,7 +156,8 @@ static uint64_t options_micro_batches(const Options* o, size_t world) {
 static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     ReduceKind automatic = world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
     RankOptions ranks = {.transport = o->plan.show ? NULL : &run->comm.transport, .rank = run->comm.rank,
-                         .world = world, .local_rank = run->comm.local_rank, .stage = o->zero,
+                         .world = world, .local_rank = run->comm.local_rank, .stage = o->zero, .shard = o->shard,
+                         .groups = {&run->mesh.groups[GROUP_SHARD].transport, &run->mesh.groups[GROUP_COPIES].transport},
                          .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : automatic};
     ModelOptions m = {.B = o->batch, .T = o->seq, .training = true, .optimizer = o->optimizer,
                       .cached_sequences = o->sample_every > 0, .mask_documents = run->train.mask_documents,
@@ -177,6 +180,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
                          "is", (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
                          (unsigned long long)(o->batch * o->seq * world));
     if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
+    if (!mesh_check_shard(&o->shard, world, o->zero, error)) return false;
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.tiers = o->run.ckpt_tiers.count;
@@ -225,7 +229,8 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     // Memory may be short on one machine; model_connect is the first collective of the model.
     ok = model_allocate(model, error) && run_allocate(run, error);
     if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, &run->tokenizer, error);
-    if (!run_agree(run, ok, error) || !model_connect(model, error)) return false;
+    if (!run_agree(run, ok, error) || !mesh_open(&run->mesh, &run->comm, o->shard, error)) return false;
+    if (!model_connect(model, error)) return false;
     run_print_device(run, &o->peak_tflops);
     if (!run_compare_devices(run, error)) return false;
     model->dropout.p = (float)o->dropout;
@@ -302,7 +307,7 @@ static bool write_log(Run* run, const Options* o, StepLog* s, Error* error) {
     s->steps = o->schedule.steps;
     s->tokens = state->samples * o->seq;
     s->skipped = state->step - state->updates;
-    s->sent = collective_bytes_sent(&model->flat.collectives) - s->sent;  // since step_begin
+    s->sent = flat_bytes_so_far(&model->flat) - s->sent;  // since step_begin
     s->entropy_floor = run->val.entropy_floor;
     s->mixture = mixture_count(&run->mixture, &run->train, o->seed, state->samples);
     s->tokens_per_second = 1e3 * tokens * (double)run->comm.world / s->ms;

@@ -227,7 +227,7 @@ static inline Cost muon_cost(const FlatVector* flat) {
         double d = (double)min_size(t->rows, t->cols), n = (double)shape_elements(t);
         if (t->hidden) c.flops += 5 * (4 * d * n + 2 * d * d * d);
     }
-    if (flat->options.stage > 0) c.flops /= (double)flat->options.world;
+    if (flat->options.stage > 0) c.flops /= (double)flat->shard_world;
     return c;
 }
 

@@ -10,13 +10,14 @@
 //   4. scripts      what the ranks of a case do, word by word
 //   5. launch       the variables of launchers, right and wrong; forked ranks, their exit codes and reports
 //   6. rendezvous   unrelated clients, ranks of other runs, ports in use
-//   7. table        of the cases: ranks that never connect, are killed or stopped, make mismatched calls, abort
+//   7. table        of the cases: ranks that never connect, are killed or stopped, make mismatched calls, abort; the
+//                   same in groups of ranks
 //   8. lanes        the cases run in parallel, since most of them wait
 //
 // The ranks of a case report through shared memory; the parent checks the reports and kills ranks that hang. Under a
 // launcher the program is one of the launcher's ranks and only tests the collectives.
 
-#include "llmtrain/ranks/comm.h"
+#include "llmtrain/ranks/split.h"
 #include "llmtrain/base/flags.h"
 #include "machine.h"
 
@@ -404,9 +405,9 @@ static void test_agreement(Comm* comm, bool good, const char* text, const char* 
 }
 
 // "rank 2: words", or just the words if there is one rank.
-static const char* sentence(char text[1024], size_t world, size_t rank, const char* words) {
-    if (world == 1) snprintf(text, 1024, "%s", words);
-    else snprintf(text, 1024, "rank %zu: %s", rank, words);
+static const char* sentence(char text[1024], const Comm* comm, size_t p, const char* words) {
+    if (comm->world == 1) snprintf(text, 1024, "%s", words);
+    else snprintf(text, 1024, "rank %zu: %s", comm_rank(comm, p), words);
     return text;
 }
 
@@ -420,12 +421,12 @@ static void test_agree(Comm* comm) {
     memset(letters_of_0, 'a', sizeof letters - 1);
     letters[sizeof letters - 1] = letters_of_0[sizeof letters - 1] = 0;
     test_agreement(comm, true, "as it was", NULL, "all went well");
-    test_agreement(comm, rank + 1 < N, words, sentence(expected, N, N - 1, words), "the last rank failed");
+    test_agreement(comm, rank + 1 < N, words, sentence(expected, comm, N - 1, words), "the last rank failed");
     test_agreement(comm, false, words, words, "all failed for one reason");
-    test_agreement(comm, false, own, sentence(expected, N, 0, "part 0 failed"), "all failed, each for its own reason");
-    test_agreement(comm, rank % 2 == 1, words, sentence(expected, N, 0, words), "every other failed, for one reason");
-    test_agreement(comm, N > 1 && rank == 0, own, sentence(expected, N, 1, one), "all but rank 0 failed");
-    test_agreement(comm, false, letters, sentence(expected, N, 0, letters_of_0), "long reasons");
+    test_agreement(comm, false, own, sentence(expected, comm, 0, "part 0 failed"), "all failed, each for its own reason");
+    test_agreement(comm, rank % 2 == 1, words, sentence(expected, comm, 0, words), "every other failed, for one reason");
+    test_agreement(comm, N > 1 && rank == 0, own, sentence(expected, comm, 1, one), "all but rank 0 failed");
+    test_agreement(comm, false, letters, sentence(expected, comm, 0, letters_of_0), "long reasons");
     Error error = {"", ERROR_OUTSIDE, false};
     expect(!comm_agree_all(comm, false, &error) && error.text[0] != 0, "a failure without a reason");
 }
@@ -560,6 +561,8 @@ static void test_all(Comm* comm) {
 typedef struct {
     Launch launch;                 // of forked ranks
     Comm comm;
+    Comm groups[2], *at;           // groups of ranks that were made; the Comm that the next words use
+    size_t group_count;
     Error error;
     bool is_open, good;            // good: no failure so far
     size_t rank, world;
@@ -610,13 +613,13 @@ static Slice bad_slice(size_t rank, const void* context) {
 // Calls the collective that `next` describes, on ones.
 static void actor_call(Actor* a) {
     const CommHeader* h = &a->next;
-    Cut cut = {h->n, a->world, CUT_UNEVEN};
+    Cut cut = {h->n, a->at->world, CUT_UNEVEN};
     int64_t data[1000];
     for (size_t i = 0; i < COUNT_OF(data); i++) data[i] = 1;
-    CommRequest request = comm_start(&a->comm, (CommOperation)h->operation, (Dtype)h->type, data, data, h->n, h->root,
+    CommRequest request = comm_start(a->at, (CommOperation)h->operation, (Dtype)h->type, data, data, h->n, h->root,
                                      a->slices, &cut);
-    a->good = comm_wait(&a->comm, request, &a->error);
-    expect(!a->good || data[0] == (int64_t)a->world, "a sum of ones is %lld", (long long)data[0]);
+    a->good = comm_wait(a->at, request, &a->error);
+    expect(!a->good || data[0] == (int64_t)a->at->world, "a sum of ones is %lld", (long long)data[0]);
 }
 
 // Keeps sums in progress, each shorter than the previous one by a power of 2, until one fails.
@@ -628,21 +631,59 @@ static void actor_sums(Actor* a, size_t shift) {
     double end = now_ms() + 4 * timeout_ms;
     for (int round = 0; a->good && now_ms() < end; round++) {
         for (size_t i = 0; i < REQUESTS; i++)
-            requests[i] = start_sum(&a->comm, data + i * LENGTH, LENGTH >> shift * i, DTYPE_F32);
-        if (a->aborts_in_flight && round == 1) comm_abort(&a->comm, REASON);
-        for (size_t i = 0; i < REQUESTS; i++) a->good = comm_wait(&a->comm, requests[i], &a->error);
+            requests[i] = start_sum(a->at, data + i * LENGTH, LENGTH >> shift * i, DTYPE_F32);
+        if (a->aborts_in_flight && round == 1) comm_abort(a->at, REASON);
+        for (size_t i = 0; i < REQUESTS; i++) a->good = comm_wait(a->at, requests[i], &a->error);
     }
     free(data);
+}
+
+// Sums over all ranks in two steps: over a block of ranks, each of which has a slice of the sum then; and over those that
+// have the same slice. Many are in flight; then every second rank starts those of the two groups in the other order.
+static void actor_hybrid(Actor* a) {
+    enum { REQUESTS = 40, LENGTH = 1003 };
+    static int64_t data[REQUESTS][LENGTH];
+    Comm *block = &a->groups[0], *copies = &a->groups[1];
+    CommRequest sums[REQUESTS];
+    Slice own = comm_even_slice(block->rank, block->world, LENGTH);
+    size_t before = comm_statistics(&a->comm).bytes_sent;
+    for (int i = 0; i < REQUESTS; i++) {
+        for (int k = 0; k < LENGTH; k++) data[i][k] = (int64_t)(i * LENGTH + k) << 8 * a->rank;
+        CommRequest first = comm_start(block, COMM_REDUCE_SCATTER, DTYPE_I64, data[i] + own.first, data[i], LENGTH, 0,
+                                       NULL, NULL);
+        a->good = a->good && comm_wait(block, first, &a->error);
+        sums[i] = start_sum(copies, data[i] + own.first, slice_length(own), DTYPE_I64);
+    }
+    bool right = true;
+    for (int i = 0; i < REQUESTS && a->good; i++) {
+        a->good = comm_wait(copies, sums[i], &a->error);
+        for (size_t k = own.first; k < own.end; k++) {
+            int64_t expected = 0;
+            for (size_t rank = 0; rank < a->world; rank++) expected += (int64_t)((size_t)i * LENGTH + k) << 8 * rank;
+            right = right && data[i][k] == expected;
+        }
+    }
+    expect(!a->good || right, "sums over blocks, then over copies");
+    size_t length = slice_length(own), part = slice_length(comm_even_slice(copies->rank, copies->world, length));
+    size_t sent = LENGTH - length + length - part + part * (copies->world - 1);
+    expect(comm_statistics(&a->comm).bytes_sent - before == REQUESTS * sizeof(int64_t) * sent,
+           "what groups send is counted by the Comm of all ranks");
+    // Two groups at a time, in opposite orders: neither waits for the other.
+    for (int round = 0; a->good && round < 20; round++) {
+        Comm* pair[2] = {a->rank % 2 ? block : copies, a->rank % 2 ? copies : block};
+        for (int k = 0; k < 2 && a->good; k++) sums[k] = start_sum(pair[k], data[k], LENGTH, DTYPE_F32);
+        for (int k = 2; k-- > 0 && a->good;) a->good = comm_wait(pair[k], sums[k], &a->error);
+    }
 }
 
 // Calls no collective; the rank must still learn of the failure.
 static void actor_watch(Actor* a) {
     double deadline = now_ms() + CASE_MS / 2;
-    while ((!comm_failed(&a->comm, &a->error) || calls_counted(&a->calls) == 0) && now_ms() < deadline) sleep_ms(1);
-    a->good = !comm_failed(&a->comm, &a->error);
+    while ((!comm_failed(a->at, &a->error) || calls_counted(&a->calls) == 0) && now_ms() < deadline) sleep_ms(1);
+    a->good = !comm_failed(a->at, &a->error);
     outcome(a->good, &a->error);
-    comm_on_failure(&a->comm, NULL, NULL);
-    comm_on_failure(&a->comm, count_call, &a->late_calls);
+    comm_on_failure(a->at, NULL, NULL);
+    comm_on_failure(a->at, count_call, &a->late_calls);
     expect(calls_counted(&a->late_calls) == 1, "on_failure is called at once where it comes after the failure");
 }
 
@@ -664,7 +705,7 @@ static void* relay(void* context) {
 
 static void actor_alter(Actor* a, size_t byte) {
     static Relay relays[2];
-    int ends[2], *data = &a->comm.links[0].data;
+    int ends[2], *data = &a->at->links[0].data;
     need(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && descriptor_prepare(ends[0]) >= 0 &&
          descriptor_prepare(ends[1]) >= 0, "two sockets");
     const Relay out = {ends[1], *data, byte}, in = {*data, ends[1], SIZE_MAX};
@@ -758,7 +799,16 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     } else if (IS("connect") || IS("open")) {  // a failed `open` is not a result
         a->good = a->is_open = open_rank(&a->comm, strcmp(value, "long") == 0 ? LONG_MS : timeout_ms, &a->error);
         need(a->good || IS("connect"), "%s: %s", case_name, a->error.text);
-    } else if (IS("table")) actor_connect_by_table(a);
+        a->at = &a->comm;
+    } else if (IS("mixed") || IS("blocks")) {  // groups of ranks: 0 2 4 and 1 3, or 0 1, 2 3 and 4
+        a->at = &a->groups[a->group_count];
+        a->good = comm_split(a->at, &a->comm, IS("mixed") ? a->rank % (size_t)number : a->rank / (size_t)number,
+                             &a->error);
+        a->group_count += a->good;
+        if (!a->good) a->at = &a->comm;
+    } else if (IS("all")) a->at = &a->comm;
+    else if (a->good && IS("hybrid")) actor_hybrid(a);
+    else if (IS("table")) actor_connect_by_table(a);
     else if (IS("reached")) set_stage(number);
     else if (IS("stage")) {  // waits for the others
         set_stage(number);
@@ -772,6 +822,7 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     else if (IS("busy")) busy(ms);
     else if (IS("exit")) {
         self->fate = LEAVES;
+        for (size_t g = 0; g < a->group_count; g++) comm_close(&a->groups[g]);
         if (a->is_open) comm_close(&a->comm);
         exit(number);
     } else if (IS("kill")) perish(SIGKILL);
@@ -782,11 +833,11 @@ static void actor_do(Actor* a, const char* name, const char* value) {
         need(pthread_create(&a->thread, NULL, perish_later, NULL) == 0 && pthread_detach(a->thread) == 0, "a thread");
     } else if (IS("abort")) {
         shared->fault_ms = now_ms();
-        comm_abort(&a->comm, REASON);
+        comm_abort(a->at, REASON);
     } else if (IS("abort_in_flight")) a->aborts_in_flight = true;
     else if (IS("abort_later") && a->good) {
         a->aborts_later = true;
-        need(pthread_create(&a->thread, NULL, abort_later, &a->comm) == 0, "starting a thread");
+        need(pthread_create(&a->thread, NULL, abort_later, a->at) == 0, "starting a thread");
     } else if (IS("alter")) actor_alter(a, (size_t)number);
     else if (IS("extend")) comm_extend_timeout(&a->comm, true);
     else if (IS("n")) a->next.n = (uint64_t)number;
@@ -795,19 +846,19 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     else if (IS("broadcast")) a->next.operation = COMM_BROADCAST;
     else if (IS("all_gather")) a->next.operation = COMM_ALL_GATHER;
     else if (IS("slices")) a->slices = strcmp(value, "bad") == 0 ? bad_slice : cut_slice;
-    else if (IS("count_calls")) a->counts = true, comm_on_failure(&a->comm, count_call, &a->calls);
+    else if (IS("count_calls")) a->counts = true, comm_on_failure(a->at, count_call, &a->calls);
     else if (IS("no_failure"))
-        expect(!comm_failed(&a->comm, &error) && calls_counted(&a->calls) == 0, "no failure yet");
+        expect(!comm_failed(a->at, &error) && calls_counted(&a->calls) == 0, "no failure yet");
     else if (IS("failed"))
         expect(comm_failed(&a->comm, &error) && strstr(error.text, REASON) && calls_counted(&a->calls) == 1,
                "it has aborted");
     else if (IS("local"))
         expect(a->comm.local_rank == a->rank && a->comm.local_world == a->world &&
                a->comm.transport.local_world == a->world, "local ranks are counted");
-    else if (IS("collectives")) test_all(&a->comm);
-    else if (IS("overlap")) test_overlap(&a->comm);
-    else if (a->good && IS("barrier")) a->good = comm_barrier(&a->comm, &a->error);
-    else if (a->good && IS("start_barrier")) comm_start(&a->comm, COMM_BARRIER, DTYPE_U8, NULL, NULL, 0, 0, NULL, NULL);
+    else if (IS("collectives")) test_all(a->at);
+    else if (IS("overlap")) test_overlap(a->at);
+    else if (a->good && IS("barrier")) a->good = comm_barrier(a->at, &a->error);
+    else if (a->good && IS("start_barrier")) comm_start(a->at, COMM_BARRIER, DTYPE_U8, NULL, NULL, 0, 0, NULL, NULL);
     else if (a->good && IS("call")) actor_call(a);
     else if (a->good && IS("sums")) actor_sums(a, (size_t)number);
     else if (a->good && IS("watch")) actor_watch(a);
@@ -843,9 +894,11 @@ static void body_script(size_t rank) {
     if (!self->done) outcome(a.good, &a.error);
     if (!a.is_open) return;
     if (!a.good)
-        expect(!comm_barrier(&a.comm, &again) && strcmp(again.text, a.error.text) == 0,
+        expect(!comm_barrier(&a.comm, &again) && strcmp(again.text, a.error.text) == 0 &&
+                   !comm_barrier(a.at, &again) && strcmp(again.text, a.error.text) == 0,
                "after a failure all calls fail, with the same words");
     if (a.aborts_later) pthread_join(a.thread, NULL);
+    for (size_t g = 0; g < a.group_count; g++) comm_close(&a.groups[g]);
     comm_close(&a.comm);
     if (a.counts) expect(calls_counted(&a.calls) == !a.good, "on_failure is called once");
 }
@@ -1325,6 +1378,41 @@ static const Case CASES[] = {
      SAY("rank @ gave up: " REASON), .timeouts = 1},
     {9, "rank @ aborts from another thread", "012", 3, "connect @:abort_later sums=5", SAY("rank @ gave up: " REASON),
      .timeouts = 1},
+    // Groups of ranks. What fails in one is the failure of all.
+    {10, "collectives in groups of 5 ranks, @ by @", "123", 5, "open=long blocks=@ collectives all barrier", SUCCEED},
+    {10, "collectives in groups of 5 ranks, each @th", "25", 5, "open=long mixed=@ collectives overlap all barrier",
+     SUCCEED},
+    {10, "collectives in groups and among all by turns", NULL, 4, "open=long mixed=2 call barrier all call collectives",
+     SUCCEED},
+    {10, "sums over blocks, then over copies", NULL, 4, "open=long blocks=2 mixed=2 hybrid hybrid", SUCCEED},
+    {10, "sums over blocks, then over copies", NULL, 5, "open=long blocks=5 mixed=5 hybrid", SUCCEED},
+    {11, "rank @ is killed in a collective of a group", "0123", 4, "open blocks=2 @:kill_after=3 sums",
+     SAY("rank @ is gone"), .timeouts = 1.25, .ms = 2 * COMM_GRACE_MS},
+    {11, "rank @ is stopped in a collective of a group", "013", 4, "open blocks=2 mixed=2 @:stop_after=3 sums",
+     SAY("rank @ has not answered"), .timeouts = 1.5, .ms = 2 * COMM_GRACE_MS},
+    {11, "rank @ is killed while groups are idle", "03", 4,
+     "open blocks=2 count_calls mixed=2 all stage=2 @:kill barrier", SAY("rank @ is gone"), .timeouts = 1.25},
+    {11, "rank @ is killed before groups are made", "03", 4, "open stage=2 @:kill blocks=2 call",
+     SAY("rank @ is gone"), .timeouts = 1.25},
+    {11, "rank @ aborts in a group", "12", 4, "open mixed=2 blocks=2 count_calls no_failure stage=2 @:abort watch",
+     SAY("rank @ gave up: " REASON), .timeouts = 1.25},
+    {10, "rank @ aborts with sums of a group in flight", "03", 4, "open blocks=2 @:abort_in_flight sums=5",
+     SAY("rank @ gave up: " REASON), .timeouts = 1},
+    {10, "rank @ aborts from another thread in a group", "03", 4, "open mixed=2 @:abort_later sums=5",
+     SAY("rank @ gave up: " REASON), .timeouts = 1},
+    {11, "rank 3 is late in its group", NULL, 4, "open blocks=2 count_calls stage=2 3:sleep=2t 0:watch 1:watch call",
+     SAY("rank 3 is late: rank 2 has waited"), .timeouts = 1.5, .ms = 2 * COMM_GRACE_MS},
+    {11, "rank 3 is late in its group where the timeout is extended", NULL, 4,
+     "open extend blocks=2 stage=2 3:sleep=2.5t call all barrier", SUCCEED},
+    {11, "rank 3 calls something else in its group", NULL, 4, "open blocks=2 3:n=41 call all barrier",
+     SAY("all_reduce of 41 int64 (operation 1)"), .timeouts = 1},
+    {11, "rank 2 leaves while its group computes", NULL, 4, "open blocks=2 stage=2 2:exit call all barrier",
+     SAY("rank 2 ended its run|rank 2 is gone"), .timeouts = 1.25, .ms = 2 * COMM_GRACE_MS},
+    {11, "a bit is altered in a group", NULL, 4, "open blocks=2 3:alter=50 stage=2 call all barrier",
+     SAY("data from rank 3 to rank 2 were altered on the way, in all_reduce of 40 int64"), .timeouts = 1},
+    {11, "a group of one rank aborts", NULL, 3, "open blocks=2 2:abort call all barrier",
+     SAY("rank 2 gave up: " REASON), .timeouts = 1},
+
     {9, "the only rank aborts", NULL, 1, "open count_calls barrier no_failure abort failed barrier",
      SAY("rank 0 gave up: " REASON), .ms = 1},
 };
@@ -1378,7 +1466,7 @@ static void test_rendezvous(void) {
 }
 
 // Initial state of the lanes.
-enum { LANES = 10 };
+enum { LANES = 12 };
 static void (*const lane_begins[LANES])(void) = {test_launch, test_two_machines, test_spawn, test_rendezvous};
 
 static void run_lanes(void) {
@@ -1415,6 +1503,12 @@ static int run_launched(const Launch* launch) {
     need(comm_open(&comm, launch, LONG_MS, &error), "%s", error.text);
     test_all(&comm);
     test_overlap(&comm);
+    for (size_t blocks = 0; blocks < 2; blocks++) {
+        Comm group;
+        if (!expect(comm_split(&group, &comm, blocks ? comm.rank / 2 : comm.rank % 2, &error), "%s", error.text)) break;
+        test_all(&group);
+        comm_close(&group);
+    }
     bool good = harness_now.failures == 0;
     if (!good) verdict("rank %zu", comm.rank);
     snprintf(error.text, sizeof error.text, "a condition does not hold");

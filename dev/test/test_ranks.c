@@ -323,6 +323,14 @@ static void expect_stages(size_t shape, size_t world) {
     check(skipped > 0 && skipped < STEPS && clipped > 0, "%s: %zu of %d steps are skipped and %zu clipped", what,
           skipped, STEPS, clipped);
     if (world == 1) return;
+    for (size_t zero = 1; zero < 3 && world % 2 == 0; zero++) {
+        size_t shard = world == 2 ? 1 : 2;
+        const char* copies = run_make(kept("%s-%zu-zero%zu-shard%zu", SHAPES[shape].name, world, zero, shard),
+                                      forked(world), SHAPES[shape].arguments,
+                                      kept("--zero %zu --shard %zu", zero, shard));
+        check(same_runs(runs[0], copies), "%s: stage %zu over %zu ranks and %zu copies: the same to the bit", what, zero,
+              shard, world / shard);
+    }
     check(same_runs(runs[0], alone) && last_apart(runs[2], alone, "val_loss") == 0,
           "%s: exact sums give the weights, moments, losses, norms and validation of one rank, to the bit", what);
     check(log_last(runs[0], "skipped") == log_last(alone, "skipped") &&
@@ -445,7 +453,8 @@ static void test_recompute(void) {
 // Resume
 
 static void test_resume(void) {
-    static const struct { size_t world, zero, until; } moves[] = {{3, 2, 5}, {2, 1, 10}, {1, 0, 15}, {4, 2, 20}};
+    static const struct { size_t world, zero, shard, until; } moves[] = {
+        {3, 2, 0, 5}, {2, 1, 1, 10}, {1, 0, 0, 15}, {4, 2, 2, 20}};
     for (size_t zero = 0; zero < 3; zero++) {
         const char *flags = SHAPES[ODD].arguments, *name = kept("resumed-zero%zu", zero);
         run_make(name, forked(3), flags, kept("--zero %zu --steps 10", zero));
@@ -457,9 +466,11 @@ static void test_resume(void) {
         const char *whole = run_usual(shape, 1, 0), *name = kept("moved-%s", SHAPES[shape].name);
         for (size_t i = 0; i < COUNT_OF(moves); i++)
             run_make(name, forked(moves[i].world), SHAPES[shape].arguments,
-                     kept("--reduce exact --zero %zu --steps %zu --resume on", moves[i].zero, moves[i].until));
+                     kept("--reduce exact --zero %zu --shard %zu --steps %zu --resume on", moves[i].zero,
+                          moves[i].shard, moves[i].until));
         check(same_runs(name, whole) && log_last(name, "skipped") == log_last(whole, "skipped"),
-              "%s: 5 steps each of 3 ranks at stage 2, 2 at stage 1, 1, and 4 at stage 2: the bits of one rank",
+              "%s: 5 steps each of 3 ranks at stage 2, 2 copies at stage 1, 1, and 2 copies of 2 at stage 2: the bits "
+              "of one rank",
               SHAPES[shape].name);
     }
     const char* whole = run_usual(GPT2, 3, 2);
@@ -793,8 +804,8 @@ static void test_faults(void) {
     static const char* const points[] = {"load", "forward", "backward", "reduce", "update", "gather", "validate",
                                          "save"};
     static const char* const acts[] = {"kill", "stop", "segv"};
-    enum { POINTS = 8, GATHER = 5, CASES = 2 * 3 * POINTS };
-    static Failure failures[CASES + 2];
+    enum { POINTS = 8, REDUCE = 3, GATHER = 5, CASES = 2 * 3 * POINTS, COPIES = 8 };
+    static Failure failures[CASES + 2 + COPIES];
     for (size_t i = 0; i < CASES; i++) {
         size_t victim = i % 2, point = i / 2 % POINTS, act = i / 2 / POINTS;
         size_t zero = point == GATHER ? 1 + victim : i % 3;  // stage 0 gathers nothing
@@ -814,6 +825,16 @@ static void test_faults(void) {
         f.task.arguments[1] = "--steps 3 --timeout 3";
         f.task.variables = fault_variable(victim, 2, "backward do kill");
         failures[CASES + victim] = f;
+    }
+    for (size_t i = 0; i < COPIES; i++) {
+        size_t victim = i % 2 ? 3 : 0, act = i / 2 % 2, point = i < COPIES / 2 ? REDUCE : GATHER;
+        Failure f = {.name = kept("rank %zu of 4, copies of 2, %s at %s", victim, acts[act], points[point]),
+                     .task = {.launch = BY_HAND, .world = 4,
+                              .arguments = {SHAPES[GPT2].arguments, WATCHED,
+                                            kept("--out fault-%zu --zero %zu --shard 2", CASES + i, 1 + i % 2)},
+                              .variables = fault_variable(victim, 2, kept("%s do %s", points[point], acts[act]))},
+                     .fate = act == 1 ? STOPPED : KILLED, .victim = victim};
+        failures[CASES + 2 + i] = f;
     }
     failures_run(failures, COUNT_OF(failures));
     expect_slow_reader();
@@ -837,7 +858,7 @@ static void test_faults(void) {
 static const Failure REFUSALS[] = {
     DISAGREE("lr", "1e-3"), DISAGREE("lr", "3.00000001e-3"), DISAGREE("batch", "1"), DISAGREE("seed", "5"),
     DISAGREE("zero", "1"), DISAGREE("total-batch", "192"), DISAGREE("layers", "3"), DISAGREE("channels", "64"),
-    DISAGREE("reduce", "float"),
+    DISAGREE("reduce", "float"), DISAGREE("shard", "1"),
     DISAGREE("clip", "2"), DISAGREE("steps", "3"), DISAGREE("optimizer", "lion"), DISAGREE("spike-skip", "9"),
     DISAGREE("val-every", "1"), DISAGREE("val", "other.bin"), DISAGREE("out", "elsewhere"),
     DISAGREE("ckpt-every", "1"), DISAGREE("check-every", "1"), DISAGREE("dropout", "0.1"),
@@ -850,6 +871,8 @@ static const Failure REFUSALS[] = {
     REFUSED("WORLD_SIZE without RANK", 0, "RANK", "WORLD_SIZE", TWO, .started = 1, .variables = "RANK="),
     REFUSED("--ranks under a launcher", 0, "started 2 ranks already", NULL, TWO, .arguments = {[2] = "--ranks 2"}),
     FLAG("--zero 3", 2, "--zero 3", "--zero", "3"),
+    FLAG("--shard that does not divide the ranks", 2, "--shard 3", "--shard 3", "2 ranks"),
+    FLAG("--shard where nothing is sharded", 2, "--shard 1 --zero 0", "--shard", "--zero 1"),
     FLAG("--ranks 0", 0, "", "--ranks", "0"),
     FLAG("--total-batch that the ranks do not divide", 3, "--total-batch 96", "--total-batch", "144"),
     FLAG("--reduce of no kind", 2, "--reduce best", "--reduce", "storage"),

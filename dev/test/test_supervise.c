@@ -1143,6 +1143,8 @@ static void test_commands(void) {
         {"./train --ranks 6 --total-batch 96 --batch 2", 6, "6", 6, 4, 0, false},
         {"./train --ranks 6 --total-batch 96 --batch 2", 6, "6", 6, 1, 3, false},
         {"./train --ranks 6 --total-batch 0 --batch 2", 6, "6", 6, 4, 5, false},
+        {"./train --ranks 8 --shard 4", 8, "8", 8, 1, 4, false},
+        {"./train --ranks 8 --shard 3 --total-batch 96 --batch 2 --seq 4", 8, "8", 8, 1, 6, false},
         {"./train --ranks x -n 0", 0, NULL, 0, 0, 0, false},
         {"./train --ranks 4x -n -4", 0, NULL, 0, 0, 0, false},
         {"./train -n", 0, NULL, 0, 0, 0, false},

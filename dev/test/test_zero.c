@@ -5,8 +5,8 @@
 //
 //   slices     of a bucket: whole, in order, aligned, and of equal length for 2, 4 and 8 ranks
 //   owners     of the tensors of whole models, for each optimizer: each rank updates about as much as the others
-//   sums       1 to 4 ranks, each ZeRO stage, each way to add, 1 and 3 micro-batches: gradients that are small integers
-//              have the computed sums, squares and sent bytes
+//   sums       1 to 6 ranks, each ZeRO stage, each way to add, 1 and 3 micro-batches, one and several copies of the
+//              shards: gradients that are small integers have the computed sums, squares and sent bytes
 //   limit      --reduce exact: a sum just below the limit is right, on any number of ranks; one just above it is found
 //   corruption one bit, in the first and the last parameter of each tensor, trained or frozen, on each rank:
 //              ranks_compare reports that rank and that bucket
@@ -14,7 +14,7 @@
 // Each case is a process that forks its ranks; rank 0 prints what all of them agree on.
 
 #include "llmtrain/ranks/agreement.h"
-#include "llmtrain/ranks/comm.h"
+#include "llmtrain/ranks/mesh.h"
 #include "llmtrain/run/presets.h"
 #include "harness.h"
 
@@ -28,6 +28,7 @@ static const size_t ROWS[BUCKETS] = {37, 9, 8, 24, 31}, COLS = 24;
 typedef struct {
     Launch launch;
     Comm comm;
+    Mesh mesh;
     Parameters parameters;
     Arena plan;
     FlatVector flat;
@@ -36,15 +37,24 @@ typedef struct {
     Stream stream;
 } Rank;
 
-// train: which tensors train; NULL: all.
-static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce, const char* train) {
+typedef struct {
+    size_t world, stage, micro_batches;
+    ReduceKind reduce;
+    const char* train;  // which tensors; NULL: all
+    size_t shard;       // ranks that share a copy; 0: all
+} Case;
+
+static void rank_open(Rank* r, const Case* c) {
+    const char* train = c->train;
     FlatOptions holds = {.training = true, .optimizer = &r->optimizer};
     Error error;
     memset(r, 0, sizeof *r);
     r->optimizer = optimizer_defaults(OPTIMIZER_ADAMW);
-    need(launch_fork(&r->launch, world, &error), "%s", error.text);
-    need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error), "%s", error.text);
-    RankOptions options = {&r->comm.transport, r->comm.rank, world, r->comm.rank, stage, reduce};
+    need(launch_fork(&r->launch, c->world, &error), "%s", error.text);
+    need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error) && mesh_open(&r->mesh, &r->comm, c->shard, &error), "%s",
+         error.text);
+    RankOptions options = {&r->comm.transport, r->comm.rank, c->world, r->comm.rank, c->stage, c->reduce, c->shard,
+                           {&r->mesh.groups[GROUP_SHARD].transport, &r->mesh.groups[GROUP_COPIES].transport}};
     for (size_t b = 0; b < BUCKETS; b++) {
         parameters_add(&r->parameters, text_of("tensor %zu", b), ROWS[b], ROWS[b], COLS, b, INIT_ZERO, 0);
         if (train) parameters_add(&r->parameters, text_of("vector %zu", b), ROWS[b], ROWS[b], 0, b, INIT_ZERO, 0);
@@ -78,16 +88,11 @@ static void rank_close(Rank* r) {
     device_free(r->plan.base, bytes);
     device_close(r->stream);
     parameters_free(&r->parameters);
+    mesh_close(&r->mesh);
     comm_close(&r->comm);
     if (r->launch.rank > 0) exit(0);
     need(launch_reap(&r->launch, "test_zero", 0, LIMIT_MS, &error) == 0, "%s", error.text);
 }
-
-typedef struct {
-    size_t world, stage, micro_batches;
-    ReduceKind reduce;
-    const char* train;
-} Case;
 
 static void case_run(void (*body)(const void*), const Case* c) {
     Program p;
@@ -132,7 +137,7 @@ static void test_slices(void) {
 static void owners_compare(const Parameters* p, const char* model, OptimizerKind kind, size_t world) {
     OptimizerOptions optimizer = optimizer_defaults(kind);
     FlatOptions holds = {.training = true, .optimizer = &optimizer};
-    RankOptions options = {NULL, 0, world, 0, 1, REDUCE_EXACT};
+    RankOptions options = {NULL, 0, world, 0, 1, REDUCE_EXACT, 0, {NULL, NULL}};
     FlatVector flat;
     Error error;
     double loads[16] = {0}, sum = 0, most = 0, largest = 0;
@@ -240,16 +245,17 @@ static void sums_body(const void* context) {
     static const char* const ways[] = {"float", "storage", "exact"};
     const Case* c = (const Case*)context;
     Rank rank, *r = &rank;
-    rank_open(r, c->world, c->stage, c->reduce, c->train);
-    uint64_t sent = collective_bytes_sent(&r->flat.collectives);
+    const char* copies = c->shard ? text_of(", copies of %zu", c->shard) : "";
+    rank_open(r, c);
+    uint64_t sent = flat_bytes_so_far(&r->flat);
     rank_step(r, c->micro_batches, gradient, 1.0);
-    sent = collective_bytes_sent(&r->flat.collectives) - sent + flat_bytes_gathered(&r->flat);
+    sent = flat_bytes_so_far(&r->flat) - sent + flat_bytes_gathered(&r->flat);
     rank_check(r, rank_is_right(r, c, gradient, 1.0, 0),
-               "%zu ranks, stage %zu, %s, %zu micro-batches: sums and squares", c->world, c->stage, ways[c->reduce],
-               c->micro_batches);
+               "%zu ranks%s, stage %zu, %s, %zu micro-batches: sums and squares", c->world, copies, c->stage,
+               ways[c->reduce], c->micro_batches);
     rank_check(r, sent == flat_bytes_sent(&r->flat, c->micro_batches),
-               "%zu ranks, stage %zu, %s, %zu micro-batches: bytes sent", c->world, c->stage, ways[c->reduce],
-               c->micro_batches);
+               "%zu ranks%s, stage %zu, %s, %zu micro-batches: bytes sent", c->world, copies, c->stage,
+               ways[c->reduce], c->micro_batches);
     rank_close(r);
 }
 
@@ -258,9 +264,16 @@ static void test_sums(void) {
         for (size_t stage = 0; stage < 3; stage++)
             for (int reduce = REDUCE_FLOAT; reduce <= REDUCE_EXACT; reduce++)
                 for (size_t micro = 1; micro <= 3; micro += 2) {
-                    Case c = {world, stage, micro, (ReduceKind)reduce, NULL};
+                    Case c = {world, stage, micro, (ReduceKind)reduce, NULL, 0};
                     case_run(sums_body, &c);
                 }
+    static const size_t copies[][2] = {{4, 1}, {4, 2}, {6, 2}, {6, 3}};  // ranks, and ranks that share a copy
+    for (size_t i = 0; i < COUNT_OF(copies); i++)
+        for (size_t stage = 1; stage < 3; stage++)
+            for (int reduce = REDUCE_FLOAT; reduce <= REDUCE_EXACT; reduce++) {
+                Case c = {copies[i][0], stage, i % 2 ? 3 : 1, (ReduceKind)reduce, NULL, copies[i][1]};
+                case_run(sums_body, &c);
+            }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -278,7 +291,7 @@ static void limit_body(const void* context) {
     double shares = (double)(c->world * c->micro_batches), below = 0.999 * EXACT_LIMIT / shares;
     double above[] = {1.001 * EXACT_LIMIT / shares, 0.999 * EXACT_LIMIT};
     bool found = true;
-    rank_open(r, c->world, c->stage, REDUCE_EXACT, NULL);
+    rank_open(r, c);
     rank_step(r, c->micro_batches, share, below);
     rank_check(r, rank_is_right(r, c, share, below, 1e-6),
                "%zu ranks, stage %zu, %zu micro-batches: an exact sum just below the limit", c->world, c->stage,
@@ -294,8 +307,9 @@ static void limit_body(const void* context) {
 
 static void test_limit(void) {
     static const Case cases[] = {
-        {1, 0, 1, REDUCE_EXACT, NULL}, {1, 0, 3, REDUCE_EXACT, NULL}, {4, 0, 1, REDUCE_EXACT, NULL},
-        {4, 1, 3, REDUCE_EXACT, NULL}, {4, 2, 1, REDUCE_EXACT, NULL}, {3, 2, 3, REDUCE_EXACT, NULL}};
+        {1, 0, 1, REDUCE_EXACT, NULL, 0}, {1, 0, 3, REDUCE_EXACT, NULL, 0}, {4, 0, 1, REDUCE_EXACT, NULL, 0},
+        {4, 1, 3, REDUCE_EXACT, NULL, 0}, {4, 2, 1, REDUCE_EXACT, NULL, 0}, {3, 2, 3, REDUCE_EXACT, NULL, 0},
+        {4, 2, 3, REDUCE_EXACT, NULL, 2}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) case_run(limit_body, &cases[i]);
 }
 
@@ -321,7 +335,7 @@ static void corruption_body(const void* context) {
     const Case* c = (const Case*)context;
     Rank rank, *r = &rank;
     Error error;
-    rank_open(r, c->world, c->stage, c->reduce, c->train);
+    rank_open(r, c);
     for (size_t i = 0; i < r->parameters.flat_size; i++)
         r->flat.params[i] = floatX_of(random_normal(1, RANDOM_TEST, 0, i));
     rank_check(r, ranks_compare(&r->stats, &r->flat, &error), "%zu ranks: the same parameters are found to be the same",
@@ -342,7 +356,7 @@ static void test_corruption(void) {
     // Buckets of which all is frozen, a part, and nothing.
     static const char* const train[] = {NULL, "vector [12],*3"};
     for (size_t i = 0; i < 2 * COUNT_OF(train); i++) {
-        Case c = {2 + i / 2, 1, 1, REDUCE_EXACT, train[i % 2]};
+        Case c = {2 + i / 2, 1, 1, REDUCE_EXACT, train[i % 2], 0};
         case_run(corruption_body, &c);
     }
 }

@@ -26,7 +26,7 @@ static inline double clock_waited_ms(StepClock* c, FlatVector* flat) {
     double before = c->waited_ms;
     const Transport* t = flat->options.transport;
     if (t) c->waited_ms = t->statistics(t->comm).waited_ms;
-    return c->waited_ms - before + collective_waited_ms(&flat->collectives);
+    return c->waited_ms - before + collective_waited_ms(&flat->collectives) + collective_waited_ms(&flat->copying);
 }
 
 // Starts a step's clock: set-up, validation and saves are not part of a step.

@@ -3,7 +3,7 @@
 // Defines: Collectives; collective_open, collective_close; collective_start, collective_wait, collective_barrier;
 // collective_check, collective_bytes_sent, collective_waited_ms.
 //
-//   collective_open(&collectives, &comm.transport, 2, &error)            two slots: two in flight at a time
+//   collective_open(&collectives, &comm.transport, 2, NULL, &error)      two slots: two in flight at a time
 //   collective_start(&collectives, 0, COMM_REDUCE_SCATTER, grads, cuts, DTYPE_F32, stream)
 //   ... compute ...
 //   collective_wait(&collectives, 0, stream)
@@ -25,7 +25,10 @@ typedef struct {
 } Collectives;
 
 // If ranks is NULL or has one rank, all other calls return at once. A CUDA build without NCCL supports nothing else.
-static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Error* error) {
+// with: see nccl.cuh; here it means nothing.
+static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, const Collectives* with,
+                                   Error* error) {
+    (void)with;
     memset(c, 0, sizeof *c);
     if (ranks == NULL || ranks->world == 1) return true;
 #ifdef LLMTRAIN_CUDA

@@ -128,12 +128,13 @@ static inline bool comm_check_header(const Comm* comm, size_t p, Error* error) {
     if (memcmp(own, other, sizeof *own) == 0) return true;
     comm_describe(ours, sizeof ours, own);
     comm_describe(theirs, sizeof theirs, other);
+    size_t from = comm_rank(comm, p), here = comm_rank(comm, comm->rank);
     if (other->number != own->number)
         return fail_with(error,
-                         "rank %zu sent rank %zu data that is not part of %s; the network or a program is faulty", p,
-                         comm->rank, ours);
+                         "rank %zu sent rank %zu data that is not part of %s; the network or a program is faulty",
+                         from, here, ours);
     return fail_with(error, "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same "
-                     "program, flags and data", p, theirs, comm->rank, ours,
+                     "program, flags and data", from, theirs, here, ours,
                      strcmp(theirs, ours) == 0 ? " with other slices" : "");
 }
 
@@ -146,8 +147,8 @@ static inline bool comm_check_part(Comm* comm, size_t p, int direction, int part
     if (part == COMM_HEADER) return comm_check_header(comm, p, error);
     return *checksum == hash_end(&link->hashes[direction]) ||
            fail_with(error, "data from rank %zu to rank %zu were altered on the way, %s: the network or the memory of "
-                     "a machine is faulty; --resume from the last checkpoint, without that machine", p, comm->rank,
-                     comm->doing);
+                     "a machine is faulty; --resume from the last checkpoint, without that machine",
+                     comm_rank(comm, p), comm_rank(comm, comm->rank), comm->doing);
 }
 
 // Sends to and receives from rank p as many bytes as possible without waiting: the header, the data, their checksum.
@@ -159,7 +160,7 @@ static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
         if (part->bytes == 0) continue;
         // A header shares its packet with data, and so does a checksum.
         int more = k + 1 < COMM_PARTS && part[1].bytes > 0 ? SOCKET_MORE : 0;
-        ssize_t n = comm->mpi ? comm_mpi_move(part, p, d == COMM_OUT) :
+        ssize_t n = comm->mpi ? comm_mpi_move(comm, part, p, d == COMM_OUT) :
                     d == COMM_OUT ? send(link->data, part->at, part->bytes, SOCKET_QUIET | more) :
                     recv(link->data, part->at, part->bytes, 0);
         if (n == 0 || (n < 0 && !socket_would_block())) return comm_fail_closed(comm, p, error);
@@ -169,7 +170,7 @@ static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
             part->at += n;
             part->bytes -= (size_t)n;
             *moved = true;
-            if (d == COMM_IN && !comm->mpi) link->seen_ms = now_ms();
+            if (d == COMM_IN && link->control >= 0) link->seen_ms = now_ms();
         }
         if (part->bytes > 0) i = d * COMM_PARTS + COMM_PARTS - 1;  // the next direction
         else if (!comm_check_part(comm, p, d, k, error)) return false;
@@ -191,7 +192,8 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
         double now = comm_clock(comm);
         if (moved) moved_ms = now;
         double deadline = fmax(moved_ms, comm->resumed_ms) + comm->timeout_ms;
-        bool over = now >= deadline, extended = __atomic_load_n(&comm->extended_timeout, __ATOMIC_RELAXED);
+        const Comm* run = comm->parent ? comm->parent : comm;
+        bool over = now >= deadline, extended = __atomic_load_n(&run->extended_timeout, __ATOMIC_RELAXED);
         if (over && !extended) return comm_fail_late(comm, error);
         if (over && !comm_check_heartbeats(comm, comm->timeout_ms, error)) return false;
         if (!moved && !comm_await_events(comm, fmax(deadline, now + COMM_RETRY_MS), error)) return false;
@@ -276,17 +278,18 @@ static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* 
 // Checks the arguments that can be wrong on one rank alone, whatever the other ranks call.
 static inline bool comm_check_call(const Comm* comm, const CommCall* call, const char* what, Error* error) {
     Dtype type = (Dtype)call->header.type;
-    size_t size = dtype_bytes(type), bytes = (size_t)call->header.n * size;
+    size_t size = dtype_bytes(type), bytes = (size_t)call->header.n * size, rank = comm_rank(comm, comm->rank);
     bool sums = type == DTYPE_F32 || type == DTYPE_BF16 || type == DTYPE_F16 || type == DTYPE_I64;
     if (comm_reduces(call) && !sums)
-        return fail_with(error, "rank %zu called %s; that type cannot be summed", comm->rank, what);
+        return fail_with(error, "rank %zu called %s; that type cannot be summed", rank, what);
     if (call->header.root >= comm->world)
-        return fail_with(error, "rank %zu called %s; there is no such rank", comm->rank, what);
+        return fail_with(error, "rank %zu called %s; there is no such rank", rank, what);
     for (size_t p = 0, end = 0; p < comm->world; end = call->slices[p++].end) {
         Slice s = call->slices[p];
         if (s.first < end || s.end < s.first || s.end > bytes)
             return fail_with(error, "rank %zu called %s with the slice [%zu, %zu) for rank %zu; slices must lie in the "
-                             "vector and follow each other", comm->rank, what, s.first / size, s.end / size, p);
+                             "vector and follow each other", rank, what, s.first / size, s.end / size,
+                             comm_rank(comm, p));
     }
     return true;
 }
@@ -308,7 +311,8 @@ static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
 // 5. Progress
 //
 // One thread per Comm takes the requests in the order in which they were started, and monitors the other ranks between
-// them. After a failure it notifies the others and ends; all requests that are not finished have failed.
+// them. After a failure it notifies the others and ends; all requests that are not finished have failed. A group hands
+// its failure to its parent, which fails, with all its groups.
 
 static inline bool comm_idle(Comm* comm, Error* error) {
     snprintf(comm->doing, sizeof comm->doing, "between two collectives");
@@ -317,19 +321,54 @@ static inline bool comm_idle(Comm* comm, Error* error) {
     return comm_check_heartbeats(comm, comm->timeout_ms, error);
 }
 
-// Makes the failure known on this rank; the mutex is held on entry and on return, not while on_failure is called.
+static inline void comm_begin_failure(Comm* comm, const Error* error);
+
+// Makes the failure known on this rank, when no request is in progress. The mutex is held on entry and on return, not
+// while on_failure is called.
 static inline void comm_record_failure(Comm* comm, const Error* error) {
     void (*on_failure)(void*) = comm->on_failure;
-    comm->failed = true;
+    comm->failed = comm->calling = true;
     comm->error = *error;
-    comm->calling = on_failure != NULL;
     pthread_cond_broadcast(&comm->changed);
-    if (on_failure == NULL) return;
     pthread_mutex_unlock(&comm->mutex);
-    on_failure(comm->on_failure_context);
+    if (on_failure) on_failure(comm->on_failure_context);
+    for (Comm* group = comm->groups; group; group = group->next) {  // it stays in the list while `calling`
+        pthread_mutex_lock(&group->mutex);
+        comm_begin_failure(group, error);
+        pthread_mutex_unlock(&group->mutex);
+    }
     pthread_mutex_lock(&comm->mutex);
     comm->calling = false;
     pthread_cond_broadcast(&comm->changed);
+}
+
+// Makes the Comm fail, unless it has failed: at once, or its thread does as soon as it can. The mutex is held.
+static inline void comm_begin_failure(Comm* comm, const Error* error) {
+    if (comm->failed || comm->aborting) return;
+    if (!comm->queue->running) {
+        comm_record_failure(comm, error);
+        return;
+    }
+    comm->aborting = true;
+    comm->error = *error;
+    pipe_wake(comm->waker);
+}
+
+// Makes the Comm fail with this error unless it has failed, whatever is in flight; returns when it has.
+static inline void comm_fail(Comm* comm, const Error* error) {
+    pthread_mutex_lock(&comm->mutex);
+    comm_begin_failure(comm, error);
+    while (!comm->failed) pthread_cond_wait(&comm->changed, &comm->mutex);
+    pthread_mutex_unlock(&comm->mutex);
+}
+
+// True, with the error, if a failure is known; does not wait.
+static inline bool comm_failed(Comm* comm, Error* error) {
+    pthread_mutex_lock(&comm->mutex);
+    bool failed = comm->failed;
+    if (failed) *error = comm->error;
+    pthread_mutex_unlock(&comm->mutex);
+    return failed;
 }
 
 // Runs the oldest request; the mutex is held on entry and on return.
@@ -340,10 +379,15 @@ static inline void comm_step(Comm* comm) {
     const CommCall* call = &queue->calls[queue->finished % COMM_IN_FLIGHT];
     pthread_mutex_unlock(&comm->mutex);
     bool good = work ? comm_run(comm, call, &error) : comm_idle(comm, &error);
-    if (!good) comm_notify(comm, COMM_FAILED, error.text);
+    if (!good && comm->parent) {
+        comm_fail(comm->parent, &error);
+        comm_failed(comm->parent, &error);
+    } else if (!good) {
+        comm_notify(comm, COMM_FAILED, error.text);
+    }
     pthread_mutex_lock(&comm->mutex);
     if (!good) {
-        comm_record_failure(comm, &error);
+        if (!comm->failed) comm_record_failure(comm, &error);
     } else if (work) {
         queue->finished++;
         queue->statistics.bytes_sent += queue->sent;
@@ -421,9 +465,15 @@ static inline bool comm_all_gather(Comm* comm, void* data, size_t n, Dtype type,
     return comm_wait(comm, comm_start(comm, COMM_ALL_GATHER, type, data, data, n, 0, slices, context), error);
 }
 
+// Those of the Comm and of its groups.
 static inline CommStatistics comm_statistics(Comm* comm) {
     pthread_mutex_lock(&comm->mutex);
     CommStatistics statistics = comm->queue->statistics;
+    for (Comm* group = comm->groups; group; group = group->next) {
+        CommStatistics more = comm_statistics(group);
+        statistics.waited_ms += more.waited_ms;
+        statistics.bytes_sent += more.bytes_sent;
+    }
     pthread_mutex_unlock(&comm->mutex);
     return statistics;
 }
@@ -432,15 +482,6 @@ static inline CommStatistics comm_statistics(Comm* comm) {
 // arrive. MPI has no heartbeats, and mpirun ends all ranks when one dies.
 static inline void comm_extend_timeout(Comm* comm, bool extended) {
     __atomic_store_n(&comm->extended_timeout, extended, __ATOMIC_RELAXED);
-}
-
-// True, with the error, if a failure is known; does not wait.
-static inline bool comm_failed(Comm* comm, Error* error) {
-    pthread_mutex_lock(&comm->mutex);
-    bool failed = comm->failed;
-    if (failed) *error = comm->error;
-    pthread_mutex_unlock(&comm->mutex);
-    return failed;
 }
 
 // Registers a function to be called once, when the Comm fails: by the progress thread, as soon as the failure is known
@@ -460,23 +501,25 @@ static inline void comm_on_failure(Comm* comm, void (*on_failure)(void* context)
 // called from any thread, whatever is in flight; afterwards only comm_close may be called.
 static inline void comm_abort(Comm* comm, const char* reason) {
     Error error;
-    bool running = comm->queue->running;
-    fail_with(&error, "rank %zu gave up: %.900s", comm->rank, reason);
-    pthread_mutex_lock(&comm->mutex);
-    if (!comm->failed && !running) comm_record_failure(comm, &error);
-    if (!comm->failed && !comm->aborting) {
-        comm->aborting = true;
-        comm->error = error;
-        pipe_wake(comm->waker);
-    }
-    while (!comm->failed) pthread_cond_wait(&comm->changed, &comm->mutex);
-    pthread_mutex_unlock(&comm->mutex);
+    fail_with(&error, "rank %zu gave up: %.900s", comm_rank(comm, comm->rank), reason);
+    comm_fail(comm->parent ? comm->parent : comm, &error);
 }
 
 // The bytes that comm_open allocates, approximately.
 static inline size_t comm_bytes(size_t world) {
     return world > 1 ? world * (COMM_CHUNK + sizeof(CommLink)) +
                        COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(Slice)) : 0;
+}
+
+// Takes a group from the list of its parent.
+static inline void comm_leave_parent(Comm* group) {
+    Comm* parent = group->parent;
+    pthread_mutex_lock(&parent->mutex);
+    while (parent->calling) pthread_cond_wait(&parent->changed, &parent->mutex);
+    Comm** at = &parent->groups;
+    while (*at && *at != group) at = &(*at)->next;
+    if (*at) *at = group->next;
+    pthread_mutex_unlock(&parent->mutex);
 }
 
 // Ends everything: finishes the requests in flight, notifies the others, closes connections and frees memory.
@@ -490,6 +533,7 @@ static inline void comm_close(Comm* comm) {
         pipe_wake(comm->waker);
         pthread_join(queue->thread, NULL);
     }
+    if (comm->parent) comm_leave_parent(comm);
     if (comm->links && !comm->failed) comm_notify(comm, COMM_LEFT, "");
     for (size_t p = 0; comm->links && p < comm->world; p++) {
         comm_receive(comm, p, &unused);  // closing with unread data would lose what was sent last
@@ -501,6 +545,7 @@ static inline void comm_close(Comm* comm) {
     socket_close(&comm->waker);
     free(comm->links);
     free(comm->polls);
+    free(comm->members);
     if (queue) {
         free(queue->slices);
         free(queue->headers);
@@ -527,8 +572,8 @@ static inline bool comm_allocate(Comm* comm, Error* error) {
         queue->staging = (char*)memory_allocate(N > 1 ? N * COMM_CHUNK : 0);
     }
     bool good = queue && queue->slices && queue->headers && queue->sources && queue->staging;
-    return (good && comm->links && comm->polls) ||
-           fail_with(error, "not enough memory for the connections of %zu ranks", N);
+    if (good && comm->links && comm->polls) return comm_mpi_prepare(comm), true;
+    return fail_with(error, "not enough memory for the connections of %zu ranks", N);
 }
 
 // The first collective: each rank reports its machine. Counts the ranks on this machine if the launcher has not.
@@ -549,6 +594,19 @@ static inline bool comm_find_local(Comm* comm, Error* error) {
     return true;
 }
 
+static inline bool comm_start_thread(Comm* comm, Error* error) {
+    CommQueue* queue = comm->queue;
+    int ends[2];
+    bool woken = pipe_open(ends);
+    comm->wake = ends[0];
+    comm->waker = ends[1];
+    pthread_mutex_lock(&comm->mutex);
+    queue->running = woken && pthread_create(&queue->thread, NULL, comm_progress, comm) == 0;
+    pthread_mutex_unlock(&comm->mutex);
+    return queue->running || fail_with(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)",
+                                       comm_rank(comm, comm->rank), strerror(errno));
+}
+
 // Connects to the other ranks; returns when all are connected. After a failure there is nothing to close.
 static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms, Error* error) {
     bool several = launch->world > 1;
@@ -561,16 +619,7 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     pthread_cond_init(&comm->changed, NULL);
     bool good = comm_allocate(comm, error);
     if (good && several) good = comm->mpi ? comm_mpi_open(comm, error) : comm_rendezvous(comm, launch, error);
-    if (good && several) {
-        CommQueue* queue = comm->queue;
-        int ends[2];
-        bool woken = pipe_open(ends);
-        comm->wake = ends[0];
-        comm->waker = ends[1];
-        queue->running = woken && pthread_create(&queue->thread, NULL, comm_progress, comm) == 0;
-        good = queue->running || fail_with(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, "
-                                           "-n)", comm->rank, strerror(errno));
-    }
+    if (good && several) good = comm_start_thread(comm, error);
     if (good && comm_find_local(comm, error)) {
         const Transport transport = {comm, comm->rank, comm->world, comm->local_world, comm_start, comm_wait,
                                      comm_failed, comm_statistics};
@@ -615,7 +664,7 @@ static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
         if (texts[begins[p]] != 0) first = p;
     for (size_t p = 0; first < N && p < N; p++) same += strcmp(texts + begins[p], texts + begins[first]) == 0;
     if (same == N) good = fail_with(error, "%s", texts + begins[first]);
-    else if (first < N) good = fail_with(error, "rank %zu: %s", first, texts + begins[first]);
+    else if (first < N) good = fail_with(error, "rank %zu: %s", comm_rank(comm, first), texts + begins[first]);
     if (first < N) error->on_all_ranks = true;
     free(begins);
     free(texts);

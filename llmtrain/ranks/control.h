@@ -105,16 +105,29 @@ struct Comm {
     void (*on_failure)(void* context);  // see comm_on_failure; NULL: nothing
     void* on_failure_context;
     bool calling;                    // on_failure
+
+    // Groups of ranks, see split.h
+    Comm* parent;                    // of a group: all ranks of the run; NULL: this is no group
+    size_t* members;                 // of a group: (world) the ranks of the run that are in it
+    Comm* groups;                    // the first group with this rank,
+    Comm* next;                      // and of a group the next one
+    size_t splits;                   // comm_split calls so far; of a group, the number of its own: its MPI tag
+    size_t connections;              // to other ranks, those of groups too
 };
+
+// The rank of the run that is rank p of the Comm.
+static inline size_t comm_rank(const Comm* comm, size_t p) { return comm->members ? comm->members[p] : p; }
 
 // ------------------------------------------------------------------------------------------------
 // 2. MPI
 //
-// One thread at a time calls MPI: the caller's in comm_open and comm_close, the progress thread in between.
+// One thread at a time calls MPI: the caller's in comm_open and comm_close, in between the progress threads under a
+// mutex.
 
 #ifdef LLMTRAIN_MPI
 
-enum { COMM_MPI_DATA, COMM_MPI_MESSAGE };  // tags
+static pthread_mutex_t comm_mpi_mutex = PTHREAD_MUTEX_INITIALIZER;
+enum { COMM_MPI_MESSAGE, COMM_MPI_DATA };  // tags; those of groups follow
 #define COMM_MPI_BYTES ((size_t)1 << 30)   // of one transfer: MPI counts in int
 
 static inline bool comm_mpi_open(Comm* comm, Error* error) {
@@ -126,36 +139,42 @@ static inline bool comm_mpi_open(Comm* comm, Error* error) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world);
-    if ((size_t)rank != comm->rank || (size_t)world != comm->world)
-        return fail_with(error, "mpirun says rank %zu of %zu, MPI says rank %d of %d; use the mpirun of the MPI that "
-                         "this program was built with", comm->rank, comm->world, rank, world);
+    return ((size_t)rank == comm->rank && (size_t)world == comm->world) ||
+           fail_with(error, "mpirun says rank %zu of %zu, MPI says rank %d of %d; use the mpirun of the MPI that this "
+                     "program was built with", comm->rank, comm->world, rank, world);
+}
+
+static inline void comm_mpi_prepare(Comm* comm) {
     for (size_t p = 0; p < comm->world; p++)
         for (int d = 0; d < 2; d++)
             for (int k = 0; k < COMM_PARTS; k++) comm->links[p].parts[d][k].request = MPI_REQUEST_NULL;
-    return true;
 }
 
 // After a failure MPI_Finalize would wait for the others in vain; mpirun ends all of them when this process ends.
 static inline void comm_mpi_close(Comm* comm) {
-    if (comm->mpi && !comm->failed) MPI_Finalize();
+    if (comm->mpi && !comm->parent && !comm->failed) MPI_Finalize();
 }
 
 // Like send and recv: the bytes sent or received, -1 with EAGAIN if there are none, 0 after an error.
-static inline ssize_t comm_mpi_move(CommPart* part, size_t p, bool out) {
+static inline ssize_t comm_mpi_move(const Comm* comm, CommPart* part, size_t p, bool out) {
     int bytes = (int)min_size(part->bytes, COMM_MPI_BYTES), done = 0, status = MPI_SUCCESS;
+    int other = (int)comm_rank(comm, p), tag = COMM_MPI_DATA + (comm->parent ? (int)comm->splits : 0);
+    pthread_mutex_lock(&comm_mpi_mutex);
     if (part->request == MPI_REQUEST_NULL && out)
-        status = MPI_Isend(part->at, bytes, MPI_BYTE, (int)p, COMM_MPI_DATA, MPI_COMM_WORLD, &part->request);
+        status = MPI_Isend(part->at, bytes, MPI_BYTE, other, tag, MPI_COMM_WORLD, &part->request);
     else if (part->request == MPI_REQUEST_NULL)
-        status = MPI_Irecv(part->at, bytes, MPI_BYTE, (int)p, COMM_MPI_DATA, MPI_COMM_WORLD, &part->request);
-    if (status != MPI_SUCCESS || MPI_Test(&part->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return 0;
+        status = MPI_Irecv(part->at, bytes, MPI_BYTE, other, tag, MPI_COMM_WORLD, &part->request);
+    if (status == MPI_SUCCESS) status = MPI_Test(&part->request, &done, MPI_STATUS_IGNORE);
+    pthread_mutex_unlock(&comm_mpi_mutex);
     errno = EAGAIN;
-    return done ? bytes : -1;
+    return status != MPI_SUCCESS ? 0 : done ? bytes : -1;
 }
 
 static inline void comm_mpi_notify(Comm* comm, const char* text) {
     double deadline = now_ms() + COMM_GRACE_MS;
     CommMessage* message = &comm->links[comm->rank].message;  // MPI may still read it after the grace time
     *message = comm_message(COMM_FAILED, text);
+    pthread_mutex_lock(&comm_mpi_mutex);
     for (size_t p = 0; p < comm->world; p++)
         if (p != comm->rank)
             MPI_Isend(message, (int)sizeof *message, MPI_BYTE, (int)p, COMM_MPI_MESSAGE, MPI_COMM_WORLD,
@@ -164,6 +183,7 @@ static inline void comm_mpi_notify(Comm* comm, const char* text) {
         for (int done = p == comm->rank; !done && now_ms() < deadline;)
             if (MPI_Test(&comm->links[p].parts[COMM_OUT][COMM_PAYLOAD].request, &done, MPI_STATUS_IGNORE) !=
                 MPI_SUCCESS) break;
+    pthread_mutex_unlock(&comm_mpi_mutex);
 }
 
 // False if a rank says that the run has failed.
@@ -171,10 +191,12 @@ static inline bool comm_mpi_receive(Error* error) {
     CommMessage message;
     MPI_Status status;
     int there = 0;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, COMM_MPI_MESSAGE, MPI_COMM_WORLD, &there, &status) != MPI_SUCCESS || !there ||
-        MPI_Recv(&message, (int)sizeof message, MPI_BYTE, status.MPI_SOURCE, COMM_MPI_MESSAGE, MPI_COMM_WORLD,
-                 MPI_STATUS_IGNORE) != MPI_SUCCESS)
-        return true;
+    pthread_mutex_lock(&comm_mpi_mutex);
+    bool received = MPI_Iprobe(MPI_ANY_SOURCE, COMM_MPI_MESSAGE, MPI_COMM_WORLD, &there, &status) == MPI_SUCCESS &&
+                    there && MPI_Recv(&message, (int)sizeof message, MPI_BYTE, status.MPI_SOURCE, COMM_MPI_MESSAGE,
+                                      MPI_COMM_WORLD, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+    pthread_mutex_unlock(&comm_mpi_mutex);
+    if (!received) return true;
     message.text[sizeof message.text - 1] = 0;
     return fail_with(error, "%s", message.text);
 }
@@ -184,8 +206,11 @@ static inline bool comm_mpi_receive(Error* error) {
 static inline bool comm_mpi_open(Comm* comm, Error* error) {
     return (void)comm, fail_with(error, "this program was built without MPI; build it with MPI, or use sockets");
 }
+static inline void comm_mpi_prepare(Comm* comm) { (void)comm; }
 static inline void comm_mpi_close(Comm* comm) { (void)comm; }
-static inline ssize_t comm_mpi_move(CommPart* part, size_t p, bool out) { return (void)part, (void)p, (void)out, 0; }
+static inline ssize_t comm_mpi_move(const Comm* comm, CommPart* part, size_t p, bool out) {
+    return (void)comm, (void)part, (void)p, (void)out, 0;
+}
 static inline void comm_mpi_notify(Comm* comm, const char* text) { (void)comm, (void)text; }
 static inline bool comm_mpi_receive(Error* error) { return (void)error, true; }
 
@@ -244,10 +269,25 @@ static inline double comm_clock(Comm* comm) {
     return now;
 }
 
+// A group has no control connections: waits until the deadline for a failure of its parent, which learns of a reason in
+// a moment, or finds a rank that is stopped in the second after this group.
+static inline bool comm_await_parent(const Comm* comm, double deadline, Error* error) {
+    Comm* parent = comm->parent;
+    for (bool failed = false; now_ms() < deadline + COMM_GRACE_MS; sleep_ms(1)) {
+        pthread_mutex_lock(&parent->mutex);
+        failed = parent->failed || parent->aborting;
+        if (failed) *error = parent->error;
+        pthread_mutex_unlock(&parent->mutex);
+        if (failed) return false;
+    }
+    return true;
+}
+
 // Waits until the deadline for a message of rank p that the run has failed: false, with its reason. True at once if it
 // has ended.
 static inline bool comm_await_reason(Comm* comm, size_t p, double deadline, Error* error) {
     CommLink* link = &comm->links[p];
+    if (comm->parent) return comm_await_parent(comm, deadline, error);
     while (link->control >= 0 && !link->left && socket_await(link->control, POLLIN, deadline))
         if (!comm_receive(comm, p, error)) return false;
     return true;
@@ -258,11 +298,12 @@ static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
     CommLink* link = &comm->links[p];
     if (!comm_await_reason(comm, p, now_ms() + COMM_GRACE_MS, error)) return false;
     if (comm->mpi)
-        return fail_with(error, "MPI reported an error while rank %zu was %s; see what it printed", comm->rank,
-                         comm->doing);
-    return fail_with(error, "rank %zu %s while rank %zu was %s; see what rank %zu printed%s", p,
-                     link->left ? "ended its run" : "is gone: its connection closed", comm->rank, comm->doing, p,
-                     link->left ? "" : ", and whether it was killed");
+        return fail_with(error, "MPI reported an error while rank %zu was %s; see what it printed",
+                         comm_rank(comm, comm->rank), comm->doing);
+    size_t other = comm_rank(comm, p);
+    return fail_with(error, "rank %zu %s while rank %zu was %s; see what rank %zu printed%s", other,
+                     link->left ? "ended its run" : "is gone: its connection closed", comm_rank(comm, comm->rank),
+                     comm->doing, other, link->left ? "" : ", and whether it was killed");
 }
 
 // "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have": the ranks to be reported; false if none are.
@@ -272,7 +313,8 @@ static inline bool comm_list_ranks(char text[160], const Comm* comm, const char*
     length = (size_t)snprintf(text, 160, count == 1 ? "rank" : "ranks");
     for (size_t p = 0; p < comm->world && shown < 8; p++)
         if (comm->links[p].reported)
-            length += (size_t)snprintf(text + length, 160 - length, "%s%zu", shown++ ? ", " : " ", p);
+            length += (size_t)snprintf(text + length, 160 - length, "%s%zu", shown++ ? ", " : " ",
+                                       comm_rank(comm, p));
     if (count > shown) length += (size_t)snprintf(text + length, 160 - length, " and %zu more", count - shown);
     snprintf(text + length, 160 - length, " %s", count == 1 ? of_one : of_several);
     return count > 0;
@@ -281,6 +323,7 @@ static inline bool comm_list_ranks(char text[160], const Comm* comm, const char*
 // False if a rank has sent nothing for silence_ms, not even a heartbeat.
 static inline bool comm_check_heartbeats(Comm* comm, double silence_ms, Error* error) {
     char ranks[160];
+    if (comm->parent) return true;
     for (size_t p = 0; p < comm->world; p++) {
         CommLink* link = &comm->links[p];
         double seen_ms = fmax(link->seen_ms, comm->resumed_ms);
@@ -310,18 +353,18 @@ static inline bool comm_fail_late(Comm* comm, Error* error) {
     for (size_t p = 0; p < comm->world; p++) comm->links[p].reported = comm_events(&comm->links[p]) != 0;
     comm_list_ranks(ranks, comm, "is", "are");
     return fail_with(error, "%s late: rank %zu has waited for %.1f s %s%s; raise --timeout if this is expected",
-                     ranks, comm->rank, comm->timeout_ms / 1e3, comm->doing,
+                     ranks, comm_rank(comm, comm->rank), comm->timeout_ms / 1e3, comm->doing,
                      comm->mpi ? "" : ", while the process there is alive: it is busy elsewhere, or packets are lost");
 }
 
 // ------------------------------------------------------------------------------------------------
 // 5. Events
 
-// After the progress thread was woken: false if this rank aborts.
+// After the progress thread was woken: false if this rank aborts, or if a group's parent has failed.
 static inline bool comm_check_abort(Comm* comm, Error* error) {
     pipe_empty(comm->wake);
     pthread_mutex_lock(&comm->mutex);
-    bool aborting = comm->aborting;
+    bool aborting = comm->aborting || comm->failed;
     if (aborting) *error = comm->error;
     pthread_mutex_unlock(&comm->mutex);
     return !aborting;
@@ -342,10 +385,11 @@ static inline bool comm_await_events(Comm* comm, double deadline, Error* error) 
     }
     socket_watch(&polls[2 * N], comm->wake, POLLIN);
     socket_watch(&polls[2 * N + 1], comm->listener, POLLIN);
-    if (comm->mpi) deadline = now_ms() + (moving ? COMM_MPI_POLL_MS : COMM_MPI_IDLE_MS);
+    // Messages come to the parent of a group.
+    if (comm->mpi && (moving || !comm->parent)) deadline = now_ms() + (moving ? COMM_MPI_POLL_MS : COMM_MPI_IDLE_MS);
     socket_poll(polls, 2 * N + 2, fmin(deadline, comm->heartbeat_ms));
     if (polls[2 * N].revents && !comm_check_abort(comm, error)) return false;
-    if (comm->mpi) return comm_mpi_receive(error);
+    if (comm->mpi) return comm->parent || comm_mpi_receive(error);
     // Data comes before messages, so that a collective that can still finish does.
     for (size_t p = 0; p < N; p++) ready |= polls[2 * p + 1].revents != 0;
     for (size_t p = 0; p < N && !ready; p++)
@@ -357,7 +401,7 @@ static inline bool comm_await_events(Comm* comm, double deadline, Error* error) 
 static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
     comm_send_heartbeat(comm);
     if (!comm_await_events(comm, deadline, error)) return false;
-    for (size_t p = 0; p < comm->world; p++) {
+    for (size_t p = 0; p < comm->world && !comm->parent; p++) {
         const CommLink* link = &comm->links[p];
         if (link->seen_ms > 0 && link->control < 0 && !link->left) return comm_fail_closed(comm, p, error);
     }
@@ -476,7 +520,7 @@ static inline bool comm_await_ranks(Comm* comm, CommRendezvous* r, bool both, Er
     for (;;) {
         for (size_t p = 0; p < comm->world; p++) {
             CommLink* link = &comm->links[p];
-            link->reported = p > comm->rank && (link->control < 0 || (both && link->data < 0));
+            link->reported = p > comm->rank && ((link->control < 0 && !comm->parent) || (both && link->data < 0));
         }
         if (!comm_list_ranks(ranks, comm, "has", "have")) return true;
         for (size_t p = comm->rank + 1; p < comm->world; p++)
@@ -486,7 +530,7 @@ static inline bool comm_await_ranks(Comm* comm, CommRendezvous* r, bool both, Er
         double now = now_ms();
         if (now >= r->deadline)
             return fail_with(error, "%s not connected to rank %zu within %.1f s, in the rendezvous at %s; see whether "
-                             "every rank was started, and what it printed%s%s", ranks, comm->rank,
+                             "every rank was started, and what it printed%s%s", ranks, comm_rank(comm, comm->rank),
                              comm->timeout_ms / 1e3, r->name, r->rejected[0] ? ". Rejected: " : "", r->rejected);
         double next = now + (r->pending_count > 0 ? COMM_PENDING_MS : COMM_RETRY_MS);
         if (!comm_monitor(comm, fmin(r->deadline, next), error)) return false;
@@ -566,10 +610,10 @@ static inline bool comm_connect_lower(Comm* comm, CommRendezvous* r, Error* erro
     return true;
 }
 
-// Raises the limit on open files, which a process may often do, if two connections to each rank and the rest need that.
+// Raises the limit on open files, which a process may often do, if the connections to other ranks and the rest need it.
 static inline bool comm_raise_file_limit(const Comm* comm, Error* error) {
     struct rlimit limit;
-    rlim_t min = 2 * comm->world + COMM_FILES_MIN, files = min + COMM_PENDING_MAX + COMM_FILES;
+    rlim_t min = comm->connections + COMM_FILES_MIN, files = min + COMM_PENDING_MAX + COMM_FILES;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= files) return true;
     limit.rlim_cur = files < limit.rlim_max ? files : limit.rlim_max;
     return (limit.rlim_cur >= min && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
@@ -589,6 +633,7 @@ static inline bool comm_rendezvous(Comm* comm, const Launch* launch, Error* erro
     snprintf(comm->doing, sizeof comm->doing, "in the rendezvous");
     if (r->table == NULL) return fail_with(error, "not enough memory for the addresses of %zu ranks", comm->world);
     comm->listener = launch->listener;
+    comm->connections = 2 * comm->world;
     bool good = comm_raise_file_limit(comm, error) &&
                 (comm->listener >= 0 || socket_listen(&comm->listener, &r->port, launch->address, error)) &&
                 (leads ? comm_send_table(comm, r, error) : comm_receive_table(comm, r, error));

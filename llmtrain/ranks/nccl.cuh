@@ -50,6 +50,7 @@ typedef struct {
 typedef struct {
     Comm* comm;              // NULL: one rank, and nothing else here means anything
     cudaStream_t stream;     // of the collectives
+    bool owns_stream;        // and the hook that cuda_check calls
     CollectiveSlot* slots;   // (slot_count)
     size_t slot_count;
     uint64_t bytes_sent;
@@ -184,7 +185,7 @@ static inline void collective_close(Collectives* c) {
     c->nccl = NULL;
     pthread_mutex_unlock(&c->mutex);
     comm_on_failure(c->comm, NULL, NULL);
-    device_failure_hook.call = NULL;
+    if (c->owns_stream) device_failure_hook.call = NULL;
     for (size_t i = 0; i < c->slot_count; i++) {
         CollectiveSlot* s = &c->slots[i];
         CUDA_CHECK(cudaEventDestroy(s->ready));
@@ -194,7 +195,7 @@ static inline void collective_close(Collectives* c) {
             CUDA_CHECK(cudaEventDestroy(s->after[w]));
         }
     }
-    CUDA_CHECK(cudaStreamDestroy(c->stream));
+    if (c->owns_stream) CUDA_CHECK(cudaStreamDestroy(c->stream));
     pthread_mutex_destroy(&c->mutex);
     free(c->slots);
     memset(c, 0, sizeof *c);
@@ -223,10 +224,14 @@ static inline bool collective_init_nccl(Collectives* c, Error* error) {
 
 // Called by all ranks together, each with its own GPU as the current device; `slots` collectives may be in flight at a
 // time. If ranks is NULL or has one rank, all other calls return at once. After a failure there is nothing to close.
-static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, Error* error) {
+//
+// with: NULL, or collectives of another group, closed later, whose stream these use too. Kernels of two communicators
+// that a GPU runs at a time may wait for each other across GPUs; in one stream, in the same order on all ranks, none can.
+static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, const Collectives* with,
+                                   Error* error) {
     memset(c, 0, sizeof *c);
     Comm* comm = ranks ? ranks->comm : NULL;
-    if (comm) fault_step(comm->rank, 0);
+    if (comm) fault_step(comm_rank(comm, comm->rank), 0);
     if (comm == NULL || (comm->world == 1 && !fault_point("nccl"))) return true;  // for tests one rank uses NCCL too
     c->comm = comm;
     c->slots = (CollectiveSlot*)memory_allocate(slots * sizeof(CollectiveSlot));
@@ -235,7 +240,9 @@ static inline bool collective_open(Collectives* c, const Transport* ranks, size_
     CUDA_CHECK(cudaGetDevice(&c->device));
     int lowest = 0, highest = 0;  // so that a collective does not queue behind a matmul's blocks
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, highest));
+    c->owns_stream = with == NULL || with->comm == NULL;
+    if (c->owns_stream) CUDA_CHECK(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, highest));
+    else c->stream = with->stream;
     for (size_t i = 0; i < c->slot_count; i++) {
         CollectiveSlot* s = &c->slots[i];
         CUDA_CHECK(cudaEventCreateWithFlags(&s->ready, cudaEventDisableTiming));
@@ -246,8 +253,10 @@ static inline bool collective_open(Collectives* c, const Transport* ranks, size_
         }
     }
     comm_on_failure(comm, collective_on_failure, c);
-    device_failure_hook.call = collective_on_cuda_error;
-    device_failure_hook.context = comm;
+    if (c->owns_stream) {
+        device_failure_hook.call = collective_on_cuda_error;
+        device_failure_hook.context = comm;
+    }
     if (collective_init_nccl(c, error)) return true;
     collective_abort(c, error);
     collective_close(c);

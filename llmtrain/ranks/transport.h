@@ -64,6 +64,9 @@ typedef struct {
 
 typedef struct Comm Comm;  // control.h
 
+// Groups of ranks (mesh.h): those that share a copy of the sharded state; those that have the same shard of the copies.
+typedef enum { GROUP_SHARD, GROUP_COPIES, GROUPS } Group;
+
 typedef struct {
     Comm* comm;            // the first argument of all that follows
     size_t rank, world;

@@ -14,6 +14,12 @@
 // A gradient element is sent as 8 bytes if it is reduced exactly, 4 as float, otherwise as a floatX; a parameter as a
 // floatX. --plan prints the sum.
 //
+// In stages 1 and 2 a copy of the state may be sharded over fewer ranks than all ("hybrid shard" in PyTorch): those of a
+// machine, whose links are fast. S of N ranks share a copy then: 1/S in place of 1/N in the table, what is sent there
+// stays among these S, and the ranks with the same slice of N/S copies add it up once a step, by all-reduce:
+//
+//     copy 0: ranks 0 .. S-1   copy 1: ranks S .. 2S-1 ...          rank r has slice r mod S of copy r / S
+//
 // Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one
 // for the embeddings (with a tied head they accumulate gradients from the start of the backward to its end, and with
 // two buffers they would have to be reduced twice), two for the blocks in turn (one, and two of the copies that are
@@ -49,6 +55,8 @@ typedef struct {
     size_t local_rank;           // among those of this machine: chooses the device
     size_t stage;                // of ZeRO: 0 to 2
     ReduceKind reduce;
+    size_t shard;                // ranks that share a copy of the state, in stages 1 and 2; 0: all
+    const Transport* groups[GROUPS];  // between them, and between the copies (mesh.h); NULL where shard is 0
 } RankOptions;
 
 // What the vector holds besides parameters.
@@ -63,26 +71,32 @@ static inline bool flat_has_masters(const FlatOptions* holds) {
     return holds->training && holds->optimizer->master_weights && !FLOATX_IS_FLOAT;
 }
 
-// A bucket of the flat vector on rank 1 of 3, whose slice is `own`:
+// A bucket of the flat vector on rank 1 of 3, whose slice is `shard`:
 //
 //     first                                       end                    frozen_end
-//     |    rank 0    |     own     |    rank 2    |    does not train    |
+//     |    rank 0    |    shard    |    rank 2    |    does not train    |
 //     [0]            [1]           [2]            [3]  of shard_begins
 //
 //     stage      sums: gradients         state: master weights and optimizer state
 //       0        [first, end)            [first, end)
-//       1        [first, end)            own
-//       2        own                     own
+//       1        [first, end)            shard
+//       2        shard                   shard
+//
+// Ranks that have the same shard, of several copies, divide it among them: `own` is this rank's part. Those of all ranks
+// are the whole bucket.
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
     size_t frozen_end;        // what does not train is [end, frozen_end)
-    size_t* shard_begins;     // (world + 1) where the ranks' slices begin, counted from `first`
-    Slice own;                // this rank's
-    Slice sums;               // whose gradients are added up here; in stage 1 only own is valid once they are reduced
+    size_t* own_begins;       // (world + 1) where the ranks' own parts begin, counted from `first`, in shards' order
+    size_t* shard_begins;     // (ranks of a copy + 1) where their shards begin
+    size_t* part_begins;      // (copies + 1) where the parts of this rank's shard begin, counted from the shard's first
+    Slice own;                // what this rank saves, and whose gradients it squares
+    Slice shard;              // this rank's
+    Slice sums;               // whose gradients are added up here; in stage 1 only shard is valid once they are reduced
     Slice state;              // whose master weights and optimizer state are here
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
     size_t staging;           // the index of its staging buffer
-    bool reducing, gathering; // a collective is in flight
+    bool reducing, sharing, gathering;  // a collective is in flight: over the shards, over the copies, of parameters
 } Bucket;
 
 typedef struct {
@@ -111,7 +125,8 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
-    size_t* shard_begins;     // (count, world + 1) of the buckets
+    size_t shard_world, copies;  // ranks that share a copy of the state; copies
+    size_t* begins;           // of the buckets
     size_t sums_size;         // elements of summed gradients that are here,
     size_t master_size;       // of master weights,
     size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
@@ -129,7 +144,8 @@ typedef struct {
     StepSums* sums;           // on the device: what the host reads once per step
     uint64_t* checksums;      // (count) on the device
     StepSums sums_host;       // the same after flat_finish_step
-    Collectives collectives;
+    Collectives collectives;  // of the ranks of a copy
+    Collectives copying;      // of the ranks with the same shard
     double loss_scale;        // of the step in progress
     size_t tokens, targets;   // of this rank in the step so far; targets that are not masked
     double mean_factor;       // tokens of the step per such target: gradients are divided by tokens
@@ -202,7 +218,7 @@ static inline void flat_shard_tensors(FlatVector* flat, size_t b, double* loads)
         const Tensor* t = &p->tensors[i];
         left += t->bucket == b && t->trains && t->cols > 0;
     }
-    for (size_t r = 0; r <= world; r++) k->shard_begins[r] = r == 0 ? 0 : k->end - k->first;
+    for (size_t r = 0; r <= world; r++) k->own_begins[r] = r == 0 ? 0 : k->end - k->first;
     for (size_t i = 0; i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
         if (t->bucket != b || !t->trains) continue;
@@ -212,7 +228,7 @@ static inline void flat_shard_tensors(FlatVector* flat, size_t b, double* loads)
             size_t best = owner;
             for (size_t r = owner + 1; r <= last; r++)
                 if (loads[r] < loads[best]) best = r;
-            for (size_t r = owner + 1; r <= best; r++) k->shard_begins[r] = t->offset - k->first;
+            for (size_t r = owner + 1; r <= best; r++) k->own_begins[r] = t->offset - k->first;
             owner = best;
         }
         loads[owner] += optimizer_work(flat->holds.optimizer->kind, &t->shape);
@@ -235,11 +251,11 @@ static inline void flat_shard(FlatVector* flat, size_t b, double* loads) {
         return;
     }
     for (size_t r = 0; r <= world; r++) {
-        k->shard_begins[r] = r < world ? shard_slice(n, r, world).first : n;
+        k->own_begins[r] = r < world ? shard_slice(n, r, world).first : n;
         if (rule != SHARD_BLOCKS || r == 0 || r == world || n == 0) continue;
-        const Tensor* t = flat_tensor(flat, b, k->first + k->shard_begins[r]);
-        size_t into = min_size(k->first + k->shard_begins[r] - t->offset, t->size);
-        k->shard_begins[r] = t->offset + into / OPTIMIZER_BLOCK * OPTIMIZER_BLOCK - k->first;
+        const Tensor* t = flat_tensor(flat, b, k->first + k->own_begins[r]);
+        size_t into = min_size(k->first + k->own_begins[r] - t->offset, t->size);
+        k->own_begins[r] = t->offset + into / OPTIMIZER_BLOCK * OPTIMIZER_BLOCK - k->first;
     }
 }
 
@@ -260,19 +276,28 @@ static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
     return ok;
 }
 
+// A rank's slice of a bucket.
+static inline Slice bucket_slice(const Bucket* k, const size_t* begins, size_t rank) {
+    Slice slice = {k->first + begins[rank], k->first + begins[rank + 1]};
+    return slice;
+}
+
 // Makes the table of buckets; allocates nothing on the device. `p` must outlive it.
 static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
                                const FlatOptions* holds, Error* error) {
     size_t count = p->tensors[p->count - 1].bucket + 1;
     const FlatVector empty = {.options = *options, .holds = *holds, .parameters = p, .count = count};
     *flat = empty;
-    flat->options.world = max_size(options->world, 1);
+    size_t world = flat->options.world = max_size(options->world, 1), of_bucket = 2 * world + 4;
+    size_t S = options->shard && options->stage > 0 ? options->shard : world, s = options->rank % S;
+    flat->shard_world = S;
+    flat->copies = world / S;
     flat->buckets = (Bucket*)memory_allocate(count * sizeof(Bucket));
     flat->state_parts = (StatePart(*)[OPTIMIZER_STATES])memory_allocate(p->count * sizeof *flat->state_parts);
     flat->slices = (OptimizerSlice*)memory_allocate(p->count * sizeof *flat->slices);
-    flat->shard_begins = (size_t*)memory_allocate(count * (flat->options.world + 1) * sizeof(size_t));
-    double* loads = (double*)memory_allocate(flat->options.world * sizeof(double));
-    if (!flat->buckets || !flat->state_parts || !flat->slices || !flat->shard_begins || !loads) {
+    flat->begins = (size_t*)memory_allocate(count * of_bucket * sizeof(size_t));
+    double* loads = (double*)memory_allocate(world * sizeof(double));
+    if (!flat->buckets || !flat->state_parts || !flat->slices || !flat->begins || !loads) {
         free(loads);
         return fail_with(error, "out of memory for the table of buckets");
     }
@@ -288,12 +313,17 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         k->frozen_end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
         k->end = max_size(k->end, k->first);
         Slice whole = {k->first, k->end};
-        k->shard_begins = flat->shard_begins + b * (flat->options.world + 1);
+        k->own_begins = flat->begins + b * of_bucket;
+        k->shard_begins = k->own_begins + world + 1;
+        k->part_begins = k->shard_begins + S + 1;
         flat_shard(flat, b, loads);
-        k->own.first = k->first + k->shard_begins[options->rank];
-        k->own.end = k->first + k->shard_begins[options->rank + 1];
-        k->sums = options->stage < 2 ? whole : k->own;
-        k->state = options->stage < 1 ? whole : k->own;
+        const size_t* parts = k->own_begins + s * flat->copies;
+        for (size_t r = 0; r <= S; r++) k->shard_begins[r] = k->own_begins[r * flat->copies];
+        for (size_t c = 0; c <= flat->copies; c++) k->part_begins[c] = parts[c] - parts[0];
+        k->shard = bucket_slice(k, k->shard_begins, s);
+        k->own = bucket_slice(k, parts, options->rank / S);
+        k->sums = options->stage < 2 ? whole : k->shard;
+        k->state = options->stage < 1 ? whole : k->shard;
         k->sums_offset = flat->sums_size;
         k->master_offset = flat->master_size;
         flat->sums_size += slice_length(k->sums);
@@ -307,12 +337,13 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
 }
 
 static inline void flat_free(FlatVector* flat) {
+    collective_close(&flat->copying);
     collective_close(&flat->collectives);
     offload_states_free(&flat->offloaded);
     free(flat->buckets);
     free(flat->state_parts);
     free(flat->slices);
-    free(flat->shard_begins);
+    free(flat->begins);
     memset(flat, 0, sizeof *flat);
 }
 
@@ -397,7 +428,10 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 
 // Called by all ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
-    return collective_open(&flat->collectives, flat->options.transport, 2 * flat->count, error);
+    const RankOptions* o = &flat->options;
+    if (flat->copies == 1) return collective_open(&flat->collectives, o->transport, 2 * flat->count, NULL, error);
+    return collective_open(&flat->collectives, o->groups[GROUP_SHARD], 2 * flat->count, NULL, error) &&
+           collective_open(&flat->copying, o->groups[GROUP_COPIES], flat->count, &flat->collectives, error);
 }
 
 // The collective slot of a bucket's reduction; the slots of the all-gathers follow.
@@ -544,7 +578,7 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
     k->reducing = false;
     if (staging->comm_buffer == NULL) return;
     staging->pending = NULL;
-    Slice reduced = o->stage == 0 ? k->sums : k->own;
+    Slice reduced = o->stage == 0 ? k->sums : k->shard;
     size_t at = k->sums_offset + (reduced.first - k->sums.first), from = reduced.first - k->first;
     size_t n = slice_length(reduced);
     if (o->reduce == REDUCE_EXACT)
@@ -565,10 +599,24 @@ static inline const float* flat_summed(FlatVector* flat, const Bucket* k, Slice 
     return floats;
 }
 
+// After the last micro-batch: the summed gradients of this rank's shard of a bucket are added up over the copies, in
+// place, as soon as they are here. Started when the backward of the next bucket is done, it runs during the rest of it.
+static inline void flat_share(FlatVector* flat, Bucket* k) {
+    if (flat->copies == 1 || k->first == k->end || k->sharing) return;
+    flat_collect(flat, k);
+    size_t at = k->sums_offset + (k->shard.first - k->sums.first);
+    void* sums = flat->exact ? (void*)(flat->exact + at) : (void*)(flat->grads + at);
+    collective_start(&flat->copying, flat_slot(flat, k), COMM_ALL_REDUCE, sums, k->part_begins,
+                     flat->exact ? DTYPE_I64 : DTYPE_F32, flat->stream);
+    k->sharing = true;
+}
+
 // After the last micro-batch: waits for the reduction of a bucket, and sums the squares of its own slice's gradients.
 static inline void flat_square(FlatVector* flat, Bucket* k) {
     if (k->first == k->end) return;
     flat_collect(flat, k);
+    if (k->sharing) collective_wait(&flat->copying, flat_slot(flat, k), flat->stream);
+    k->sharing = false;
     exact_sum_squares(&flat->sums->squares, flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
 }
 
@@ -615,12 +663,14 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     fault_point("reduce");
     // One rank does not wait for others: it squares while caches still hold a part of what the backward wrote.
     if (o->world == 1 && flat->micro == flat->micro_batches) flat_square(flat, k);
+    if (bucket + 1 < flat->count && flat->micro == flat->micro_batches) flat_share(flat, k + 1);
 }
 
 // After the last micro-batch: squares the gradients of the buckets, in the order in which their reductions started,
 // where that is not done yet, and reads flat->sums. Only here does the host wait for the device in a step;
 // device_upload_batch keeps it at most two micro-batches ahead.
 static inline void flat_finish_step(FlatVector* flat) {
+    for (size_t b = flat->count; b-- > 0;) flat_share(flat, &flat->buckets[b]);
     for (size_t b = flat->count; b-- > 0 && flat->options.world > 1;) flat_square(flat, &flat->buckets[b]);
     device_download(&flat->sums_host, flat->sums, sizeof flat->sums_host, flat->stream);
 }
@@ -717,26 +767,40 @@ static inline bool flat_check(FlatVector* flat, Error* error) {
 static inline bool flat_await_all(FlatVector* flat, Error* error) {
     for (size_t b = 0; b < flat->count; b++) flat_await(flat, b);
     device_wait(flat->stream);
-    return collective_check(&flat->collectives, error) && flat_check(flat, error);
+    return collective_check(&flat->collectives, error) && collective_check(&flat->copying, error) &&
+           flat_check(flat, error);
+}
+
+// Waits until all ranks have come here; see collective_barrier.
+static inline void flat_barrier(FlatVector* flat) {
+    collective_barrier(&flat->collectives);
+    collective_barrier(&flat->copying);
+}
+
+// What this rank has sent so far, in bytes.
+static inline uint64_t flat_bytes_so_far(const FlatVector* flat) {
+    return collective_bytes_sent(&flat->collectives) + collective_bytes_sent(&flat->copying);
 }
 
 // Bytes that this rank sends to gather all parameters.
 static inline size_t flat_bytes_gathered(const FlatVector* flat) {
     size_t elements = 0;
-    for (size_t b = 0; b < flat->count; b++) elements += slice_length(flat->buckets[b].own) * (flat->options.world - 1);
+    for (size_t b = 0; b < flat->count; b++) elements += slice_length(flat->buckets[b].shard) * (flat->shard_world - 1);
     return flat->options.stage == 0 ? 0 : elements * sizeof(floatX);
 }
 
 // Bytes that it sends in a step of `micro_batches`.
 static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batches) {
     const RankOptions* o = &flat->options;
-    size_t elements = 0, size = dtype_bytes(reduce_type(o->reduce));
+    size_t elements = 0, copied = 0, size = dtype_bytes(reduce_type(o->reduce));
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
-        size_t own = slice_length(k->own);
-        elements += k->end - k->first - own + (o->stage == 0 ? own * (o->world - 1) : 0);
+        size_t own = slice_length(k->own), shard = slice_length(k->shard);
+        elements += k->end - k->first - shard + (o->stage == 0 ? own * (o->world - 1) : 0);
+        copied += shard - own + own * (flat->copies - 1);
     }
-    return size * elements * (o->stage == 2 ? micro_batches : 1) + flat_bytes_gathered(flat);
+    return size * elements * (o->stage == 2 ? micro_batches : 1) + flat_bytes_gathered(flat) +
+           copied * (o->reduce == REDUCE_EXACT ? sizeof(int64_t) : sizeof(float));
 }
 
 #endif  // LLMTRAIN_ZERO_H

@@ -133,7 +133,8 @@ static inline void plan_show(const Model* model, const PlanOptions* o) {
     Arena outside = plan_outside(model, o);
     double gb = 1e-9 * (double)plan_bytes(model, o);
     if (ranks->world > 1)
-        printf("rank 0 of %zu, --zero %zu, gradients reduced in %s\n", ranks->world, ranks->stage, sums[ranks->reduce]);
+        printf("rank 0 of %zu, --zero %zu over %zu, gradients reduced in %s\n", ranks->world, ranks->stage,
+               model->flat.shard_world, sums[ranks->reduce]);
     arena_print(stdout, &model->memory);
     for (size_t i = 0; i < outside.count; i++) plan_print(outside.lines[i].name, outside.lines[i].bytes);
     if (o->tiers) plan_print("in --ckpt-tier: each checkpoint", checkpoint_bytes(&model->flat));

@@ -18,6 +18,7 @@
 #include "presets.h"
 #include "run_tokenizer.h"
 #include "../text/shard_check.h"
+#include "../ranks/mesh.h"
 
 #include <signal.h>
 
@@ -153,6 +154,7 @@ typedef struct {
     RunRecord record;
     Model model;
     Comm comm;
+    Mesh mesh;
     Dataset train, val;
     MixtureCounts mixture;        // of the samples consumed
     Tokenizer tokenizer;          // of the run; its vocabulary is 0 if it is not known
@@ -236,7 +238,9 @@ static inline bool run_allocate(Run* run, Error* error) {
 }
 
 static inline void run_free(Run* run) {
+    collective_close(&run->model.flat.copying);
     collective_close(&run->model.flat.collectives);
+    mesh_close(&run->mesh);
     if (run->comm.world > 0) comm_close(&run->comm);
     saver_close(&run->saver);
     pruner_await(&run->pruner);

@@ -30,7 +30,7 @@ static inline void run_begin_clock(Run* run) {
 
 static inline StepLog step_begin(Run* run) {
     StepLog s = {.val_loss = NAN, .began_ms = now_ms(),
-                 .sent = collective_bytes_sent(&run->model.flat.collectives)};
+                 .sent = flat_bytes_so_far(&run->model.flat)};
     fault_step(run->comm.rank, run->record.state.step + 1);
     return s;
 }

@@ -1,0 +1,134 @@
+// split.h: groups of the ranks of a run, each with collectives of its own.
+//
+//   comm_split(&group, &comm, comm.rank / 8, &error)            groups of 8 neighbors
+//   comm_start(&group, COMM_ALL_REDUCE, ...)                    as with any Comm, between the members only
+//   comm_close(&group);                                         before the Comm that it is a part of
+//
+// A group is a Comm: it has a queue, a progress thread, and data connections (with MPI a tag) of its own, so that two
+// groups may be in different collectives at a time. It has no control connections: ranks are watched by the Comm of all
+// ranks, its parent. What fails in a group fails its parent, and with it all groups of all ranks, with the same error.
+// Ranks in errors are those of the run.
+
+#ifndef LLMTRAIN_SPLIT_H
+#define LLMTRAIN_SPLIT_H
+
+#include "comm.h"
+
+// What a rank tells the others when they split.
+typedef struct {
+    uint64_t color, port;
+} CommColor;
+
+// Whether all other ranks are on this machine and connected by loopback addresses.
+static inline bool comm_is_loopback(const Comm* comm) {
+    char address[64];
+    for (size_t p = 0; p < comm->world; p++) {
+        if (p == comm->rank) continue;
+        socket_peer_address(address, comm->links[p].data);
+        if (!socket_is_loopback(address)) return false;
+    }
+    return true;
+}
+
+// Connects the members, each to each. They are those with the same color.
+static inline bool comm_connect_group(Comm* group, size_t port, const CommColor* colors, Error* error) {
+    Comm* parent = group->parent;
+    const Launch launch = {.listener = -1};
+    CommRendezvous rendezvous = {.launch = &launch, .port = port,
+                                 .table = (CommAddress*)memory_allocate(group->world * sizeof(CommAddress)),
+                                 .deadline = now_ms() + parent->timeout_ms / 2};
+    CommRendezvous* r = &rendezvous;
+    Error reason = {"", ERROR_OUTSIDE, false};
+    int on = 1;
+    bool good = r->table || fail_with(error, "not enough memory for the addresses of %zu ranks", group->world);
+    snprintf(r->name, sizeof r->name, "port %zu", port);
+    snprintf(group->doing, sizeof group->doing, "in the rendezvous of a group");
+    for (size_t p = 0; good && p < group->rank; p++) {
+        size_t other = group->members[p];
+        char address[64];
+        socket_peer_address(address, parent->links[other].data);
+        good = comm_connect(group, r, p, COMM_DATA, address, (size_t)colors[other].port, &reason) ||
+               fail_with(error, "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether the machines' "
+                         "firewalls let connections through", parent->rank, other, address,
+                         (size_t)colors[other].port, reason.text);
+    }
+    good = good && comm_await_ranks(group, r, true, error);
+    for (size_t p = 0; good && p < group->world; p++)
+        setsockopt(group->links[p].data, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    for (size_t i = 0; i < r->pending_count; i++) close(r->pending[i]);
+    free(r->table);
+    return good;
+}
+
+// Adds a group to the list of its parent, whose failures it has from then on.
+static inline bool comm_join_parent(Comm* group, Error* error) {
+    Comm* parent = group->parent;
+    pthread_mutex_lock(&parent->mutex);
+    bool failed = parent->failed;
+    if (failed) *error = parent->error;
+    else {
+        group->next = parent->groups;
+        parent->groups = group;
+    }
+    pthread_mutex_unlock(&parent->mutex);
+    return !failed;
+}
+
+// Gives this rank its part of a group: the ranks of its color.
+static inline bool comm_make_group(Comm* group, const CommColor* colors, int* listener, size_t port, Error* error) {
+    Comm* parent = group->parent;
+    for (size_t p = 0; p < parent->world; p++) {
+        if (colors[p].color != colors[parent->rank].color) continue;
+        if (p == parent->rank) group->rank = group->world;
+        group->members[group->world++] = p;
+    }
+    if (!comm_allocate(group, error) || !comm_join_parent(group, error)) return false;
+    group->queue->started = group->queue->finished = 1;  // in messages 0 is an exchange of comm_open
+    if (group->world == 1) return true;
+    if (group->mpi) return comm_start_thread(group, error);
+    parent->connections += group->world - 1;
+    group->listener = *listener;
+    *listener = -1;
+    bool good = comm_raise_file_limit(parent, error) && comm_connect_group(group, port, colors, error);
+    socket_close(&group->listener);
+    return good && comm_start_thread(group, error);
+}
+
+// Makes the group of this rank: the ranks that give the same color, in their order. Called by all ranks of `comm`
+// together, each from the thread that uses it. After a failure there is nothing to close.
+static inline bool comm_split(Comm* group, Comm* comm, size_t color, Error* error) {
+    size_t N = comm->world, port = 0;
+    int listener = -1;
+    const Comm begun = {.local_rank = comm->local_rank, .local_world = comm->local_world,
+                        .timeout_ms = comm->timeout_ms, .mpi = comm->mpi, .listener = -1, .wake = -1, .waker = -1,
+                        .parent = comm, .splits = ++comm->splits};
+    *group = begun;
+    snprintf(group->run, sizeof group->run, "%.40s/%zu", comm->run, comm->splits);
+    pthread_mutex_init(&group->mutex, NULL);
+    pthread_cond_init(&group->changed, NULL);
+    CommColor* colors = (CommColor*)memory_allocate(N * sizeof(CommColor));
+    group->members = (size_t*)memory_allocate(N * sizeof(size_t));
+    bool good = (colors && group->members) || fail_with(error, "not enough memory for a group of %zu ranks", N);
+    if (good && N > 1 && !comm->mpi)
+        good = socket_listen(&listener, &port, comm_is_loopback(comm) ? "127.0.0.1" : "any address", error);
+    good = comm_agree_all(comm, good, error);
+    if (good) {
+        const CommColor own = {color, port};
+        colors[comm->rank] = own;
+        good = comm_all_gather(comm, colors, 2 * N, DTYPE_I64, NULL, NULL, error) &&
+               comm_agree_all(comm, comm_make_group(group, colors, &listener, port, error), error);
+    }
+    if (listener >= 0) close(listener);
+    free(colors);
+    if (good) {
+        const Transport transport = {group, group->rank, group->world, group->local_world, comm_start, comm_wait,
+                                     comm_failed, comm_statistics};
+        group->transport = transport;
+        return true;
+    }
+    if (group->queue == NULL || !group->queue->running) group->failed = true;
+    comm_close(group);
+    return false;
+}
+
+#endif  // LLMTRAIN_SPLIT_H
