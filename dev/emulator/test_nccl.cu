@@ -14,6 +14,7 @@
 // the terms' magnitudes, and by as many in this test's own.
 
 #include "../../llmtrain/ops/gemm.h"
+#include "../../llmtrain/ranks/mesh.h"
 #include "../../llmtrain/ranks/zero.h"
 #include "../test/harness.h"
 
@@ -98,7 +99,7 @@ static void case_process(const void* context) {
     need(device_choose(r->rank, &error), "device_choose: %s", error.text);
 #endif
     need(device_open(&r->stream, false, &error), "device_open: %s", error.text);
-    need(!c->opens || collective_open(&r->collectives, &r->comm.transport, 4, &error), "collective_open: %s",
+    need(!c->opens || collective_open(&r->collectives, &r->comm.transport, 4, NULL, &error), "collective_open: %s",
          error.text);
     need(comm_barrier(&r->comm, &error), "comm_barrier: %s", error.text);  // no fault before all are connected
     c->body(r);
@@ -268,6 +269,57 @@ static void one_waits(Rank* r) {
     }
     device_wait(r->stream);
     device_free(device, COUNT * sizeof(float));
+}
+
+// Two halves of the ranks: sums over a half, of which each rank has a slice; then over the ranks with the same slice, by a
+// second communicator in the same stream. Several are in flight, with no wait in between.
+static void halves(Rank* r) {
+    enum { COUNT = 3, LENGTH = 8 * 11 };
+    size_t half = r->world / 2, cuts[RANKS_MAX + 1], parts[RANKS_MAX + 1];
+    Mesh* mesh = (Mesh*)calloc(1, sizeof(Mesh));
+    Collectives inside, across;
+    Error error;
+    if (half * 2 != r->world) {
+        rank_check(r, true, "no halves");
+        free(mesh);
+        return;
+    }
+    need(mesh && mesh_open(mesh, &r->comm, half, &error) &&
+             collective_open(&inside, &mesh->groups[GROUP_SHARD].transport, COUNT, NULL, &error) &&
+             collective_open(&across, &mesh->groups[GROUP_COPIES].transport, COUNT, &inside, &error), "%s", error.text);
+    for (size_t p = 0; p <= half; p++) cuts[p] = p < half ? shard_slice(LENGTH, p, half).first : (size_t)LENGTH;
+    size_t first = cuts[r->rank % half], n = cuts[r->rank % half + 1] - first;
+    for (size_t p = 0; p < 3; p++) parts[p] = p < 2 ? shard_slice(n, p, 2).first : n;
+    int64_t* device = (int64_t*)device_memory(r, COUNT * LENGTH * sizeof(int64_t));
+    int64_t* host = (int64_t*)host_allocate(COUNT * LENGTH * sizeof(int64_t));
+    need(host != NULL, "memory of the host");
+    fill(host, DTYPE_I64, r->rank, COUNT * LENGTH);
+    CUDA_CHECK(cudaMemcpyAsync(device, host, COUNT * LENGTH * sizeof(int64_t), cudaMemcpyHostToDevice,
+                               r->stream->compute));
+    for (size_t i = 0; i < COUNT; i++) {
+        collective_start(&inside, i, COMM_REDUCE_SCATTER, device + i * LENGTH, cuts, DTYPE_I64, r->stream);
+        collective_wait(&inside, i, r->stream);
+        collective_start(&across, i, COMM_ALL_REDUCE, device + i * LENGTH + first, parts, DTYPE_I64, r->stream);
+    }
+    for (size_t i = 0; i < COUNT; i++) collective_wait(&across, i, r->stream);
+    CUDA_CHECK(cudaMemcpyAsync(host, device, COUNT * LENGTH * sizeof(int64_t), cudaMemcpyDeviceToHost,
+                               r->stream->compute));
+    device_wait(r->stream);
+    size_t wrong = 0;
+    for (size_t i = 0; i < COUNT; i++)
+        for (size_t k = 0; k < n; k++) {
+            int64_t sum = 0;
+            for (size_t p = 0; p < r->world; p++) sum += integer_of(p, i * LENGTH + first + k);
+            wrong += host[i * LENGTH + first + k] != sum;
+        }
+    rank_check(r, wrong == 0 && collective_check(&inside, &error) && collective_check(&across, &error),
+               "sums over halves, then over both");
+    host_free(host);
+    device_free(device, COUNT * LENGTH * sizeof(int64_t));
+    collective_close(&across);
+    collective_close(&inside);
+    mesh_close(mesh);
+    free(mesh);
 }
 
 // One rank: no communicator is created.
@@ -623,7 +675,7 @@ static void run_fault(Rank* r) {
         fall(r, IN_OPEN);
         return;
     }
-    if (!collective_open(&r->collectives, &r->comm.transport, 2, &error)) {
+    if (!collective_open(&r->collectives, &r->comm.transport, 2, NULL, &error)) {
         note_fault(r, &error);
         rank_check(r, r->collectives.comm == NULL, "nothing is left to close");
         return;
@@ -700,6 +752,7 @@ int main(int argc, char** argv) {
     run_good_case("one rank", 1, alone);
     for (size_t world = max_size(least, 2); world <= most; world++) {
         run_good_case("collectives", world, collectives);
+        run_good_case("two groups of communicators", world, halves);
         run_good_case("one rank waits for its device, the others for that rank", world, one_waits);
         run_good_case("bytes and times", world, accounts);
     }

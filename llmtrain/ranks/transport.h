@@ -65,7 +65,7 @@ typedef struct {
 typedef struct Comm Comm;  // control.h
 
 // Groups of ranks (mesh.h): those that share a copy of the sharded state; those that have the same shard of the copies.
-typedef enum { GROUP_SHARD, GROUP_COPIES, GROUPS } Group;
+typedef enum { GROUP_SHARD, GROUP_COPIES, GROUPS } RankGroup;
 
 typedef struct {
     Comm* comm;            // the first argument of all that follows
