@@ -156,9 +156,10 @@ static uint64_t options_micro_batches(const Options* o, size_t world) {
 static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     ReduceKind automatic = world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
     RankOptions ranks = {.transport = o->plan.show ? NULL : &run->comm.transport, .rank = run->comm.rank,
-                         .world = world, .local_rank = run->comm.local_rank, .stage = o->zero, .shard = o->shard,
-                         .groups = {&run->mesh.groups[GROUP_SHARD].transport, &run->mesh.groups[GROUP_COPIES].transport},
-                         .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : automatic};
+                         .world = world, .local_rank = run->comm.local_rank, .stage = o->zero,
+                         .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : automatic, .shard = o->shard,
+                         .groups = {&run->mesh.groups[GROUP_SHARD].transport,
+                                    &run->mesh.groups[GROUP_COPIES].transport}};
     ModelOptions m = {.B = o->batch, .T = o->seq, .training = true, .optimizer = o->optimizer,
                       .cached_sequences = o->sample_every > 0, .mask_documents = run->train.mask_documents,
                       .end_of_text = run->train.end_of_text, .tf32 = o->tf32,
