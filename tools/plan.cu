@@ -106,6 +106,7 @@ static void choice_print(const Choice* c, const Model* asked, double memory_gb, 
     choice_name(OFFLOAD_CHOICES, o->offload, offload, sizeof offload);
     printf("--batch %zu", o->B);
     if (o->ranks.world > 1) printf(" --zero %zu", o->ranks.stage);
+    if (o->ranks.shard > 0 && o->ranks.stage > 0) printf(" --shard %zu", o->ranks.shard);
     printf(" --optimizer %s", OPTIMIZERS[o->optimizer.kind].name);
     if (!FLOATX_IS_FLOAT) printf(" --masters %s", o->optimizer.master_weights ? "on" : "off");
     if (o->B < asked->options.B) printf(" --total-batch %.0f", tokens);  // the same step in more micro-batches
@@ -146,6 +147,7 @@ static size_t choices_plan(Choice* choices, const Model* asked, const PlanOption
                 c->options.optimizer.kind = (OptimizerKind)kind;
                 c->options.optimizer.master_weights = i % forms < 4;
                 c->options.ranks.stage = i / forms;
+                if (asked->options.ranks.shard > 0 && c->options.ranks.stage == 0) continue;
                 c->options.recompute = RECOMPUTE_NONE;
                 c->options.offload = (int)(i % 4);
                 if ((i % 4 > 0 && all_fits) || !choice_plan(c, asked, o, rates, sequences)) continue;

@@ -218,7 +218,8 @@ static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVe
     char tail[64];
     manifest_write_table(w, flat->parameters);
     json_member_begin(w, "files", '[');
-    for (size_t r = 0; r < flat->options.world; r++) json_write_raw(w, files + begins[r]);
+    // In the order of what they have.
+    for (size_t i = 0; i < flat->options.world; i++) json_write_raw(w, files + begins[flat_owner(flat, i)]);
     if (frozen->count > 0) manifest_write_file(w, CHECKPOINT_FROZEN, frozen);
     json_write_end(w, ']');
     if (!w->failed) {

@@ -345,18 +345,16 @@ static inline void comm_record_failure(Comm* comm, const Error* error) {
 // Makes the Comm fail, unless it has failed: at once, or its thread does as soon as it can. The mutex is held.
 static inline void comm_begin_failure(Comm* comm, const Error* error) {
     if (comm->failed || comm->aborting) return;
-    if (!comm->queue->running) {
-        comm_record_failure(comm, error);
-        return;
-    }
+    if (!comm->queue->running) comm_record_failure(comm, error);
     comm->aborting = true;
     comm->error = *error;
-    pipe_wake(comm->waker);
+    if (comm->waker >= 0) pipe_wake(comm->waker);
 }
 
 // Makes the Comm fail with this error unless it has failed, whatever is in flight; returns when it has.
-static inline void comm_fail(Comm* comm, const Error* error) {
+static inline void comm_fail(Comm* comm, const Error* error, bool late) {
     pthread_mutex_lock(&comm->mutex);
+    if (!comm->aborting) comm->late = late;
     comm_begin_failure(comm, error);
     while (!comm->failed) pthread_cond_wait(&comm->changed, &comm->mutex);
     pthread_mutex_unlock(&comm->mutex);
@@ -380,7 +378,7 @@ static inline void comm_step(Comm* comm) {
     pthread_mutex_unlock(&comm->mutex);
     bool good = work ? comm_run(comm, call, &error) : comm_idle(comm, &error);
     if (!good && comm->parent) {
-        comm_fail(comm->parent, &error);
+        comm_fail(comm->parent, &error, comm->late);
         comm_failed(comm->parent, &error);
     } else if (!good) {
         comm_notify(comm, COMM_FAILED, error.text);
@@ -502,7 +500,7 @@ static inline void comm_on_failure(Comm* comm, void (*on_failure)(void* context)
 static inline void comm_abort(Comm* comm, const char* reason) {
     Error error;
     fail_with(&error, "rank %zu gave up: %.900s", comm_rank(comm, comm->rank), reason);
-    comm_fail(comm->parent ? comm->parent : comm, &error);
+    comm_fail(comm->parent ? comm->parent : comm, &error, false);
 }
 
 // The bytes that comm_open allocates, approximately.
@@ -519,6 +517,7 @@ static inline void comm_leave_parent(Comm* group) {
     Comm** at = &parent->groups;
     while (*at && *at != group) at = &(*at)->next;
     if (*at) *at = group->next;
+    parent->connections -= group->connections;
     pthread_mutex_unlock(&parent->mutex);
 }
 
@@ -594,14 +593,19 @@ static inline bool comm_find_local(Comm* comm, Error* error) {
     return true;
 }
 
-static inline bool comm_start_thread(Comm* comm, Error* error) {
-    CommQueue* queue = comm->queue;
-    int ends[2];
-    bool woken = pipe_open(ends);
+// Makes the pipe that wakes the thread, unless there is one.
+static inline bool comm_open_waker(Comm* comm) {
+    int ends[2] = {comm->wake, comm->waker};
+    bool good = comm->waker >= 0 || pipe_open(ends);
     comm->wake = ends[0];
     comm->waker = ends[1];
+    return good;
+}
+
+static inline bool comm_start_thread(Comm* comm, Error* error) {
+    CommQueue* queue = comm->queue;
     pthread_mutex_lock(&comm->mutex);
-    queue->running = woken && pthread_create(&queue->thread, NULL, comm_progress, comm) == 0;
+    queue->running = comm_open_waker(comm) && pthread_create(&queue->thread, NULL, comm_progress, comm) == 0;
     pthread_mutex_unlock(&comm->mutex);
     return queue->running || fail_with(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)",
                                        comm_rank(comm, comm->rank), strerror(errno));
@@ -615,6 +619,7 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
                         .mpi = launch->mpi && several, .listener = -1, .wake = -1, .waker = -1};
     *comm = begun;
     memcpy(comm->run, launch->run, sizeof comm->run);
+    snprintf(comm->address, sizeof comm->address, "%s", launch->address);
     pthread_mutex_init(&comm->mutex, NULL);
     pthread_cond_init(&comm->changed, NULL);
     bool good = comm_allocate(comm, error);

@@ -86,6 +86,7 @@ struct Comm {
     bool extended_timeout;           // see comm_extend_timeout
     bool mpi;
     char run[64];                    // its identifier
+    char address[256];               // at which rank 0 listens, as the launcher says
 
     // Used by the progress thread while it runs
     CommLink* links;                 // (world)
@@ -102,6 +103,7 @@ struct Comm {
     pthread_cond_t changed;
     bool failed, aborting;
     Error error;                     // why it has failed, or is aborting
+    bool late;                       // that is because a group has waited too long for a rank
     void (*on_failure)(void* context);  // see comm_on_failure; NULL: nothing
     void* on_failure_context;
     bool calling;                    // on_failure
@@ -127,6 +129,7 @@ static inline size_t comm_rank(const Comm* comm, size_t p) { return comm->member
 #ifdef LLMTRAIN_MPI
 
 static pthread_mutex_t comm_mpi_mutex = PTHREAD_MUTEX_INITIALIZER;
+static bool comm_mpi_over;  // the run has failed: no call may receive into memory any more
 enum { COMM_MPI_MESSAGE, COMM_MPI_DATA };  // tags; those of groups follow
 #define COMM_MPI_BYTES ((size_t)1 << 30)   // of one transfer: MPI counts in int
 
@@ -160,7 +163,8 @@ static inline ssize_t comm_mpi_move(const Comm* comm, CommPart* part, size_t p, 
     int bytes = (int)min_size(part->bytes, COMM_MPI_BYTES), done = 0, status = MPI_SUCCESS;
     int other = (int)comm_rank(comm, p), tag = COMM_MPI_DATA + (comm->parent ? (int)comm->splits : 0);
     pthread_mutex_lock(&comm_mpi_mutex);
-    if (part->request == MPI_REQUEST_NULL && out)
+    if (comm_mpi_over) status = MPI_ERR_OTHER;
+    else if (part->request == MPI_REQUEST_NULL && out)
         status = MPI_Isend(part->at, bytes, MPI_BYTE, other, tag, MPI_COMM_WORLD, &part->request);
     else if (part->request == MPI_REQUEST_NULL)
         status = MPI_Irecv(part->at, bytes, MPI_BYTE, other, tag, MPI_COMM_WORLD, &part->request);
@@ -183,6 +187,7 @@ static inline void comm_mpi_notify(Comm* comm, const char* text) {
         for (int done = p == comm->rank; !done && now_ms() < deadline;)
             if (MPI_Test(&comm->links[p].parts[COMM_OUT][COMM_PAYLOAD].request, &done, MPI_STATUS_IGNORE) !=
                 MPI_SUCCESS) break;
+    comm_mpi_over = true;
     pthread_mutex_unlock(&comm_mpi_mutex);
 }
 
@@ -270,10 +275,10 @@ static inline double comm_clock(Comm* comm) {
 }
 
 // A group has no control connections: waits until the deadline for a failure of its parent, which learns of a reason in
-// a moment, or finds a rank that is stopped in the second after this group.
+// a moment.
 static inline bool comm_await_parent(const Comm* comm, double deadline, Error* error) {
     Comm* parent = comm->parent;
-    for (bool failed = false; now_ms() < deadline + COMM_GRACE_MS; sleep_ms(1)) {
+    for (bool failed = false; now_ms() < deadline; sleep_ms(1)) {
         pthread_mutex_lock(&parent->mutex);
         failed = parent->failed || parent->aborting;
         if (failed) *error = parent->error;
@@ -301,9 +306,10 @@ static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
         return fail_with(error, "MPI reported an error while rank %zu was %s; see what it printed",
                          comm_rank(comm, comm->rank), comm->doing);
     size_t other = comm_rank(comm, p);
+    bool left = link->left || comm->parent;  // the parent of a group would know by now of a rank that is gone
     return fail_with(error, "rank %zu %s while rank %zu was %s; see what rank %zu printed%s", other,
-                     link->left ? "ended its run" : "is gone: its connection closed", comm_rank(comm, comm->rank),
-                     comm->doing, other, link->left ? "" : ", and whether it was killed");
+                     left ? "ended its run" : "is gone: its connection closed", comm_rank(comm, comm->rank),
+                     comm->doing, other, left ? "" : ", and whether it was killed");
 }
 
 // "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have": the ranks to be reported; false if none are.
@@ -342,14 +348,21 @@ static inline int comm_events(const CommLink* link) {
     return events;
 }
 
-// The timeout has passed without a byte. Ranks without heartbeats are to blame, or else those that owe data, unless one
-// of the ranks knows more, as where packets are lost in one direction: it reports that in a moment.
-static inline bool comm_fail_late(Comm* comm, Error* error) {
-    char ranks[160];
+// When a timeout has passed without a byte: false if there are ranks without heartbeats, which then are to blame, or if
+// one of the ranks knows more, as where packets are lost in one direction: it reports that in a moment.
+static inline bool comm_ask_why(Comm* comm, Error* error) {
     double deadline = now_ms() + COMM_GRACE_MS;
     if (!comm_check_heartbeats(comm, 0.75 * comm->timeout_ms, error)) return false;
     for (size_t p = 0; p < comm->world; p++)
         if (!comm_await_reason(comm, p, deadline, error)) return false;
+    return true;
+}
+
+// The timeout has passed without a byte: those that owe data are to blame. Of a group the parent asks why.
+static inline bool comm_fail_late(Comm* comm, Error* error) {
+    char ranks[160];
+    comm->late = true;
+    if (!comm->parent && !comm_ask_why(comm, error)) return false;
     for (size_t p = 0; p < comm->world; p++) comm->links[p].reported = comm_events(&comm->links[p]) != 0;
     comm_list_ranks(ranks, comm, "is", "are");
     return fail_with(error, "%s late: rank %zu has waited for %.1f s %s%s; raise --timeout if this is expected",
@@ -364,9 +377,10 @@ static inline bool comm_fail_late(Comm* comm, Error* error) {
 static inline bool comm_check_abort(Comm* comm, Error* error) {
     pipe_empty(comm->wake);
     pthread_mutex_lock(&comm->mutex);
-    bool aborting = comm->aborting || comm->failed;
+    bool aborting = comm->aborting || comm->failed, asks = comm->aborting && comm->late && !comm->parent;
     if (aborting) *error = comm->error;
     pthread_mutex_unlock(&comm->mutex);
+    if (asks) comm_ask_why(comm, error);
     return !aborting;
 }
 
@@ -489,7 +503,7 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     }
     CommMessage rejection = comm_message(COMM_FAILED, reason.text);
     snprintf(r->rejected, sizeof r->rejected, "%.300s", reason.text);
-    r->fatal |= fatal && strcmp(comm->run, "unnamed") != 0;
+    r->fatal |= fatal && strncmp(comm->run, "unnamed", 7) != 0;
     socket_move_all(connection, &rejection, sizeof rejection, POLLOUT, now_ms());
     close(connection);
     return true;

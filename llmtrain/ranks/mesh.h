@@ -32,6 +32,8 @@ static inline bool mesh_open(Mesh* mesh, Comm* comm, size_t shard, Error* error)
     while (shard > 0 && mesh->count < GROUPS) {
         size_t color = mesh->count == GROUP_SHARD ? comm->rank / shard : comm->rank % shard;
         if (!comm_split(&mesh->groups[mesh->count], comm, color, error)) return false;
+        // Ranks wait for the copies of those that wait inside theirs: only these know for whom.
+        if (mesh->count == GROUP_COPIES) mesh->groups[GROUP_COPIES].timeout_ms *= 1.25;
         mesh->count++;
     }
     return true;

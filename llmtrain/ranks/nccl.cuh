@@ -370,7 +370,7 @@ static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
 // a host may have to wait for a GPU that waits for another rank, so that the Comm finds a rank whose program is stuck.
 static inline void collective_barrier(Collectives* c) {
     Error ignored;  // the Comm reports it
-    if (c->comm) comm_barrier(c->comm, &ignored);
+    if (c->comm) comm_barrier(c->comm->parent ? c->comm->parent : c->comm, &ignored);
 }
 
 // Payload that this rank has sent so far, in bytes.

@@ -19,24 +19,13 @@ typedef struct {
     uint64_t color, port;
 } CommColor;
 
-// Whether all other ranks are on this machine and connected by loopback addresses.
-static inline bool comm_is_loopback(const Comm* comm) {
-    char address[64];
-    for (size_t p = 0; p < comm->world; p++) {
-        if (p == comm->rank) continue;
-        socket_peer_address(address, comm->links[p].data);
-        if (!socket_is_loopback(address)) return false;
-    }
-    return true;
-}
-
 // Connects the members, each to each. They are those with the same color.
 static inline bool comm_connect_group(Comm* group, size_t port, const CommColor* colors, Error* error) {
     Comm* parent = group->parent;
     const Launch launch = {.listener = -1};
     CommRendezvous rendezvous = {.launch = &launch, .port = port,
                                  .table = (CommAddress*)memory_allocate(group->world * sizeof(CommAddress)),
-                                 .deadline = now_ms() + parent->timeout_ms / 2};
+                                 .deadline = now_ms() + parent->timeout_ms};
     CommRendezvous* r = &rendezvous;
     Error reason = {"", ERROR_OUTSIDE, false};
     int on = 1;
@@ -74,8 +63,8 @@ static inline bool comm_join_parent(Comm* group, Error* error) {
     return !failed;
 }
 
-// Gives this rank its part of a group: the ranks of its color.
-static inline bool comm_make_group(Comm* group, const CommColor* colors, int* listener, size_t port, Error* error) {
+// Makes the tables of a group: of the ranks of this rank's color.
+static inline bool comm_make_group(Comm* group, const CommColor* colors, Error* error) {
     Comm* parent = group->parent;
     for (size_t p = 0; p < parent->world; p++) {
         if (colors[p].color != colors[parent->rank].color) continue;
@@ -84,21 +73,19 @@ static inline bool comm_make_group(Comm* group, const CommColor* colors, int* li
     }
     if (!comm_allocate(group, error) || !comm_join_parent(group, error)) return false;
     group->queue->started = group->queue->finished = 1;  // in messages 0 is an exchange of comm_open
-    if (group->world == 1) return true;
-    if (group->mpi) return comm_start_thread(group, error);
-    parent->connections += group->world - 1;
-    group->listener = *listener;
-    *listener = -1;
-    bool good = comm_raise_file_limit(parent, error) && comm_connect_group(group, port, colors, error);
-    socket_close(&group->listener);
-    return good && comm_start_thread(group, error);
+    if (group->world == 1 || group->mpi) return true;
+    group->connections = group->world - 1;
+    parent->connections += group->connections;
+    if (!comm_raise_file_limit(parent, error)) return false;
+    return comm_open_waker(group) ||
+           fail_with(error, "rank %zu cannot open a pipe: %s; raise the limit (ulimit -n)", parent->rank,
+                     strerror(errno));
 }
 
 // Makes the group of this rank: the ranks that give the same color, in their order. Called by all ranks of `comm`
 // together, each from the thread that uses it. After a failure there is nothing to close.
 static inline bool comm_split(Comm* group, Comm* comm, size_t color, Error* error) {
     size_t N = comm->world, port = 0;
-    int listener = -1;
     const Comm begun = {.local_rank = comm->local_rank, .local_world = comm->local_world,
                         .timeout_ms = comm->timeout_ms, .mpi = comm->mpi, .listener = -1, .wake = -1, .waker = -1,
                         .parent = comm, .splits = ++comm->splits};
@@ -109,16 +96,22 @@ static inline bool comm_split(Comm* group, Comm* comm, size_t color, Error* erro
     CommColor* colors = (CommColor*)memory_allocate(N * sizeof(CommColor));
     group->members = (size_t*)memory_allocate(N * sizeof(size_t));
     bool good = (colors && group->members) || fail_with(error, "not enough memory for a group of %zu ranks", N);
-    if (good && N > 1 && !comm->mpi)
-        good = socket_listen(&listener, &port, comm_is_loopback(comm) ? "127.0.0.1" : "any address", error);
+    if (good && N > 1 && !comm->mpi) good = socket_listen(&group->listener, &port, comm->address, error);
     good = comm_agree_all(comm, good, error);
     if (good) {
         const CommColor own = {color, port};
         colors[comm->rank] = own;
         good = comm_all_gather(comm, colors, 2 * N, DTYPE_I64, NULL, NULL, error) &&
-               comm_agree_all(comm, comm_make_group(group, colors, &listener, port, error), error);
+               comm_agree_all(comm, comm_make_group(group, colors, error), error);
     }
-    if (listener >= 0) close(listener);
+    if (good && group->world > 1) {
+        // From here on a failure of one rank is one of all, which wait for it.
+        fault_point("split");
+        good = (comm->mpi || comm_connect_group(group, port, colors, error)) && comm_start_thread(group, error);
+        if (!good) comm_fail(comm, error, false);
+    }
+    good = good && comm_barrier(comm, error);
+    socket_close(&group->listener);
     free(colors);
     if (good) {
         const Transport transport = {group, group->rank, group->world, group->local_world, comm_start, comm_wait,

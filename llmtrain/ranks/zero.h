@@ -276,6 +276,11 @@ static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
     return ok;
 }
 
+// The rank whose own part of each bucket is number `i` in the bucket.
+static inline size_t flat_owner(const FlatVector* flat, size_t i) {
+    return i % flat->copies * flat->shard_world + i / flat->copies;
+}
+
 // A rank's slice of a bucket.
 static inline Slice bucket_slice(const Bucket* k, const size_t* begins, size_t rank) {
     Slice slice = {k->first + begins[rank], k->first + begins[rank + 1]};
@@ -773,8 +778,7 @@ static inline bool flat_await_all(FlatVector* flat, Error* error) {
 
 // Waits until all ranks have come here; see collective_barrier.
 static inline void flat_barrier(FlatVector* flat) {
-    collective_barrier(&flat->collectives);
-    collective_barrier(&flat->copying);
+    collective_barrier(flat->shard_world > 1 ? &flat->collectives : &flat->copying);
 }
 
 // What this rank has sent so far, in bytes.

@@ -62,7 +62,9 @@ static inline Arena plan_outside(const Model* model, const PlanOptions* o) {
         arena_take(&outside, "outside: matmul workspace", gemm_workspace_bytes((int)threads_count()));
         arena_take(&outside, "outside: the program", o->program);
     }
-    if (world > 1) arena_take(&outside, "outside: comm buffers", comm_bytes(world));
+    const FlatVector* flat = &model->flat;
+    size_t of_groups = flat->copies > 1 ? comm_bytes(flat->shard_world) + comm_bytes(flat->copies) : 0;
+    if (world > 1) arena_take(&outside, "outside: comm buffers", comm_bytes(world) + of_groups);
     return outside;
 }
 
