@@ -243,7 +243,7 @@ static inline const Tensor* model_tensor(const Model* model, TensorId id) { retu
 
 // A tensor's parameters; NULL if the model does not have it.
 static inline const floatX* model_param(const Model* model, TensorId id) {
-    return tensor_exists(id) ? model->flat.params + model_tensor(model, id)->offset : NULL;
+    return tensor_exists(id) ? flat_param(&model->flat, model_tensor(model, id)) : NULL;
 }
 
 // Where the backward adds its gradient; NULL if it does not train.
@@ -622,6 +622,7 @@ static inline void block_backward(Model* model, size_t l) {
     const ActivationGradients* g = &model->gradients;
     size_t N = a->B * a->T, H = c->heads, K = c->kv_heads, D = config_head_size(c);
 
+    flat_await(&model->flat, l + 1);          // its parameters, if they are sharded
     offload_block_backward(&model->offloaded, l);
     block_recompute(model, l);
     flat_begin_bucket(&model->flat, l + 1);   // its gradients get their memory

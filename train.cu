@@ -110,7 +110,8 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_HEADING("Ranks: processes that train together"),
         FLAG_COUNT("ranks", &o->ranks, 1, 1, 65536, FREE,
                    "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
-        FLAG_COUNT("zero", &o->zero, 0, 0, 2, 0, "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients"),
+        FLAG_COUNT("zero", &o->zero, 0, 0, 3, 0,
+                   "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients, 3 also parameters of blocks"),
         FLAG_COUNT("shard", &o->shard, 0, 0, 65536, 0,
                    "ranks that share a copy of what ZeRO shards, as those of a machine; 0: all ranks"),
         FLAG_CHOICE(
@@ -321,8 +322,9 @@ static bool write_log(Run* run, const Options* o, StepLog* s, Error* error) {
 }
 
 static bool sample(Run* run, Options* o, Error* error) {
-    o->sampler.stop = &interrupted;
-    return run_agree(run, run->comm.rank > 0 || sampler_write(&o->sampler, stdout, error), error);
+    bool together = run->model.flat.sharded > 0;  // all ranks compute it, none stops alone
+    o->sampler.stop = together ? NULL : &interrupted;
+    return run_agree(run, (run->comm.rank > 0 && !together) || sampler_write(&o->sampler, stdout, error), error);
 }
 
 // What is due after a step, in the order in which a kill or an error loses least: the log's line and the checkpoint

@@ -114,7 +114,9 @@ static inline Slice checkpoint_part(char** address, const CheckpointArray* array
         part.end = empty ? first : part.end - t->offset;
         *address = away ? NULL : (char*)(flat->master_weights + index);
     } else {
-        *address = (char*)(flat->params + index);
+        floatX* at;
+        part = flat_kept_part(&at, flat, t, first, end);
+        *address = (char*)at;
     }
     return part;
 }
@@ -122,6 +124,7 @@ static inline Slice checkpoint_part(char** address, const CheckpointArray* array
 // Stores a part of an array's tensor, with the address from checkpoint_part.
 static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array, const Tensor* t, Slice part,
                                   char* address, const char* values, Error* error) {
+    flat_forget(flat);
     if (address)
         device_upload(address, values, slice_length(part) * dtype_bytes(checkpoint_dtype(array, t)), flat->stream);
     return address || offload_put(&flat->offloaded, values, (size_t)(array->state + 1),
@@ -364,7 +367,7 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         if (slice_length(mine) > 0 && !checkpoint_put(flat, array, t, mine, address, from, error)) return false;
         // Every rank has all parameters, which follow from the master weights.
         if (is_master)
-            device_upload(flat->params + t->offset + first, load->rounded, count * sizeof(floatX), flat->stream);
+            flat_put(flat, t, first, (const floatX*)load->rounded, count);
     }
     if (!json_hash_is(manifest, expected, hash_end(&hash)))
         return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", file->path, saved->name);

@@ -274,7 +274,7 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
         const Tensor* t = &p->tensors[i];
         for (size_t first = 0, n; ok && !t->trains && first < tensor_elements(t); first += n) {
             n = min_size(CHECKPOINT_CHUNK, tensor_elements(t) - first);
-            device_download(chunk, s->flat->params + t->offset + first, n * sizeof(floatX), s->flat->stream);
+            device_download(chunk, flat_param(s->flat, t) + first, n * sizeof(floatX), s->flat->stream);
             ok = safetensors_write(&s->frozen, chunk, n * sizeof(floatX), error);
         }
     }

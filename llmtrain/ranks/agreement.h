@@ -207,7 +207,10 @@ static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
     if (!flat_await_all(flat, error)) return false;
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
-        vector_checksum(flat->checksums + b, flat->params + k->first, k->first, k->frozen_end - k->first, flat->stream);
+        flat_await(flat, b);  // of what is sharded, all ranks compare what they have gathered
+        const floatX* params = k->sharded ? flat->gathered[k->buffer] : flat_kept(flat, k, k->first);
+        vector_checksum(flat->checksums + b, params, k->first, (k->sharded ? k->end : k->frozen_end) - k->first,
+                        flat->stream);
     }
     device_download(s->checksums + s->rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t),
                     flat->stream);

@@ -107,7 +107,9 @@ static inline bool comm_split(Comm* group, Comm* comm, size_t color, Error* erro
     if (good && group->world > 1) {
         // From here on a failure of one rank is one of all, which wait for it.
         fault_point("split");
-        good = (comm->mpi || comm_connect_group(group, port, colors, error)) && comm_start_thread(group, error);
+        good = comm->mpi || comm_connect_group(group, port, colors, error);
+        socket_close(&group->listener);  // before there is a thread
+        good = good && comm_start_thread(group, error);
         if (!good) comm_fail(comm, error, false);
     }
     good = good && comm_barrier(comm, error);

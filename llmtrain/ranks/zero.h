@@ -10,17 +10,20 @@
 //     0     whole       whole                             2 (N-1)/N gradients: all-reduce
 //     1     whole       1/N                               (N-1)/N gradients and parameters: reduce-scatter, all-gather
 //     2     1/N         1/N                               the same, gradients in every micro-batch
+//     3     1/N         1/N, and parameters of blocks     the same, and these parameters twice in every micro-batch
 //
 // A gradient element is sent as 8 bytes if it is reduced exactly, 4 as float, otherwise as a floatX; a parameter as a
 // floatX. --plan prints the sum.
 //
-// In stages 1 and 2 a copy of the state may be sharded over fewer ranks than all ("hybrid shard" in PyTorch): those of a
+// From stage 1 on a copy of the state may be sharded over fewer ranks than all ("hybrid shard" in PyTorch): those of a
 // machine, whose links are fast. S of N ranks share a copy then: 1/S in place of 1/N in the table, what is sent there
 // stays among these S, and the ranks with the same slice of N/S copies add it up once a step, by all-reduce:
 //
 //     copy 0: ranks 0 .. S-1   copy 1: ranks S .. 2S-1 ...          rank r has slice r mod S of copy r / S
 //
-// Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one
+// Below stage 3 every rank has all parameters. In stage 3 those of the blocks are gathered shortly before they are used,
+// forward and backward, into two buffers in turn. The embeddings, the final norm, the head and what does not train stay
+// whole. From stage 2 on the backward adds to staging buffers of a bucket's size, three of them: one
 // for the embeddings (with a tied head they accumulate gradients from the start of the backward to its end, and with
 // two buffers they would have to be reduced twice), two for the blocks in turn (one, and two of the copies that are
 // reduced, unless gradients are reduced as they are, in float). See flat_layout_staging for the other stages.
@@ -53,9 +56,9 @@ typedef struct {
     const Transport* transport;  // NULL: one rank, or only a plan is wanted
     size_t rank, world;          // 0 of 0 means 0 of 1
     size_t local_rank;           // among those of this machine: chooses the device
-    size_t stage;                // of ZeRO: 0 to 2
+    size_t stage;                // of ZeRO: 0 to 3
     ReduceKind reduce;
-    size_t shard;                // ranks that share a copy of the state, in stages 1 and 2; 0: all
+    size_t shard;                // ranks that share a copy of the state, from stage 1 on; 0: all
     const Transport* groups[GROUPS];  // between them, and between the copies (mesh.h); NULL where shard is 0
 } RankOptions;
 
@@ -80,7 +83,7 @@ static inline bool flat_has_masters(const FlatOptions* holds) {
 //     stage      sums: gradients         state: master weights and optimizer state
 //       0        [first, end)            [first, end)
 //       1        [first, end)            shard
-//       2        shard                   shard
+//      2, 3      shard                   shard
 //
 // Ranks that have the same shard, of several copies, divide it among them: `own` is this rank's part. Those of all ranks
 // are the whole bucket.
@@ -95,6 +98,11 @@ typedef struct {
     Slice sums;               // whose gradients are added up here; in stage 1 only shard is valid once they are reduced
     Slice state;              // whose master weights and optimizer state are here
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
+    bool sharded;             // stage 3: the parameters that train are gathered when they are needed,
+    size_t buffer;            // here,
+    bool stale;               // and again, since they have changed
+    Slice kept;               // whose parameters are here always: all, or shard
+    size_t kept_offset;       // where these begin in params; those that do not train follow
     size_t staging;           // the index of its staging buffer
     bool reducing, sharing, gathering;  // a collective is in flight: over the shards, over the copies, of parameters
 } Bucket;
@@ -127,12 +135,18 @@ typedef struct {
     size_t count;
     size_t shard_world, copies;  // ranks that share a copy of the state; copies
     size_t* begins;           // of the buckets
+    size_t sharded;           // buckets that are
+    size_t params_size;       // parameters that are here always,
     size_t sums_size;         // elements of summed gradients that are here,
     size_t master_size;       // of master weights,
     size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
     StatePart (*state_parts)[OPTIMIZER_STATES];  // (tensors)
     OptimizerSlice* slices;   // (tensors) what the next call of optimizer_update_list updates
-    floatX* params;           // (flat_size)
+    floatX* params;           // (params_size): of all buckets, or what is kept of them, see flat_param
+    floatX* gathered[2];      // (the longest of the sharded buckets) what is gathered, and whose it is
+    Bucket* gathered_of[2];
+    size_t awaited;           // the sharded bucket that was used last
+    bool backward;            // the one before it is used next
     float* master_weights;    // (master_size); NULL where params are float themselves, or not wanted, or offloaded
     void* states[OPTIMIZER_STATES];   // (state_sizes) of the optimizer, in the types of its row of OPTIMIZERS
     float* optimizer_scratch; // (scratch_floats): what the update of any tensor here takes
@@ -329,6 +343,12 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         k->own = bucket_slice(k, parts, options->rank / S);
         k->sums = options->stage < 2 ? whole : k->shard;
         k->state = options->stage < 1 ? whole : k->shard;
+        k->sharded = options->stage >= 3 && S > 1 && b > 0 && b + 1 < count && k->end > k->first;
+        k->buffer = flat->sharded % 2;
+        k->kept = k->sharded ? k->shard : whole;
+        k->kept_offset = flat->params_size;
+        flat->sharded += k->sharded;
+        flat->params_size += round_up(slice_length(k->kept), 64) + (k->frozen_end - k->end);
         k->sums_offset = flat->sums_size;
         k->master_offset = flat->master_size;
         flat->sums_size += slice_length(k->sums);
@@ -354,7 +374,7 @@ static inline void flat_free(FlatVector* flat) {
 
 // Whether the backward writes gradients to staging buffers, from which they are added to the sums.
 static inline bool flat_stages(const FlatVector* flat) {
-    return flat->options.stage == 2 || flat->options.reduce == REDUCE_EXACT;
+    return flat->options.stage >= 2 || flat->options.reduce == REDUCE_EXACT;
 }
 
 // Staging buffers, by stage and kind of sum:
@@ -368,8 +388,8 @@ static inline bool flat_stages(const FlatVector* flat) {
 static inline void flat_layout_staging(FlatVector* flat, Arena* arena) {
     const RankOptions* o = &flat->options;
     const char* name = "staging of gradients";
-    bool has_grads = flat_stages(flat), in_place = o->stage == 2 && o->reduce == REDUCE_FLOAT;
-    bool has_comm_buffer = o->stage == 2 || o->reduce == REDUCE_STORAGE;
+    bool has_grads = flat_stages(flat), in_place = o->stage >= 2 && o->reduce == REDUCE_FLOAT;
+    bool has_comm_buffer = o->stage >= 2 || o->reduce == REDUCE_STORAGE;
     size_t longest[STAGINGS] = {0, 0, 0};
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
@@ -391,13 +411,23 @@ static inline size_t flat_state_bytes(const FlatVector* flat, size_t s) {
     return flat->state_sizes[s] * dtype_bytes(OPTIMIZERS[flat->holds.optimizer->kind].states[s].dtype);
 }
 
+// Elements of the longest bucket whose parameters are gathered.
+static inline size_t flat_longest(const FlatVector* flat) {
+    size_t longest = 0;
+    for (size_t b = 0; b < flat->count; b++)
+        if (flat->buckets[b].sharded) longest = max_size(longest, flat->buckets[b].end - flat->buckets[b].first);
+    return longest;
+}
+
 // Takes the rank's arrays from the plan.
 static inline void flat_layout(FlatVector* flat, Arena* arena) {
     const FlatOptions* holds = &flat->holds;
     size_t sums = flat->sums_size, state = flat->master_size;
     bool exact = flat->options.reduce == REDUCE_EXACT;
     flat->params =
-        (floatX*)arena_take(arena, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
+        (floatX*)arena_take(arena, "parameters (" FLOATX_NAME ")", flat->params_size * sizeof(floatX));
+    for (size_t i = 0; i < 2 && flat->sharded > 0; i++)
+        flat->gathered[i] = (floatX*)arena_take(arena, "gathered parameters", flat_longest(flat) * sizeof(floatX));
     flat->sums = (StepSums*)arena_take(arena, "sums", sizeof *flat->sums);
     if (!holds->training) return;
     if (flat_offloads(flat))
@@ -444,6 +474,42 @@ static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) {
     return (size_t)(bucket - flat->buckets);
 }
 
+// Where parameter `at` of the flat vector is kept, which must be here.
+static inline floatX* flat_kept(const FlatVector* flat, const Bucket* k, size_t at) {
+    size_t index = at < k->end ? at - k->kept.first : round_up(slice_length(k->kept), 64) + (at - k->end);
+    return flat->params + k->kept_offset + index;
+}
+
+// The parameters of a tensor. Of a sharded bucket they are there from flat_await for it to flat_await for another.
+static inline floatX* flat_param(const FlatVector* flat, const Tensor* t) {
+    const Bucket* k = &flat->buckets[t->bucket];
+    return k->sharded && t->trains ? flat->gathered[k->buffer] + (t->offset - k->first) : flat_kept(flat, k, t->offset);
+}
+
+// The part of elements [first, end) of a tensor whose parameters are kept here, and where.
+static inline Slice flat_kept_part(floatX** at, const FlatVector* flat, const Tensor* t, size_t first, size_t end) {
+    const Bucket* k = &flat->buckets[t->bucket];
+    Slice all = {0, t->size}, kept = t->trains ? tensor_part(t, k->kept) : all;
+    Slice part = {max_size(first, kept.first), min_size(end, kept.end)};
+    if (part.first >= part.end) part.first = part.end = first;
+    *at = slice_length(part) > 0 ? flat_kept(flat, k, t->offset + part.first) : NULL;
+    return part;
+}
+
+// To be called when parameters have changed: what was gathered is old.
+static inline void flat_forget(FlatVector* flat) {
+    for (int i = 0; i < 2; i++)
+        if (flat->gathered_of[i]) flat->gathered_of[i]->stale = true;
+}
+
+// Sets elements [first, first + n) of a tensor, from values on the host, as far as they are kept here.
+static inline void flat_put(FlatVector* flat, const Tensor* t, size_t first, const floatX* values, size_t n) {
+    floatX* at;
+    Slice part = flat_kept_part(&at, flat, t, first, first + n);
+    if (at) device_upload(at, values + (part.first - first), slice_length(part) * sizeof(floatX), flat->stream);
+    flat_forget(flat);
+}
+
 // The part of elements [first, end) of a tensor whose master weights and state are here; its index in master_weights.
 static inline Slice flat_master_part(size_t* index, const FlatVector* flat, const Tensor* t, size_t first, size_t end) {
     const Bucket* k = &flat->buckets[t->bucket];
@@ -479,8 +545,7 @@ static inline bool flat_set_params(FlatVector* flat, TensorId id, size_t first, 
         size_t count = min_size(INIT_PIECE, n - done), at = first + done;
         #pragma omp parallel for simd
         for (size_t i = 0; i < count; i++) rounded[i] = floatX_of(values[done + i]);
-        device_upload(flat->params + flat->parameters->tensors[id.row].offset + at, rounded, count * sizeof(floatX),
-                      flat->stream);
+        flat_put(flat, &flat->parameters->tensors[id.row], at, rounded, count);
         ok = flat_set_masters(flat, id, at, values + done, count, error);
     }
     free(rounded);
@@ -590,7 +655,7 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
         exact_merge(flat->exact + at, (const int64_t*)staging->comm_buffer + from, n, flat->stream);
     else if (o->reduce == REDUCE_FLOAT)
         vector_add(flat->grads + at, (const float*)staging->comm_buffer + from, n, flat->stream);
-    else if (o->stage == 2)
+    else if (o->stage >= 2)
         vector_add_stored(flat->grads + at, (const floatX*)staging->comm_buffer + from, n, flat->stream);
     else cast_to_float(flat->grads + at, (const floatX*)staging->comm_buffer + from, n, flat->stream);
 }
@@ -644,7 +709,7 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
         exact_sum_squares(&flat->sums->squares, flat_bucket_gradient(flat, k), n, flat->stream);
         return;
     }
-    bool reduces = o->stage == 2 || flat->micro == flat->micro_batches;
+    bool reduces = o->stage >= 2 || flat->micro == flat->micro_batches;
     if (reduces && staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
     if (o->reduce == REDUCE_EXACT) {
         int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
@@ -698,7 +763,7 @@ static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t
     slice.n = slice_length(part);  // all of it where optimizer_whole says so
     slice.shape = t->shape;
     slice.no_decay = !t->decays;
-    slice.params = flat->params + slice.first;
+    slice.params = flat_kept(flat, &flat->buckets[t->bucket], slice.first);
     flat_master_part(&index, flat, t, slice.first, t->offset + part.end);
     if (flat->master_weights) slice.master_weights = flat->master_weights + index;
     slice.grads = grads + (slice.first - state.first);
@@ -718,6 +783,37 @@ static inline void flat_update_offloaded(FlatVector* flat, size_t i, const float
         OptimizerSlice slice = flat_optimizer_slice(flat, i, away->parts[k].elements, grads);
         if (!offload_update(away, &away->parts[k], &slice)) return;
         if (slice.n > 0) optimizer_update(&slice, step, flat->stream);
+    }
+}
+
+static inline void flat_await_gathering(FlatVector* flat, Bucket* k) {
+    if (k->gathering) collective_wait(&flat->collectives, flat->count + flat_slot(flat, k), flat->stream);
+    k->gathering = false;
+}
+
+// Starts to gather the parameters of a sharded bucket, in place of the one that was in its buffer, unless they are there.
+static inline void flat_gather(FlatVector* flat, Bucket* k) {
+    Bucket** there = &flat->gathered_of[k->buffer];
+    floatX* all = flat->gathered[k->buffer];
+    if (*there == k && !k->stale) return;
+    if (*there) flat_await_gathering(flat, *there);
+    device_copy(all + (k->shard.first - k->first), flat_kept(flat, k, k->shard.first),
+                slice_length(k->shard) * sizeof(floatX), flat->stream);
+    collective_start(&flat->collectives, flat->count + flat_slot(flat, k), COMM_ALL_GATHER, all, k->shard_begins,
+                     FLOATX_DTYPE, flat->stream);
+    k->gathering = true;
+    k->stale = false;
+    *there = k;
+    fault_point("gather");
+}
+
+// The same for the sharded bucket that is used after this one.
+static inline void flat_gather_next(FlatVector* flat, size_t bucket) {
+    size_t step = flat->backward ? SIZE_MAX : 1;  // -1
+    for (size_t b = bucket + step; b < flat->count; b += step) {
+        if (!flat->buckets[b].sharded) continue;
+        flat_gather(flat, &flat->buckets[b]);
+        return;
     }
 }
 
@@ -744,23 +840,37 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
         if (together && b + 1 < flat->count) continue;
         optimizer_update_list(flat->slices, count, step, flat->stream);
         count = 0;
-        if (flat->options.stage == 0 || k->first == k->end) continue;
+        if (flat->options.stage == 0 || k->first == k->end || k->sharded) continue;
         collective_start(&flat->collectives, flat->count + flat_slot(flat, k), COMM_ALL_GATHER,
-                         flat->params + k->first, k->shard_begins, FLOATX_DTYPE, flat->stream);
+                         flat_kept(flat, k, k->first), k->shard_begins, FLOATX_DTYPE, flat->stream);
         k->gathering = true;
         fault_point("gather");
     }
+    flat_forget(flat);
+    flat->awaited = 0;
+    flat->backward = false;
+    flat_gather_next(flat, 0);
     if (!flat_offloads(flat)) return;
     offload_release(&flat->offloaded);
     offload_ahead(&flat->offloaded.store, 0, OFFLOAD_AHEAD);  // of the next step
 }
 
-// Makes the stream wait for the all-gather of a bucket's parameters, before they are used.
+// Makes the parameters of a bucket ready to be used: the stream waits for their all-gather. What is used next, if it is
+// sharded, is gathered meanwhile.
 static inline void flat_await(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
-    if (!k->gathering) return;
-    collective_wait(&flat->collectives, flat->count + bucket, flat->stream);
-    k->gathering = false;
+    if (k->sharded) {
+        if (bucket != flat->awaited) flat->backward = bucket < flat->awaited;
+        flat->awaited = bucket;
+        flat_gather(flat, k);
+    }
+    flat_await_gathering(flat, k);
+    if (k->sharded) flat_gather_next(flat, bucket);
+}
+
+// For a rank that has nothing to compute while others go forward: takes part in the gathering of parameters.
+static inline void flat_accompany(FlatVector* flat) {
+    for (size_t b = 0; b < flat->count; b++) flat_await(flat, b);
 }
 
 // Whether the updates so far are complete: what is offloaded could be read and written.
@@ -770,7 +880,7 @@ static inline bool flat_check(FlatVector* flat, Error* error) {
 
 // Waits for all parameters; false if a fault has kept some from arriving.
 static inline bool flat_await_all(FlatVector* flat, Error* error) {
-    for (size_t b = 0; b < flat->count; b++) flat_await(flat, b);
+    for (size_t b = 0; b < flat->count; b++) flat_await_gathering(flat, &flat->buckets[b]);
     device_wait(flat->stream);
     return collective_check(&flat->collectives, error) && collective_check(&flat->copying, error) &&
            flat_check(flat, error);
@@ -786,10 +896,19 @@ static inline uint64_t flat_bytes_so_far(const FlatVector* flat) {
     return collective_bytes_sent(&flat->collectives) + collective_bytes_sent(&flat->copying);
 }
 
-// Bytes that this rank sends to gather all parameters.
-static inline size_t flat_bytes_gathered(const FlatVector* flat) {
-    size_t elements = 0;
-    for (size_t b = 0; b < flat->count; b++) elements += slice_length(flat->buckets[b].shard) * (flat->shard_world - 1);
+// Bytes that this rank sends in a step of `micro_batches` to gather parameters. Of sharded buckets the first two that a
+// forward or backward uses are still there from the one before it.
+static inline size_t flat_bytes_gathered(const FlatVector* flat, size_t micro_batches) {
+    size_t elements = 0, i = 0, n = flat->sharded;
+    for (size_t b = 0; b < flat->count; b++) {
+        const Bucket* k = &flat->buckets[b];
+        size_t times = 1;
+        if (k->sharded) {
+            times = 2 * micro_batches - (i < 2 ? micro_batches - 1 : 0) - (i + 2 >= n ? micro_batches : 0);
+            i++;
+        }
+        elements += times * slice_length(k->shard) * (flat->shard_world - 1);
+    }
     return flat->options.stage == 0 ? 0 : elements * sizeof(floatX);
 }
 
@@ -803,7 +922,7 @@ static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batche
         elements += k->end - k->first - shard + (o->stage == 0 ? own * (o->world - 1) : 0);
         copied += shard - own + own * (flat->copies - 1);
     }
-    return size * elements * (o->stage == 2 ? micro_batches : 1) + flat_bytes_gathered(flat) +
+    return size * elements * (o->stage >= 2 ? micro_batches : 1) + flat_bytes_gathered(flat, micro_batches) +
            copied * (o->reduce == REDUCE_EXACT ? sizeof(int64_t) : sizeof(float));
 }
 

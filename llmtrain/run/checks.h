@@ -20,7 +20,7 @@ static inline void parameter_corrupt(void* target) {
     Model* model = (Model*)target;
     unsigned char byte;
     Error ignored;
-    void* first = model->flat.params + model->flat.buckets[1].first;
+    void* first = flat_kept(&model->flat, &model->flat.buckets[1], model->flat.buckets[1].kept.first);
     flat_await_all(&model->flat, &ignored);
     device_download(&byte, first, 1, model->stream);
     byte ^= 1;

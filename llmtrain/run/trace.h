@@ -166,7 +166,7 @@ static inline void describe_weights(char* text, size_t size, const Finder* f) {
     size_t used = 0, count = 0;
     for (size_t i = 0; i < p->count && used + 64 < size; i++) {
         const Tensor* t = &p->tensors[i];
-        if (find_not_finite(f, f->model->flat.params + t->offset, FLOATX_IS_FLOAT, t->size) == t->size) continue;
+        if (find_not_finite(f, flat_param(&f->model->flat, t), FLOATX_IS_FLOAT, t->size) == t->size) continue;
         const char* before = count == 0 ? "; weights that are not finite: " : ", ";
         used += (size_t)snprintf(text + used, size - used, "%s%s", count < 3 ? before : ", ...",
                                  count < 3 ? t->name : "");
@@ -238,6 +238,7 @@ static inline bool trace_begin(StepTrace* trace, Model* model, Error* error) {
     FlatVector* flat = &model->flat;
     memset(trace, 0, sizeof *trace);
     trace->model = model;
+    if (flat->sharded > 0) return fail_with(error, "each rank does that alone, and with --zero 3 none has all parameters");
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         size_t* bytes = &trace->bytes[k->staging != STAGING_EMBEDDING];

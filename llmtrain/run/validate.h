@@ -50,6 +50,8 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
         if (good && batch > 0) {
             model_losses(model, v->tokens, v->targets, batch, v->T);
             own[TOKENS] += (double)targets_count(v->targets, batch * v->T);
+        } else {
+            flat_accompany(flat);
         }
         if (rank == 0) progress_show(&progress, first + batch);
         if (round < look && round + 1 < rounds) continue;
