@@ -178,8 +178,8 @@ static inline bool series_remove(const Series* series, size_t first, Error* erro
     }
 }
 
-// Without an id, adds the checksums of the finished shards to a hash; with one, writes it and the number of shards into
-// their headers.
+// Without an id, adds the checksums of the finished shards to a hash; with one, writes it, the number
+// of shards and the place of each into their headers.
 static inline bool series_seal(const Series* series, Hash* hashes, uint64_t id, Error* error) {
     bool ok = true;
     for (size_t i = 0; ok && i < series->shards; i++) {
@@ -193,6 +193,7 @@ static inline bool series_seal(const Series* series, Hash* hashes, uint64_t id, 
         if (ok && id == 0) hash_add(hashes, &header.checksum, sizeof header.checksum);
         header.set = id;
         header.set_shards = (uint32_t)series->shards;
+        header.number = (strcmp(series->kind, "val") == 0 ? -1 : 1) * (int32_t)(i + 1);
         if (ok && id != 0)
             ok = (pwrite(file, &header, sizeof header, 0) == (ssize_t)sizeof header && file_sync(file)) ||
                  fail_file(error, "write", temporary);

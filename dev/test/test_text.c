@@ -1022,7 +1022,19 @@ static void test_sets(void) {
     expect(!file_exists("set_train_000099.bin.tmp"), "what was left");
     expect(run("mv set_train_000004.bin away") == 0, "a shard");
     expect_run(1, "set_train_000004.bin is missing", train, text_of("%s --steps 1", line));
-    expect(run("mv away set_train_000004.bin; cp set_train_000002.bin away") == 0, "a shard");
+    expect(run("mv away set_train_000004.bin; cp set_train_000002.bin away; cp set_val_000000.bin other") == 0,
+           "shards");
+    expect(run("cp set_train_000004.bin set_train_000002.bin") == 0, "a shard");
+    expect_run(1, "set_train_000002.bin has the tokens of another shard, train number 000004 of its set", train,
+               text_of("%s --steps 1", line));
+    expect_run(1, "train number 000004", train, text_of("--data set_train_000002.bin %s --steps 1", model));
+    int32_t unknown = 0;  // as in sets that an earlier version has made
+    patch("set_train_000002.bin", offsetof(ShardHeader, number), &unknown, sizeof unknown);
+    expect_run(0, "", train, text_of("%s --steps 1", line));
+    expect(run("cp away set_train_000002.bin; cp two/set_train_000000.bin set_val_000000.bin") == 0, "shards");
+    expect_run(1, "set_val_000000.bin has the tokens of another shard, train", train,
+               text_of("%s --val set_val_000000.bin --steps 1", line));
+    expect(run("cp other set_val_000000.bin") == 0, "a shard");
     verdict("shards of a set: whole, or refused with what is missing");
 
     // Both of its bytes are in the vocabulary.

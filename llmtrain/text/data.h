@@ -32,7 +32,7 @@
 // A shard is a header of 1,024 bytes and then tokens of 2 or 4 bytes each: the format of llm.c, so its shards work here
 // and ours work there. Some of the fields that llm.c leaves zero are ours; zero means unknown. The shards that were
 // made together, PREFIX_train_*.bin and PREFIX_val_*.bin, are a set: a program that was killed while it gave them their
-// names leaves some of an earlier set, or too few, and is found out.
+// names leaves some of an earlier set, or too few, and is found out; so is a shard that was copied over another.
 //
 // A shard is mapped, not read: opening takes no time, the ranks of a machine share the pages, and no file stays open.
 // But a mapped file must not shrink: access to a page that is gone kills the process (SIGBUS). So the size is checked
@@ -55,7 +55,8 @@ typedef struct {
     uint64_t checksum;     // ours: of the tokens' bytes: hash_bytes, its lowest bit set
     uint64_t set;          // ours: identifies the set
     uint32_t set_shards;   // ours: how many shards of this kind, train or val, the set has
-    int32_t unused_too[243];
+    int32_t number;        // ours: which of them it is: 1, 2, ... of train, -1, -2, ... of val
+    int32_t unused_too[242];
 } ShardHeader;
 static_assert(sizeof(ShardHeader) == 1024, "the header of a shard is int32[256]");
 
@@ -68,6 +69,7 @@ typedef struct {
     double entropy_floor;  // nats per token; 0 = unknown
     uint64_t checksum, set;  // 0 = unknown
     size_t set_shards;
+    int32_t number;
     void* mapping;         // the whole file, owned; NULL when the tokens are the caller's
     size_t mapping_bytes;
 } Shard;
@@ -97,6 +99,7 @@ static inline bool shard_read_header(Shard* shard, const ShardHeader* header, ui
     shard->checksum = header->checksum;
     shard->set = header->set;
     shard->set_shards = header->set_shards;
+    shard->number = header->number;
     shard->count = (size_t)((uint64_t)header->count_high << 32 | header->count_low);
     uint64_t payload = file_bytes - sizeof *header;
     if (payload % shard->token_bytes != 0 || payload / shard->token_bytes != shard->count)
@@ -245,8 +248,17 @@ static inline bool shards_are_neighbors(const Shard* a, const Shard* b) {
     return length > 0 && shard_series_length(b->path) == length && memcmp(a->path, b->path, length) == 0;
 }
 
-// Whether shards of one name are of one set, and none of them is missing in its directory: one that is there and was
-// not given is not wanted.
+// Whether a shard's name is that of its place in its set, or either is unknown; its series' name has this length.
+static inline bool shard_has_its_name(const Shard* shard, size_t length) {
+    const char* end = shard->path + length;
+    int64_t place = 1 + strtoll(end, NULL, 10), number = shard->number;
+    bool other_kind = number > 0 ? length >= 5 && memcmp(end - 5, "_val_", 5) == 0
+                                 : length >= 7 && memcmp(end - 7, "_train_", 7) == 0;
+    return number == 0 || (!other_kind && (number > 0 ? number : -number) == place);
+}
+
+// Whether shards of one name are of one set, each in its place, and none of them is missing in its directory: one that
+// is there and was not given is not wanted.
 static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
     for (size_t i = 0; i < dataset->shard_count; i++) {
         const Shard* shard = &dataset->shards[i];
@@ -257,6 +269,10 @@ static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
             if (before->set != shard->set && shards_are_neighbors(before, shard))
                 return fail_with(error, "%s and %s are not of one set: tokenize was stopped while it replaced them; "
                                  "run it again", before->path, shard->path);
+        if (!shard_has_its_name(shard, length))
+            return fail_with(error, "%s has the tokens of another shard, %s number %06lld of its set: it was renamed, "
+                             "or copied over; copy it again, or run tokenize again", shard->path,
+                             shard->number > 0 ? "train" : "val", llabs((long long)shard->number) - 1);
         for (size_t number = 0; !same && shard->set != 0 && number < shard->set_shards; number++) {
             char path[FILE_PATH_MAX];
             snprintf(path, sizeof path, "%.*s%06zu.bin", (int)min_size(length, 4000), shard->path, number);
