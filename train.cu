@@ -300,7 +300,7 @@ static Due run_due(const Run* run, const Options* o, const StepFlags* flags) {
 }
 
 // Logs a step, after adding to `s` what follows from the state.
-static bool write_log(Run* run, const Options* o, StepLog* s, Error* error) {
+static void write_log(Run* run, const Options* o, StepLog* s) {
     const RunState* state = &run->record.state;
     const Model* model = &run->model;
     double tokens = (double)(model->flat.micro_batches * o->batch * o->seq);  // of this rank
@@ -318,7 +318,7 @@ static bool write_log(Run* run, const Options* o, StepLog* s, Error* error) {
     s->minutes_left = (now_ms() - run->began_ms) / 6e4 / done * left;
     s->memory = device_is_host() ? memory_peak() : arena_bytes(&model->memory);
     s->ranks = run->comm.world;
-    return run->log.file == NULL || log_write(&run->log, s, error);
+    if (run->log.file) log_write(&run->log, s);
 }
 
 static bool sample(Run* run, Options* o, Error* error) {
@@ -330,7 +330,7 @@ static bool sample(Run* run, Options* o, Error* error) {
 // What is due after a step, in the order in which a kill or an error loses least: the log's line and the checkpoint
 // come before a validation, which may take minutes.
 static bool finish_step(Run* run, Options* o, StepLog* s, Due* due, Error* error) {
-    if (due->log && !write_log(run, o, s, error)) return false;
+    if (due->log) write_log(run, o, s);
     if (due->save && !run_save(run, due->save, due->stop, due->signaled, error)) return false;
     bool good = !due->validate || due->signaled || run_validate(run, &o->validation, &s->val_loss, due, error);
     if (due->log) step_print(stdout, s);

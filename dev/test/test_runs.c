@@ -1051,6 +1051,9 @@ static void test_intact_work(void) {
         {"a signal to one rank of 2 in a validation", "rank 0 step 14 at validate do delay 300",
          "--ckpt-every 0 --ranks 2 --zero 1", "step    13/", NULL, EXIT_SAVED, "a/step_00000014",
          "the validation of step 14 was left out"},
+        {"a signal to one rank of 2 in a trace", "rank 1 step 14 at trace do delay 2000", "--ckpt-every 0 --ranks 2 "
+         "--clip 0.001 --spike-trace 1 --spike-warmup 2", "step    13/", NULL, EXIT_SAVED, "a/step_00000014",
+         "the validation of step 14 was left out"},
         {"killed in the last validation", "rank 0 step 20 at validate do kill", "--ckpt-every 0", "step    19/", "",
          128 + SIGKILL, "a/step_00000020", "the validation of step 20 was left out"},
     };
@@ -1067,6 +1070,7 @@ static void test_intact_work(void) {
         expect(code == cases[i].code, "exit code %d", code);
         expect(cases[i].code != 1 || output_contains("changed while it was in use"), "the reason");
         expect(system(text_of("ls -d %s > /dev/null", cases[i].checkpoint)) == 0, "the checkpoint");
+        expect(!output_contains("step 14: clipped hard"), "a trace is made to its end after a signal");
         write_shards();
         expect(train_apart("", small_run_at("a", text_of("--val-every 7 %s --resume", flags))) == 0, "resumed");
         expect(output_contains(cases[i].makes_up), "the resume does not say: %s", cases[i].makes_up);
@@ -1074,6 +1078,31 @@ static void test_intact_work(void) {
         verdict("nothing is lost: %s", cases[i].name);
     }
     runs_remove();
+}
+
+// A line for which there is no memory is lost, but neither the run nor the line before it is.
+static void test_lost_line(void) {
+    Log log;
+    MixtureCounts none = {0};
+    StepLog s = {.val_loss = NAN, .mixture = &none};
+    Error error;
+    bool added[3];
+    remove_tree("a");
+    need(directory_make("a", &error) && log_open(&log, "a", &error), "%s", error.text);
+    for (int i = 0; i < 3; i++) {
+        s.step = 6 + (uint64_t)i;
+        log.waiting.failed = i == 1;
+        log_write(&log, &s);
+        added[i] = i == 0 || log_add_val_loss(&log, 1.5 + i, &error);
+    }
+    log_close(&log);
+    char* text = text_read("a/metrics.jsonl", NULL);
+    const char* second = strchr(text, '\n');
+    check(!added[1] && added[2] && strncmp(text, "{\"step\": 6,", 11) == 0 && strstr(text, "null") < second &&
+              strncmp(second, "\n{\"step\": 8,", 12) == 0 && strstr(second, "\"val_loss\": 3.5"),
+          "a log line for which there is no memory is lost alone, and its validation goes to no other: %s", text);
+    free(text);
+    remove_tree("a");
 }
 
 // A validation in which no target counts is not one that was left out: a run that is done stays done.
@@ -1548,6 +1577,7 @@ int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--files", test_tier_waits}, {"--signals", test_signal},
         {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_no_number},
+        {"--signals", test_lost_line},
         {"--signals", test_events}, {"--signals", test_torn_events},
         {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning},
         {"--damage", test_keep_rules}, {"--damage", test_setting_aside},

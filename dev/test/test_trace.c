@@ -210,6 +210,13 @@ static void test_norms(void) {
     need(trace_begin(&trace, &model, &error), "%s", error.text);
     need(trace_sequences(&trace, &loader, 0, (int32_t[B * T]){0}, (int32_t[B * T]){0}, &error), "%s", error.text);
     trace_end(&trace);
+    const volatile sig_atomic_t stop = SIGTERM;
+    StepTrace cut;
+    need(trace_begin(&cut, &model, &error), "%s", error.text);
+    cut.stop = &stop;
+    need(trace_sequences(&cut, &loader, 0, (int32_t[B * T]){0}, (int32_t[B * T]){0}, &error), "%s", error.text);
+    trace_end(&cut);
+    expect(cut.count == 1 && cut.ended == SIGTERM, "a signal does not end a trace: %zu sequences", cut.count);
     for (size_t i = 0; i < trace.count; i++)
         expect(trace.worst[TRACE_LOSS][i].loss == 0 && trace.worst[TRACE_LOSS][i].norm == 0, "loss %g, norm %g",
                trace.worst[TRACE_LOSS][i].loss, trace.worst[TRACE_LOSS][i].norm);

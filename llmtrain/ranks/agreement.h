@@ -105,6 +105,16 @@ static inline ExactSum stats_sum(const RankStats* s, size_t column) {
     return sum;
 }
 
+// What ends the work of a rank: a signal, SIGINT before others, or -1; 0: nothing. Column: each rank's own.
+static inline int stats_end(const RankStats* s, size_t column) {
+    int ends = 0;
+    for (size_t r = 0; r < s->world; r++) {
+        int own = (int)stats_of(s, r, column);
+        if (ends == 0 || own == SIGINT) ends = own;
+    }
+    return ends;
+}
+
 // Minimum, median (of an even number the lower of the two) and maximum of a statistic; returns the rank of the maximum.
 static inline size_t stats_min_median_max(double* min, double* median, double* max, const RankStats* s, size_t column) {
     size_t world = s->world, rank = 0;
@@ -143,13 +153,12 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     for (size_t r = 0; r < world; r++) of_all += stats_of(stats, r, TARGETS);
     flat->mean_factor = tokens * (double)world / fmax(of_all, 1);
     for (size_t r = 0; r < world; r++) {
-        int stop = (int)stats_of(stats, r, STOP);
-        if (result->flags.stop == 0 || stop == SIGINT) result->flags.stop = stop;
         result->flags.failed |= stats_of(stats, r, FAILED) != 0;
         int broken = (int)stats_of(stats, r, BROKEN);
         if (broken > result->flags.broken) result->flags.broken = broken;
         saved += stats_of(stats, r, SAVED) != 0;
     }
+    result->flags.stop = stats_end(stats, STOP);
     result->loss = exact_value(stats_sum(stats, LOSSES)) / fmax(of_all, 1);
     result->flags.save = stats_of(stats, 0, SAVE) != 0;
     result->flags.saved = saved == world;

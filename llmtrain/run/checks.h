@@ -194,11 +194,20 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
         printf("note: step %llu is not traced to its sequences: %s\n", step, why.text);
         return run->comm.world == 1 || !comm_failed(&run->comm, error);
     }
+    comm_extend_timeout(&run->comm, true);
+    trace.stop = run->interrupted;
     ok = trace_sequences(&trace, loader, first, run->tokens, run->targets, error) &&
          offload_check(&model->offloaded.store, error);
     trace_end(&trace);
+    if (!run_agree(run, ok, error)) return false;
+    if (trace.ended) {  // the step counts, and the run ends
+        s->result.flags.stop = run->stopped_by = trace.ended;
+        s->traced = false;
+        s->trace_ms = now_ms() - began;
+        return true;
+    }
     comm_extend_timeout(&run->comm, true);
-    if (!run_agree(run, ok, error) || !trace_gather(&trace, error)) return false;
+    if (!trace_gather(&trace, error)) return false;
     comm_extend_timeout(&run->comm, false);
     snprintf(sentence, sizeof sentence, "step %llu: %s, loss %.4g (mean %.4g), grad norm %.4g (mean %.4g)", step,
              SPIKE_NAMES[spike], result->loss, state->losses.mean, result->grad_norm, state->norms.mean);

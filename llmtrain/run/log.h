@@ -6,7 +6,7 @@
 //
 //   Log log;
 //   if (!log_open(&log, "runs/x", &error) || !log_cut_back(&log, state.step, &error)) ...
-//   log_write(&log, &step, &error);
+//   log_write(&log, &step);
 //   log_close(&log);
 //
 // After log_cut_back the log holds the lines of steps 1 to `step`, each whole, and training appends the rest: a run
@@ -92,6 +92,7 @@ typedef struct {
     JsonWriter waiting;      // lines that a full disk has refused so far
     bool refused;            // and the user has been told
     bool made;               // this process has made the file
+    bool lost;               // the last line: there was no memory for it
 } Log;
 
 enum { LOG_WAITING_MAX = 1 << 24 };      // bytes; lines beyond that are lost
@@ -235,9 +236,10 @@ static inline bool log_sync(Log* log, Error* error) {
                                                            fail_file(error, "flush", log->path)));
 }
 
-// Appends one line. A full disk does not end the run: the line waits.
-static inline bool log_write(Log* log, const StepLog* step, Error* error) {
-    JsonWriter w;
+// Appends one line. A full disk does not end the run: the line waits. Nor does a lack of memory: the line is lost.
+static inline void log_write(Log* log, const StepLog* step) {
+    JsonWriter w, *waiting = &log->waiting;
+    Error why;
     memset(&w, 0, sizeof w);
     json_write_begin(&w, '{');
     fields_write(&w, METRICS, sizeof METRICS / sizeof METRICS[0], step);
@@ -250,15 +252,19 @@ static inline bool log_write(Log* log, const StepLog* step, Error* error) {
     }
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
-    bool ok = json_write_done(&w, error);
-    if (ok && log->waiting.bytes < LOG_WAITING_MAX) json_put(&log->waiting, w.text, w.bytes);
-    ok = ok && json_write_done(&log->waiting, error);
+    log->lost = !json_write_done(&w, &why) || waiting->bytes >= LOG_WAITING_MAX;
+    if (!log->lost) {
+        json_put(waiting, w.text, w.bytes);
+        log->lost = !json_write_done(waiting, &why);
+        waiting->failed = false;  // it still has the lines before
+    }
     json_writer_free(&w);
-    Error why;
-    if (!ok || log_flush(log, &why)) return ok;
+    if (log->lost && waiting->bytes < LOG_WAITING_MAX)
+        fprintf(stderr, "train: %s. Training continues; the log lacks step %llu\n", why.text,
+                (unsigned long long)step->step);
+    if (log_flush(log, &why)) return;
     if (!log->refused) fprintf(stderr, "train: %s. Training continues; log lines wait in memory\n", why.text);
     log->refused = true;
-    return true;
 }
 
 // The end of a text whose last line lacks a validation loss, from byte *from on, with it.
@@ -283,6 +289,7 @@ static inline bool log_add_val_loss(Log* log, double val_loss, Error* error) {
     JsonWriter w, *waiting = &log->waiting;
     Error why;
     size_t from = 0;
+    if (log->lost) return fail_with(error, "%s lacks the last line", log->path);  // this loss is not of the one before
     bool waits = !log_flush(log, &why), good = true;
     memset(&w, 0, sizeof w);
     if (waits && log_line_fill(&w, &from, waiting->text, waiting->bytes, val_loss)) {

@@ -48,6 +48,8 @@ typedef struct {
     Staging staging[STAGINGS];  // the model's own, which trace_end restores
     void* memory[2];            // owned: gradients of one bucket each; NULL: not needed
     size_t bytes[2];
+    const volatile sig_atomic_t* stop;  // not 0: a signal has asked this rank to stop; NULL: none will
+    int ended;                  // the signal that asked a rank to, or -1 if one has failed; 0: all are traced
 } StepTrace;
 
 // Inserts a sequence if it is one of the worst. Of two equal ones the earlier sample comes first.
@@ -282,19 +284,31 @@ static inline bool trace_find(StepTrace* trace, const SequenceTrace* s, const in
     return true;
 }
 
-// Traces all sequences of this rank in the step that begins at first_sample; tokens, targets (B, T) are scratch.
+// After each sequence: whether all ranks go on to the next. False with an error if this one has failed or one is lost.
+static inline bool trace_goes_on(StepTrace* trace, bool good, Error* error) {
+    RankStats* stats = &trace->model->stats;
+    double own = !good ? -1 : trace->stop ? *trace->stop : 0;
+    if (!stats_gather(stats, &own, 1, error)) trace->ended = -1, good = false;
+    else trace->ended = stats_end(stats, 0);
+    return good;
+}
+
+// Traces all sequences of this rank in the step that begins at first_sample; tokens, targets (B, T) are scratch. All
+// ranks return together, earlier if a signal has come (trace->ended).
 static inline bool trace_sequences(StepTrace* trace, const Loader* loader, uint64_t first_sample, int32_t* tokens,
                                  int32_t* targets, Error* error) {
     Model* model = trace->model;
     const Dataset* data = loader->dataset;
     size_t B = loader->B, T = loader->T;
-    for (uint64_t i = 0; i < model->flat.micro_batches; i++) {
+    bool good = true;
+    for (uint64_t i = 0; !trace->ended && i < model->flat.micro_batches; i++) {
         uint64_t first = loader_sample(loader, first_sample, i);
-        for (size_t b = 0; b < B; b++) {
+        for (size_t b = 0; good && b < B; b++) {
             Window window = dataset_sample(data, loader->seed, first + b, T);
-            if (!window_read(tokens + b * T, targets + b * T, data, window, loader->vocabulary, T, error)) return false;
+            good = window_read(tokens + b * T, targets + b * T, data, window, loader->vocabulary, T, error);
         }
-        for (size_t b = 0; b < B; b++) {
+        if (!good) return trace_goes_on(trace, false, error);
+        for (size_t b = 0; !trace->ended && b < B; b++) {
             Window window = dataset_sample(data, loader->seed, first + b, T);
             SequenceTrace s = {(double)(first + b), (double)window.shard, (double)window.start, (double)loader->rank,
                                0, 0};
@@ -304,7 +318,9 @@ static inline bool trace_sequences(StepTrace* trace, const Loader* loader, uint6
             for (int m = 0; m < TRACE_MEASURES; m++) trace_insert(trace->worst[m], trace->count, &s, (TraceMeasure)m);
             trace->count = min_size(trace->count + 1, TRACE_WORST);
             bool found = !(isfinite(s.loss) && isfinite(s.norm)) && trace->not_finite[0] == 0;
-            if (found && !trace_find(trace, &s, row, row_targets, B, T, error)) return false;
+            fault_point("trace");
+            good = !found || trace_find(trace, &s, row, row_targets, B, T, error);
+            if (!trace_goes_on(trace, good, error)) return false;
         }
     }
     return true;

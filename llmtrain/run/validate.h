@@ -62,11 +62,9 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
         own[MS] = (now_ms() - began) / (double)(round + 1);
         connected = stats_gather(&model->stats, own, COUNT, error);
         memset(sum, 0, sizeof sum);
-        for (size_t r = 0; connected && r < world; r++) {
+        for (size_t r = 0; connected && r < world; r++)
             for (size_t i = 0; i < COUNT; i++) sum[i] += stats_of(&model->stats, r, i);
-            int ends = (int)stats_of(&model->stats, r, ENDS);
-            if (v->ended == 0 || ends == SIGINT) v->ended = ends;
-        }
+        if (connected) v->ended = stats_end(&model->stats, ENDS);
         look = round + 1 + (size_t)fmin(1000 / fmax(sum[MS] / (double)world, 1e-3), 1e6);
     }
     progress_end(&progress);
