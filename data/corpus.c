@@ -133,8 +133,8 @@ int main(int argc, char** argv) {
     free(g);
     if (!ok) fprintf(stderr, "corpus: %s\n", error.text);
     for (int i = 0; ok && i < 2; i++)
-        printf("%s_%s.txt: %llu bytes, %llu stories, %.5f +- %.5f nats per byte\n", options.out,
-               i == 0 ? "train" : "val", (unsigned long long)parts[i].bytes, (unsigned long long)parts[i].stories,
-               parts[i].nats_per_byte, parts[i].stderr_nats_per_byte);
+        say(stdout, "%s_%s.txt: %llu bytes, %llu stories, %.5f +- %.5f nats per byte", options.out,
+            i == 0 ? "train" : "val", (unsigned long long)parts[i].bytes, (unsigned long long)parts[i].stories,
+            parts[i].nats_per_byte, parts[i].stderr_nats_per_byte);
     return ok ? 0 : usage ? 2 : 1;
 }

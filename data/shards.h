@@ -337,8 +337,8 @@ static inline void shard_set_print(const ShardSet* set) {
     for (int i = 0; i < 2; i++) {
         const Series* series = &set->series[i];
         if (series->shards > 0)
-            printf("%s_%s_*.bin: %llu tokens in %zu shard%s\n", series->prefix, series->kind,
-                   (unsigned long long)series->tokens, series->shards, series->shards == 1 ? "" : "s");
+            say(stdout, "%s_%s_*.bin: %llu tokens in %zu shard%s", series->prefix, series->kind,
+                (unsigned long long)series->tokens, series->shards, series->shards == 1 ? "" : "s");
     }
 }
 

@@ -526,8 +526,8 @@ static void conversion_print(const Conversion* c) {
     uint64_t empty = c->empty - c->documents.skipped;
     if (empty > 0) printf("%llu documents without text were left out\n", (unsigned long long)empty);
     if (c->options->dedup)
-        printf("%s_duplicates.jsonl: %llu exact and %llu near duplicates were left out\n", c->options->out,
-               (unsigned long long)c->duplicates[1], (unsigned long long)c->duplicates[0]);
+        say(stdout, "%s_duplicates.jsonl: %llu exact and %llu near duplicates were left out", c->options->out,
+            (unsigned long long)c->duplicates[1], (unsigned long long)c->duplicates[0]);
 }
 
 static bool documents_to_shards(const Options* o, Error* error) {
@@ -594,8 +594,8 @@ static bool tokenizer_train(const Options* o, Error* error) {
     double counted = now_ms();
     ok = ok && bpe_train(&bpe, &tables[0], o->vocabulary, error) && bpe_save(&bpe, o->out, error);
     if (ok)
-        printf("%s/tokenizer.json: %zu tokens, of %zu different words; counted in %.1f s, merged in %.1f s\n", o->out,
-               bpe.pieces.count + 1, tables[0].count, 1e-3 * (counted - began), 1e-3 * (now_ms() - counted));
+        say(stdout, "%s/tokenizer.json: %zu tokens, of %zu different words; counted in %.1f s, merged in %.1f s",
+            o->out, bpe.pieces.count + 1, tables[0].count, 1e-3 * (counted - began), 1e-3 * (now_ms() - counted));
     if (ok && bpe.pieces.count + 1 < o->vocabulary)
         printf("note: every word of the text is one token; for %llu tokens give more text\n",
                (unsigned long long)o->vocabulary);

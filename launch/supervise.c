@@ -325,13 +325,14 @@ FORMAT(2, 3) static void failure_add(Failure* f, const char* format, ...) {
 
 // Writes a sentence to standard error, if `aloud`, and to events.jsonl, if `event` is not NULL.
 FORMAT(4, 5) static void supervise_tell(Supervisor* s, bool aloud, const char* event, const char* format, ...) {
-    char text[2048];
+    char text[2048], visible[2048];
     Error error;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    if (aloud) relay_say(&s->relays[1], text);
+    text_make_visible(visible, sizeof visible, text);
+    if (aloud) relay_say(&s->relays[1], visible);
     bool good = event == NULL || event_write(s->out, event, s->best_step, text, NULL, NULL, &error);
     if (!good) relay_say(&s->relays[1], error.text);
 }

@@ -438,7 +438,7 @@ static bool tune(const Config* config, const Options* o, Error* error) {
         c.choices = (MatmulChoice*)memory_allocate(count * sizeof(MatmulChoice));
         ok = (c.choices || fail_with(error, "out of memory for the choices")) &&
              tune_shapes(&c, shapes, count, &bench, error) && matmul_choices_write(&c, o->out, error);
-        if (ok) printf("%s: %zu matmul algorithms\n", o->out, c.count);
+        if (ok) say(stdout, "%s: %zu matmul algorithms", o->out, c.count);
         matmul_choices_free(&c);
     }
     bench_close(&bench);

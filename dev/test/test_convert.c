@@ -1351,6 +1351,7 @@ static void test_bad_weights(void) {
     expect_bad("nothing", "No such file", "no directory");
     need(mkdir("empty", 0777) == 0, "a directory");
     expect_bad("empty", "holds no model", "an empty directory");
+    expect_bad("no\x1b[31m\x7f\xc2\x85", "no\\x1b[31m\\x7f\\x85", "a directory's name that it would obey");
     put_text("text.txt", "a text");
     expect_bad("text.txt", "not a model file", "a text");
 
@@ -1362,6 +1363,9 @@ static void test_bad_weights(void) {
     replace("one/model.safetensors", "model.norm.weight", "model.norn.weight");
     expect_bad("one", "no tensor model.norm.weight", "a weight is missing");
     expect_bad("one", "but model.embed_tokens.weight and others", "which weights there are");
+    put_bytes("one/model.safetensors", weights, bytes);
+    replace("one/model.safetensors", "model.norm.weight", "mo\\u001b\x7f\xc2\x85[31mab");
+    expect_bad("one", "mo\\x1b\\x7f\\x85[31mab", "a tensor's name that a terminal would obey");
     put_text("one/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n");
     expect_bad("one", "model.safetensors is a pointer of Git LFS, not the file itself; run git lfs pull", "a pointer");
     put_text("one/model.safetensors", "<html><body>Not found</body></html>");

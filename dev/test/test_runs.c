@@ -1105,6 +1105,28 @@ static void test_lost_line(void) {
     remove_tree("a");
 }
 
+// A name with control characters of all kinds reaches the terminal without them.
+static void test_visible_names(void) {
+#define HIDDEN "\x1b[31m\x7f\xc2\x85\xc2\xa9\n"
+#define VISIBLE "\\x1b[31m\\x7f\\x85\xc2\xa9\\x0a"
+    static const char *const lines[] = {"a" HIDDEN, "a" HIDDEN " --keep-best --resume",
+                                        "b" HIDDEN " --resume --init-from a" HIDDEN "/step_00000020"};
+    static const char* const shown[][2] = {
+        {"data: 50% of the samples from x" VISIBLE ".bin, 3000 tokens\n", "saved a" VISIBLE "/step_00000020 in"},
+        {"resumed from a" VISIBLE "/step_00000020 in", "validation loss of a checkpoint: "},
+        {"starting from the weights of a" VISIBLE "/step_00000020\n", "no checkpoint in b" VISIBLE " yet"}};
+    need(link("train.bin", "x" HIDDEN ".bin") == 0, "a shard");
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
+        const char* shape = i < 2 ? "--layers 1 --heads 1 --channels 8" : "";
+        expect(train_apart("", text_of("--data x" HIDDEN ".bin:1,floor.bin:1 --val val.bin %s --seq 16 --batch 1 "
+                                       "--steps 20 --threads 1 --out %s", shape, lines[i])) == 0, "run %zu", i);
+        for (int k = 0; k < 2; k++) expect(output_contains(shown[i][k]), "%s is not shown", shown[i][k]);
+        expect(!output_contains("\x1b") && !output_contains("\x7f") && !output_contains("\xc2\x85"), "run %zu", i);
+    }
+    verdict("names with control characters are shown without them");
+    for (size_t i = 0; i < 2; i++) remove_tree(i ? "b" HIDDEN : "a" HIDDEN);
+}
+
 // A validation in which no target counts is not one that was left out: a run that is done stays done.
 static void test_no_number(void) {
     const char* line = "--data train.bin --val ends.bin --out a --layers 1 --heads 1 --channels 8 --seq 16 --batch 1 "
@@ -1577,7 +1599,7 @@ int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--files", test_tier_waits}, {"--signals", test_signal},
         {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_no_number},
-        {"--signals", test_lost_line},
+        {"--signals", test_lost_line}, {"--signals", test_visible_names},
         {"--signals", test_events}, {"--signals", test_torn_events},
         {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning},
         {"--damage", test_keep_rules}, {"--damage", test_setting_aside},

@@ -240,12 +240,12 @@ static inline bool matmul_choices_open(const char* path, bool tells, Stream stre
         matmul->chosen = matmul_choices_checksum(&c);
     }
     if (tells && !fits)
-        fprintf(stderr, "%.600s is for %s and cuBLASLt %llu, but this machine has %s and %llu: its matmul algorithms "
-                "are not used; write another with build/tune\n", path, c.gpu, (unsigned long long)c.version, here.gpu,
-                (unsigned long long)here.version);
+        say(stderr, "%.600s is for %s and cuBLASLt %llu, but this machine has %s and %llu: its matmul algorithms "
+            "are not used; write another with build/tune", path, c.gpu, (unsigned long long)c.version, here.gpu,
+            (unsigned long long)here.version);
     if (tells && fits)
-        fprintf(stderr, "%.600s: %zu of %zu matmul algorithms are used%s\n", path, used, c.count,
-                used < c.count ? "; the others do not run here: cuBLASLt's first proposals replace them" : "");
+        say(stderr, "%.600s: %zu of %zu matmul algorithms are used%s", path, used, c.count,
+            used < c.count ? "; the others do not run here: cuBLASLt's first proposals replace them" : "");
     matmul_choices_free(&c);
     return true;
 }

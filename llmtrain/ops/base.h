@@ -45,7 +45,7 @@
 //
 // A function that can fail for external reasons (a file, a flag, memory) returns false and leaves one sentence in an
 // Error: what is wrong, where, and what to do. It never exits. The program prints the sentence and ends, in one place.
-// Control characters, which names in files may have, are written as \x1b: a terminal would obey them.
+// Control characters, which names of files and in files may have, are printed as \x1b: a terminal would obey them.
 
 typedef enum {
     ERROR_OUTSIDE,  // a file, the disk, another rank
@@ -60,27 +60,40 @@ typedef struct {
     bool on_all_ranks;  // every rank has this error: none has to be notified
 } Error;
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
-static inline bool fail_with(Error* error, const char* format, ...) {
-    char sentence[sizeof error->text];
+// A copy without control characters, as long as fits.
+static inline void text_make_visible(char* visible, size_t size, const char* text) {
     size_t n = 0;
+    for (const char* p = text; *p && n + 5 < size; p++) {
+        bool two = p[0] == '\xc2' && (p[1] & 0xe0) == 0x80;  // U+0080 to U+009F in UTF-8
+        unsigned char c = (unsigned char)p[two];
+        if (two || c < 0x20 || c == 0x7f) n += (size_t)snprintf(visible + n, 5, "\\x%02x", c);
+        else visible[n++] = *p;
+        p += two;
+    }
+    visible[n] = 0;
+}
+
+__attribute__((format(printf, 2, 3))) static inline bool fail_with(Error* error, const char* format, ...) {
+    char sentence[sizeof error->text];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
-    for (const char* p = sentence; *p && n + 5 < sizeof sentence; p++) {
-        bool two = p[0] == '\xc2' && (p[1] & 0xe0) == 0x80;  // U+0080 to U+009F in UTF-8
-        unsigned char c = (unsigned char)p[two];
-        if (two || c < 0x20 || c == 0x7f) n += (size_t)snprintf(error->text + n, 5, "\\x%02x", c);
-        else error->text[n++] = *p;
-        p += two;
-    }
-    error->text[n] = 0;
+    text_make_visible(error->text, sizeof error->text, sentence);
     error->kind = ERROR_OUTSIDE;
     error->on_all_ranks = false;
     return false;
+}
+
+// Prints a line with names in it that is not an error.
+__attribute__((format(printf, 2, 3))) static inline void say(FILE* out, const char* format, ...) {
+    char line[16384], visible[16384];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    text_make_visible(visible, sizeof visible, line);
+    fprintf(out, "%s\n", visible);
 }
 
 // Changes the kind of a failure.
@@ -162,12 +175,14 @@ static inline void progress_show(Progress* p, uint64_t done) {
     double now = now_ms();
     if (now - p->shown < 200 || done == 0 || !isatty(STDERR_FILENO)) return;
     p->shown = now;
+    char what[256];
+    text_make_visible(what, sizeof what, p->what);
     if (p->total == 0) {
-        fprintf(stderr, "\r%s: %llu   ", p->what, (unsigned long long)done);
+        fprintf(stderr, "\r%s: %llu   ", what, (unsigned long long)done);
         return;
     }
     double part = fmin((double)done / (double)p->total, 1.0);
-    fprintf(stderr, "\r%s: %.0f%%, %.0f s left   ", p->what, 100 * part, 1e-3 * (now - p->began) * (1 - part) / part);
+    fprintf(stderr, "\r%s: %.0f%%, %.0f s left   ", what, 100 * part, 1e-3 * (now - p->began) * (1 - part) / part);
 }
 
 // Clears the line.

@@ -140,8 +140,8 @@ static inline void run_report_sequence(const Run* run, JsonWriter* w, const Sequ
     json_member_number(w, "loss", s->loss);
     json_member_number(w, "grad_norm", s->norm);
     json_write_end(w, '}');
-    printf("  sample %.0f: loss %.4g, gradient %.3g of %.3g; build/tokenize --show %s --at %.0f --tokens %zu\n",
-           s->sample, s->loss, s->norm, step_norm, quoted, s->start, run->loader.T + 1);
+    say(stdout, "  sample %.0f: loss %.4g, gradient %.3g of %.3g; build/tokenize --show %s --at %.0f --tokens %zu",
+        s->sample, s->loss, s->norm, step_norm, quoted, s->start, run->loader.T + 1);
 }
 
 // Rank 0 reports the worst sequences by one measure, and then those by the other that are not among them.

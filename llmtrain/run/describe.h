@@ -39,10 +39,10 @@ static inline void run_print_mixture(const Dataset* data) {
         const DatasetPart* part = &data->parts[i];
         size_t tokens = 0;
         for (size_t k = part->first; k < part->end; k++) tokens += data->shards[k].count;
-        printf("data: %g%% of the samples from %s", 100.0 * (double)part->of_cycle / (double)MIXTURE_CYCLE,
-               data->shards[part->first].path);
-        if (part->end - part->first > 1) printf(" and %zu more", part->end - part->first - 1);
-        printf(", %zu tokens\n", tokens);
+        char more[48] = "";
+        if (part->end - part->first > 1) snprintf(more, sizeof more, " and %zu more", part->end - part->first - 1);
+        say(stdout, "data: %g%% of the samples from %s%s, %zu tokens",
+            100.0 * (double)part->of_cycle / (double)MIXTURE_CYCLE, data->shards[part->first].path, more, tokens);
     }
 }
 

@@ -48,8 +48,8 @@ static inline bool run_finish(Run* run, bool signaled, Error* error) {
     if (!saved && !run_save_last(run, false, error)) return false;
     pruner_await(&run->pruner);
     if (run->options->keep_best && run->validations.kept > 0)
-        printf("lowest validation loss of a checkpoint: %.6f, %s/step_%08llu\n", run->validations.kept_loss, out,
-               (unsigned long long)run->validations.kept);
+        say(stdout, "lowest validation loss of a checkpoint: %.6f, %s/step_%08llu", run->validations.kept_loss, out,
+            (unsigned long long)run->validations.kept);
     if (!signaled) {
         run_finish_tiers(run);
         // What the check of the shards has found after the last batch was read.

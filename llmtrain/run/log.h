@@ -155,8 +155,8 @@ static inline bool log_lock(Log* log, Error* error) {
         return fail_with(error, "another process is training in %s; wait for it, or give another --out",
                          log->directory);
     if (errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK) return fail_file(error, "lock", log->path);
-    fprintf(stderr, "train: the file system of %s does not support locks (%s); make sure that no other process trains "
-            "there\n", log->directory, strerror(errno));
+    say(stderr, "train: the file system of %s does not support locks (%s); make sure that no other process trains "
+        "there", log->directory, strerror(errno));
     return true;
 }
 
@@ -179,8 +179,8 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     size_t kept = log_keep_until(text, bytes, step, &damaged);
     bool ok = kept == bytes;
     if (damaged > 0) {
-        fprintf(stderr, "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are "
-                "affected\n", log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
+        say(stderr, "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are "
+            "affected", log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
         ok = file_write_atomic(log->path, text, kept, error) && log_open_again(log, "open", error);
     } else if (!ok) {
         ok = ftruncate(fileno(log->file), (off_t)kept) == 0 || fail_file(error, "truncate", log->path);
@@ -211,7 +211,7 @@ static inline bool log_replace_deleted(Log* log, Error* error) {
     struct stat status;
     bool found = fstat(fileno(log->file), &status) == 0;
     if (found ? status.st_nlink > 0 : errno != ESTALE) return true;  // ESTALE: on NFS another machine has deleted it
-    fprintf(stderr, "train: %s was deleted while the run was writing to it; starting a new one\n", log->path);
+    say(stderr, "train: %s was deleted while the run was writing to it; starting a new one", log->path);
     return directory_make(log->directory, error) && log_open_again(log, "create", error);
 }
 

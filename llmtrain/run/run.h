@@ -218,7 +218,7 @@ __attribute__((format(printf, 5, 6))) static inline void run_tell(Run* run, bool
     va_start(arguments, format);
     vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
-    if (aloud) printf("%s\n", sentence);
+    if (aloud) say(stdout, "%s", sentence);
     if (aloud) fflush(stdout);
     run_write_event(run, event, step, sentence, NULL, NULL);
 }
@@ -300,7 +300,7 @@ static inline void resume_compare_flags(const RunRecord* asked, const Json* mani
         printf("note: the saved run used %s, this program uses %s: the bits will differ\n", precision, FLOATX_NAME);
     for (size_t i = 0; i < asked->flags->count; i++)
         if (resume_differs(saved, now, &asked->flags->rows[i], manifest))
-            printf("note: --%s was '%s' in that run and is '%s' now\n", asked->flags->rows[i].name, saved, now);
+            say(stdout, "note: --%s was '%s' in that run and is '%s' now", asked->flags->rows[i].name, saved, now);
 }
 
 // What all ranks must have in common: a name and a value per line. The caller frees it; NULL if out of memory.
@@ -475,7 +475,7 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
 static inline bool run_init_from(Run* run, Error* error) {
     ModelSource* from = run_source(run, error);
     bool ok = from && source_load(&run->model, from, "init-from", error);
-    if (ok) printf("starting from the weights of %s\n", from->path);
+    if (ok) say(stdout, "starting from the weights of %s", from->path);
     source_close(&run->source);
     return ok;
 }

@@ -58,8 +58,8 @@ static inline bool run_find_tiers(const Run* run, uint64_t ids[TEXT_LIST_MAX], E
             found |= 1u << i;
             ids[i - 1] = id;
         } else {
-            printf("note: the run's checkpoints in %s are not used: %s\n", line,
-                   !ours ? "--out is a copy, or was moved" : there ? "--ckpt-tier does not name them" : "it is gone");
+            say(stdout, "note: the run's checkpoints in %s are not used: %s", line,
+                !ours ? "--out is a copy, or was moved" : there ? "--ckpt-tier does not name them" : "it is gone");
         }
     }
     if (list && ferror(list)) good = fail_file(error, "read", path);
@@ -101,7 +101,7 @@ static inline bool run_open_tiers(Run* run, Error* error) {
         snprintf(tier->directory + length, 32, "/%016llx", (unsigned long long)ids[i - 1]);
         tier->made = leads && good && !directory_exists(tier->directory);
         if (leads) good = good && directory_make(tier->directory, error);
-        printf("also saving every %llu steps in %s\n", (unsigned long long)tier->every, tier->directory);
+        say(stdout, "also saving every %llu steps in %s", (unsigned long long)tier->every, tier->directory);
     }
     if (!run_agree(run, good, error)) return false;
     for (size_t i = 1; i < run->tier_count; i++)
@@ -208,7 +208,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
         if (!good && error->kind == ERROR_PROCESS) fits = false;  // no reason to use an older one
         bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);
         if (usable) {
-            printf("resumed from %s in %.0f ms\n", path, now_ms() - began);
+            say(stdout, "resumed from %s in %.0f ms", path, now_ms() - began);
             if (!asked) resume_compare_flags(&run->record, &manifest);
             char precision[16];
             run->record.state = saved.state;
@@ -239,7 +239,7 @@ static inline bool run_open_begin(Run* run, bool writes, bool* found, Error* err
     if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
     if (o->out && !run_open_tiers(run, error)) return false;
     if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
-    if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
+    if (o->resume && !*found) say(stdout, "no checkpoint in %s yet: starting from the beginning", o->out);
     if (!run_agree(run, *found || !o->resume || run_start(run, error), error)) return false;
     ok = run_set_aside(run, false, error) && (*found || run_keep_tokenizer(run, error)) &&
          (!writes || run_list_tiers(run, error));

@@ -251,7 +251,7 @@ static inline bool shards_are_neighbors(const Shard* a, const Shard* b) {
 // Whether a shard's name is that of its place in its set, or either is unknown; its series' name has this length.
 static inline bool shard_has_its_name(const Shard* shard, size_t length) {
     const char* end = shard->path + length;
-    int64_t place = 1 + strtoll(end, NULL, 10), number = shard->number;
+    int64_t place = 1 + strtol(end, NULL, 10), number = shard->number;
     bool other_kind = number > 0 ? length >= 5 && memcmp(end - 5, "_val_", 5) == 0
                                  : length >= 7 && memcmp(end - 7, "_train_", 7) == 0;
     return number == 0 || (!other_kind && (number > 0 ? number : -number) == place);
