@@ -300,6 +300,7 @@ typedef struct {
     bool progress;    // a rank was beyond best_step
     char heartbeats_path[HEARTBEAT_PATH_BYTES];
     Heartbeats* heartbeats;  // mapped
+    int heartbeats_lock;
     RankView views[HEARTBEAT_RANKS];  // in the order in which the ranks started
     size_t view_count;
     size_t world;     // as the ranks reported it; 0: unknown
@@ -369,7 +370,7 @@ static bool supervise_start(Failure* f, Supervisor* s) {
     s->tail.count = s->world = 0;
     s->read_ms = now_ms();
     s->age_ms = s->ranks_ms = 0;
-    s->heartbeats = heartbeats_make(s->heartbeats_path, &error);
+    s->heartbeats = heartbeats_make(&s->heartbeats_lock, s->heartbeats_path, &error);
     if (s->heartbeats == NULL) return failure_cannot_start(f, s, error.text);
     while (made < 2 && pipe_open(pipes[made])) fcntl(pipes[made++][1], F_SETFL, 0);  // the command's end blocks
     pid_t parent = getpid();
@@ -736,7 +737,7 @@ static bool supervise_end_all(Supervisor* s) {
     for (size_t i = 0; i < s->view_count; i++)
         if (s->views[i].end >= 0) close(s->views[i].end);
     s->view_count = 0;
-    if (s->heartbeats) munmap(s->heartbeats, sizeof *s->heartbeats);
+    if (s->heartbeats) munmap(s->heartbeats, sizeof *s->heartbeats), close(s->heartbeats_lock);
     s->heartbeats = NULL;
     unlink(s->heartbeats_path);
     guard_end(&s->guard);

@@ -12,6 +12,9 @@
 
 #include "../base/files.h"
 
+#include <glob.h>
+#include <sys/file.h>
+
 #define EXIT_SAVED 75  // exit code: stopped by a signal, saved, to be resumed (EX_TEMPFAIL of sysexits.h)
 
 // Each rank maps the file that the supervisor names in LLMTRAIN_HEARTBEATS, takes a slot in it, and writes there the
@@ -105,21 +108,41 @@ static inline bool heartbeat_open(const char* path, size_t rank, size_t world, E
 
 #define HEARTBEAT_PATH_BYTES 64
 
-// For the supervisor: maps a new file, all zero, and stores its path; NULL after a failure.
-static inline Heartbeats* heartbeats_make(char path[HEARTBEAT_PATH_BYTES], Error* error) {
+// Removes what killed supervisors of this user have left: a lock ends with its process, in whatever container.
+static inline void heartbeats_clean(const char* directory) {
+    char pattern[HEARTBEAT_PATH_BYTES];
+    struct stat status;
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/llmtrain-heartbeats-??????", directory);
+    int result = glob(pattern, GLOB_NOSORT, NULL, &found);
+    for (size_t i = 0; result == 0 && i < found.gl_pathc; i++) {
+        int file = open(found.gl_pathv[i], O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0 &&
+            status.st_uid == geteuid() && flock(file, LOCK_EX | LOCK_NB) == 0) unlink(found.gl_pathv[i]);
+        if (file >= 0) close(file);
+    }
+    if (result == 0) globfree(&found);
+}
+
+// For the supervisor: maps a new file, all zero, and stores its path; NULL after a failure. *lock: a descriptor that
+// stays open as long as the file is in use.
+static inline Heartbeats* heartbeats_make(int* lock, char path[HEARTBEAT_PATH_BYTES], Error* error) {
     static const char* const directories[] = {SYSTEM_MEMORY_FOLDER, "/tmp"};
     static Heartbeats none;  // written, so that the file has all its memory and no store to it can fail
     for (size_t i = 0; i < sizeof directories / sizeof directories[0]; i++) {
         void* memory = MAP_FAILED;
+        heartbeats_clean(directories[i]);
         snprintf(path, HEARTBEAT_PATH_BYTES, "%s/llmtrain-heartbeats-XXXXXX", directories[i]);
         int file = mkostemp(path, O_CLOEXEC);
         if (file < 0) continue;
+        flock(file, LOCK_EX | LOCK_NB);  // before a byte is in it
         ssize_t written = write(file, &none, sizeof none);
         if (written >= 0 && written < (ssize_t)sizeof none) errno = ENOSPC;
         if (written == (ssize_t)sizeof none)
             memory = mmap(NULL, sizeof none, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        close(file);
+        *lock = file;
         if (memory != MAP_FAILED) return (Heartbeats*)memory;
+        close(file);
         unlink(path);
     }
     fail_file(error, "make a file for heartbeats in", SYSTEM_MEMORY_FOLDER " or /tmp");
