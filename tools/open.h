@@ -64,6 +64,7 @@ static inline bool open_checkpoint(Model* model, Tokenizer* tokenizer, const Mod
 static inline bool open_newest(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
     bool found, any = false;
     uint64_t step = UINT64_MAX;
+    int tries = 10;
     while (checkpoint_find_before(&step, &found, opening->out, step, error) && found) {
         char path[FILE_PATH_MAX];
         bool damaged;
@@ -71,7 +72,9 @@ static inline bool open_newest(Model* model, Tokenizer* tokenizer, const ModelOp
         checkpoint_path(path, opening->out, step, "");
         if (open_checkpoint(model, tokenizer, opening, path, &damaged, error)) return true;
         if (!damaged) return false;
-        fprintf(stderr, "%s: %s; trying the checkpoint before it\n", opening->program, error->text);
+        bool removed = access(path, F_OK) != 0 && tries-- > 0;  // by a run that trains, after a newer one
+        if (removed) step = UINT64_MAX;
+        else fprintf(stderr, "%s: %s; trying the checkpoint before it\n", opening->program, error->text);
     }
     if (any) return fail_with(error, "no checkpoint in %s can be used, for the reasons above", opening->out);
     return fail_with(error, "%s holds no checkpoint; give the --out of a run that has saved one", opening->out);

@@ -1582,6 +1582,37 @@ static void test_programs(void) {
     for (int i = 0; i < 3; i++) expect(file_exists(left[i]) == (i > 0), "%s", left[i]);
     verdict("build/export removes what killed exports have left");
 
+    // A run that trains removes its newest checkpoint when there is a newer one: here 7 and 8 take turns.
+    enum { TURNS = 100 };
+    const char* places[] = {"turns/step_00000007", "turns/step_00000008"};
+    need(mkdir("turns", 0755) == 0 && mkdir("away", 0755) == 0, "directories");
+    copy_tree("llama.run/step_00000007", places[0]);
+    copy_tree("llama.run/step_00000007", "away/8");
+    pid_t run = fork();
+    for (int turn = 1; run == 0 && turn <= TURNS; turn++) {
+        sleep_ms(20);
+        if (rename(text_of("away/%d", 7 + turn % 2), places[turn % 2]) != 0) _exit(1);
+        if (rename(places[1 - turn % 2], text_of("away/%d", 8 - turn % 2)) != 0) _exit(1);
+    }
+    if (run == 0) _exit(0);
+    int status = 1;
+    size_t opened = 0;
+    Error why;
+    while (waitpid(run, &status, WNOHANG) == 0) {
+        ModelSource source;
+        opened++;
+        if (!expect(source_open(&source, "turns", &why), "after %zu times: %s", opened, why.text)) break;
+        source_close(&source);
+        Model model;
+        Tokenizer tokenizer;
+        const ModelOptions options = {.B = 1, .T = 4, .cached_sequences = 1};
+        if (!expect(model_open(&model, &tokenizer, "turns", NULL, &options, "test", &why), "%s", why.text)) break;
+        model_free(&model);
+        tokenizer_close(&tokenizer);
+    }
+    if (status == 1) kill(run, SIGKILL), waitpid(run, &status, 0);
+    verdict("a checkpoint that a run removes while it is opened: the newest is tried again");
+
     if (!file_exists(train_program)) {
         skip("train --init-from", "it is not there");
         return;

@@ -210,6 +210,19 @@ static inline bool source_open_checkpoint(ModelSource* s, Error* error) {
     return ok && source_finish(s, error);
 }
 
+// Opens the newest checkpoint of a run, if one is found. A run that trains may remove it meanwhile, after a newer one.
+static inline bool source_open_newest(ModelSource* s, const char* out, bool* found, Error* error) {
+    for (int tries = 10;; tries--) {
+        uint64_t step;
+        if (!checkpoint_find_before(&step, found, out, UINT64_MAX, error)) return false;
+        if (!*found) return true;
+        checkpoint_path(s->path, out, step, "");
+        if (source_open_checkpoint(s, error)) return true;
+        if (tries == 0 || access(s->path, F_OK) == 0) return false;
+        source_close(s);
+    }
+}
+
 // ------------------------------------------------------------------------------------------------
 // 3. Hugging Face
 
@@ -557,7 +570,6 @@ static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* direc
 // Opens the model at a path: a checkpoint (a step_N directory), a run (then its newest checkpoint), a directory of
 // Hugging Face, or a file of llm.c. After a failure there is nothing to close.
 static inline bool source_open(ModelSource* s, const char* path, Error* error) {
-    uint64_t step = UINT64_MAX;
     bool found = false, known = true, ok;
     memset(s, 0, sizeof *s);
     if (!path_copy(s->path, path, error)) return false;
@@ -572,15 +584,13 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
         ok = false;
     } else {
         bool adapter = source_has(&known, path, "adapter_config.json", error);
-        ok = checkpoint_find_before(&step, &found, path, step, error);
+        ok = source_open_newest(s, path, &found, error);
         if (ok && !found && adapter)
             ok = fail_with(error, "%.600s holds a LoRA adapter, not a model; merge it with merge_and_unload(), and "
                            "save_pretrained() the result", path);
         if (ok && !found)
             ok = fail_with(error, "%.600s holds no model: neither checkpoints nor config.json; give a run, a "
                            "checkpoint, a Hugging Face directory, or an llm.c file", path);
-        if (ok) checkpoint_path(s->path, path, step, "");
-        ok = ok && source_open_checkpoint(s, error);
     }
     ok = ok && source_read_ids(&s->ids, s->tokenizer, false, error);
     if (!ok) source_close(s);
