@@ -541,6 +541,19 @@ static void test_real_groups(void) {
     for (int i = 0; i < 2; i++) if (made[i]) rmdir(folders[i]);
 }
 
+// A plan that cannot be written is a failure.
+static void test_full_output(void) {
+    Program p;
+    Words words = {.count = 0};
+    const char* line = text_of("exec %s " SMALL "> /dev/full", plan_program);
+    words_add(&words, "sh -c");
+    words_put(&words, words.count, line, strlen(line));
+    program_start(&p, words.words, NULL, NULL);
+    programs_wait(&p, 1, PROGRAM_MS);
+    check(program_code(&p) == 1 && strstr(p.text[1], "standard output"), "build/plan on a full disk: %s", p.text[1]);
+    program_free(&p);
+}
+
 // Programs start themselves again with a short spin of OpenMP's threads, unless the user has decided.
 static void test_spin(void) {
     static const struct { const char *variables, *count; } cases[] = {
@@ -594,5 +607,6 @@ int main(int argc, char** argv) {
     test_containers();
     test_real_groups();
     test_spin();
+    test_full_output();
     return tests_end();
 }

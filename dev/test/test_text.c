@@ -151,6 +151,12 @@ static void test_input(void) {
         memcpy(longer, text, BYTES);
         memcpy(longer + BYTES, "more", 4);
         expect_unpacked("packed", longer, BYTES + 4, "packed files that are joined");
+        if (kind == 0) {  // as tar and tapes pad
+            static const char zeros[1000];
+            FILE* file = fopen("packed", "abe");
+            need(file && fwrite(zeros, 1, sizeof zeros, file) == sizeof zeros && fclose(file) == 0, "packed");
+            expect_unpacked("packed", longer, BYTES + 4, "a packed file with zeros behind it");
+        }
         free(longer);
         pack("packed", "wbe", kind, "", 0);
         expect_unpacked("packed", "", 0, "packed nothing");
@@ -993,6 +999,23 @@ static void test_runs(void) {
     verdict("runs: a model may lack added tokens of its tokenizer, which its text must not contain");
 }
 
+// What stops tokenize while new shards get their names leaves no old validation shards beside them.
+static void test_old_validation(void) {
+    const Tokenizer bytes = tokenizer_of_bytes();
+    const int32_t tokens[100] = {0};
+    ShardSet set;
+    for (int second = 0; second < 2; second++) {
+        shard_set_begin(&set, "both", &bytes, second ? 50 : 100, 0);
+        for (int i = 0; i < 2; i++) need(series_add(&set.series[i], tokens, 100, &error), "%s", error.text);
+        if (second) need(mkdir("both_train_000001.bin", 0755) == 0, "a directory in the way of the second shard");
+        bool good = shard_set_publish(&set, &error);
+        expect(good == !second && file_exists("both_val_000000.bin") == !second, "set %d: %s", second, error.text);
+    }
+    expect(file_exists("both_train_000000.bin"), "the first shard has no name yet");
+    shard_set_abandon(&set);
+    verdict("old validation shards go before new shards come");
+}
+
 // Shards that tokenize makes together are a set. A kill while it renames them leaves a part of one, or of two; a shard
 // may be damaged later: training does not begin, or ends saved, with the name. What was left goes with the next set.
 static void test_sets(void) {
@@ -1022,8 +1045,8 @@ static void test_sets(void) {
     expect(!file_exists("set_train_000099.bin.tmp"), "what was left");
     expect(run("mv set_train_000004.bin away") == 0, "a shard");
     expect_run(1, "set_train_000004.bin is missing", train, text_of("%s --steps 1", line));
-    expect(run("mv away set_train_000004.bin; cp set_train_000002.bin away; cp set_val_000000.bin other") == 0,
-           "shards");
+    expect(run("mv away set_train_000004.bin; cp set_train_000002.bin away; cp away good") == 0, "a shard");
+    expect(run("cp set_val_000000.bin other") == 0, "a shard");
     expect(run("cp set_train_000004.bin set_train_000002.bin") == 0, "a shard");
     expect_run(1, "set_train_000002.bin has the tokens of another shard, train number 000004 of its set", train,
                text_of("%s --steps 1", line));
@@ -1048,6 +1071,15 @@ static void test_sets(void) {
     expect_run(2, "the tokens of set_train_000002.bin do not match its checksum", train, text_of("%s %s", line, steps));
     bool began = directory_count("damaged", "step_") > 0;  // or the checksum was read before the first step
     expect(run("mv away set_train_000002.bin") == 0, "a shard");
+    // It has one sample in 10,000, and one of its 312 windows has the token.
+    uint16_t outside = 300;
+    uint64_t no_checksum = 0;
+    patch("set_train_000002.bin", 9000, &outside, sizeof outside);
+    patch("set_train_000002.bin", offsetof(ShardHeader, checksum), &no_checksum, sizeof no_checksum);
+    expect_run(2, "token 300 at position 3988 of set_train_000002.bin is outside the vocabulary of 256", train,
+               text_of("--data 'set_train_00000[013].bin:9999,set_train_000002.bin:1' --log-every 100000 %s --steps "
+                       "20000", model));
+    expect(run("mv good set_train_000002.bin") == 0, "a shard");
     const char* newest = "$(ls -d damaged/step_* | tail -n 1 | sed 's/.*step_0*//')";
     if (began)
         expect_run(0, "resumed from damaged/step_", train, text_of("%s --resume --out damaged --steps %s", line, newest));
@@ -1088,6 +1120,7 @@ int main(int argc, char** argv) {
     if (tokenize) test_conversion();
     if (tokenize) test_dedup();
     else skip("the program tokenize", text_of("there is none at %s", programs[0]));
+    test_old_validation();
     if (tokenize && train) test_runs(), test_sets();
     else skip("runs", text_of("there is no program at %s", programs[1]));
     free(unicode);
