@@ -152,7 +152,7 @@ static void test_input(void) {
         memcpy(longer + BYTES, "more", 4);
         expect_unpacked("packed", longer, BYTES + 4, "packed files that are joined");
         if (kind == 0) {  // as tar and tapes pad
-            static const char zeros[1000];
+            static const char zeros[1000] = {0};
             FILE* file = fopen("packed", "abe");
             need(file && fwrite(zeros, 1, sizeof zeros, file) == sizeof zeros && fclose(file) == 0, "packed");
             expect_unpacked("packed", longer, BYTES + 4, "a packed file with zeros behind it");
