@@ -1064,6 +1064,7 @@ static void test_intact_work(void) {
         remove("output");
         pid_t child = train_start(cases[i].fault, small_run_at("a", text_of("--val-every 7 %s", flags)));
         output_await(cases[i].awaited);
+        if (strstr(cases[i].fault, "trace")) sleep_ms(1000);
         if (cases[i].shard == NULL) kill(child, SIGTERM);
         else if (cases[i].shard[0]) need(truncate(cases[i].shard, 1024 + 40) == 0, "%s", cases[i].shard);
         int code = train_wait(child);
