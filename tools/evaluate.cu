@@ -4,8 +4,9 @@
 //   build/evaluate --out runs/x --choices hellaswag.jsonl --scores hellaswag.scores --ranks 2
 //
 // Keys for a text: loss (nats per token), nats_per_byte (null if the tokenizer is not known), tokens. For questions:
-// accuracy, accuracy_norm (log-likelihoods divided by the bytes of the ending), accuracy_stderr, questions; with
-// --answers also answers. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
+// accuracy, accuracy_norm (log-likelihoods divided by the bytes of the ending), accuracy_stderr, questions,
+// questions_cut (those whose beginning did not fit in --seq); with --answers also answers. Exit code: 0 done;
+// 1 something failed; 2 a flag is wrong.
 
 #include "evaluate.h"
 #include "open.h"
@@ -130,6 +131,7 @@ static bool print_choices(const Choices* choices, const Source* source, const Sc
     json_member_number(&w, "accuracy_norm", choices_accuracy(choices, source, scores, true));
     json_member_number(&w, "accuracy_stderr", accuracy_error(accuracy, source->items));
     json_member_u64(&w, "questions", source->items);
+    json_member_u64(&w, "questions_cut", choices->cut);
     if (answers) {
         json_member_begin(&w, "answers", '[');
         for (size_t i = 0; i < source->items; i++)
@@ -143,7 +145,8 @@ static bool evaluate_choices(Model* model, const Tokenizer* tokenizer, const Opt
     Choices choices;
     Source source;
     Score* scores;
-    if (!choices_open(&choices, &source, o->choices, tokenizer, model->options.T, error)) return false;
+    if (!choices_open(&choices, &source, o->choices, tokenizer, model->options.T, model->config.context, error))
+        return false;
     bool scored = evaluate(&scores, model, &source, o->scores, error);
     bool ok = scored && print_choices(&choices, &source, scores, o->answers, error);
     if (scored) free(scores);

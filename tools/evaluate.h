@@ -9,7 +9,7 @@
 //
 //   Source source;
 //   Score* scores;
-//   bool ok = choices_open(&choices, &source, "hellaswag.jsonl", &tokenizer, T, &error) &&
+//   bool ok = choices_open(&choices, &source, "hellaswag.jsonl", &tokenizer, T, context, &error) &&
 //             evaluate(&scores, &model, &source, NULL, &error);
 //   if (ok) printf("%g\n", choices_accuracy(&choices, &source, scores, false)), free(scores);
 //   choices_close(&choices, &source);
@@ -102,7 +102,7 @@ static inline bool windows_open(Source* source, const Windows* w, Error* error) 
 //   {"question": "...", "choices": {"text": ["...", ...], "label": ["A", ...]}, "answerKey": "D"}
 // Context and ending are joined by a space and tokenized together. The tokens scored are those after the tokens of the
 // context alone, without the white space at its end, as in lm-evaluation-harness. A row that is too long loses tokens
-// at its beginning.
+// at its beginning; questions with such rows are counted.
 
 // One answer of a question: its range in the tokens of all rows.
 typedef struct {
@@ -116,7 +116,8 @@ typedef struct {
     size_t* labels;              // (items), owned: the right answers
     const char* path;
     const Tokenizer* tokenizer;
-    size_t T;
+    size_t T, model_context;     // the longest sequence now, and the longest that the model can be given
+    size_t cut;                  // questions of which a row has lost tokens
     Tokens tokens;               // of all rows
     ChoiceRow* rows;             // (row_capacity), owned: the range of each in `tokens`
     size_t row_capacity;
@@ -231,11 +232,14 @@ static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context,
     return row->end - row->start > row->first || fail_with(error, "an ending adds no token to its context");
 }
 
-// Cuts tokens at the beginning of a row that is too long.
-static inline bool choices_shorten(ChoiceRow* row, Choices* c, Error* error) {
+// Cuts tokens at the beginning of a row that is too long, and sets *shortened.
+static inline bool choices_shorten(ChoiceRow* row, bool* shortened, Choices* c, Error* error) {
     size_t count = row->end - row->start, most = c->T + 1, cut = count - most;
     if (count <= most) return true;
-    if (cut >= row->first) return fail_with(error, "an ending has more than %zu tokens; make --seq larger", c->T);
+    if (cut >= row->first)
+        return fail_with(error, "an ending has more than %zu tokens; %s", c->T, c->T < c->model_context
+                         ? "make --seq larger" : "the model's context is no longer, so leave the question out");
+    *shortened = true;
     row->first -= cut;
     memmove(c->tokens.ids + row->start, c->tokens.ids + row->start + cut, most * sizeof(int32_t));
     c->tokens.count = row->end = row->start + most;
@@ -261,14 +265,16 @@ static inline bool choices_read(Choices* c, Source* source, size_t item, size_t 
     const JsonNode* asked = &json->nodes[q.context];
     const char* context = json->text + asked->start;
     size_t row = source->rows[item];
+    bool shortened = false;
     c->labels[item] = q.label;
     source->rows[item + 1] = row + q.count;
     bool ok = choices_reserve(c, row + q.count, &reason) && choices_context(c, context, asked->bytes, &reason);
     for (uint32_t n = json_first(json, q.endings); ok && n != JSON_NONE; n = json_next(json, n), row++) {
         const JsonNode* ending = &json->nodes[n];
         ok = choices_join(&c->rows[row], c, context, asked->bytes, json->text + ending->start, ending->bytes,
-                          &reason) && choices_shorten(&c->rows[row], c, &reason);
+                          &reason) && choices_shorten(&c->rows[row], &shortened, c, &reason);
     }
+    c->cut += shortened;
     json_free(&q.json);
     return ok || fail_with(error, "%.600s, line %zu: %.300s", c->path, number, reason.text);
 }
@@ -303,15 +309,16 @@ static inline bool choices_line(const char** next, const char* line, const char*
 }
 
 // Reads and tokenizes all questions: one that cannot be scored is found now, not after hours. T: the longest sequence
-// that the model will be given. The path and the tokenizer must outlive the source. After a failure there is nothing to
-// close.
+// that the model will be given; context: the longest that it could be given. The path and the tokenizer must outlive
+// the source. After a failure there is nothing to close.
 static inline bool choices_open(Choices* c, Source* source, const char* path, const Tokenizer* tokenizer, size_t T,
-                                Error* error) {
+                                size_t context, Error* error) {
     memset(c, 0, sizeof *c);
     memset(source, 0, sizeof *source);
     c->path = path;
     c->tokenizer = tokenizer;
     c->T = T;
+    c->model_context = context;
     bool ok = file_read(path, CHOICES_BYTES_MAX, &c->text, &c->bytes, error);
     const char *text = ok ? c->text : "", *end = text + (ok ? c->bytes : 0), *next;
     if (ok && c->bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) text += 3;  // a byte order mark

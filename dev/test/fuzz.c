@@ -408,7 +408,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     Tokenizer tokenizer = tokenizer_of_bytes();
     int file = memory_file(path, data, bytes);
     memset(&tokens, 0, sizeof tokens);
-    if (!choices_open(&choices, &source, path, &tokenizer, T, &error)) {
+    if (!choices_open(&choices, &source, path, &tokenizer, T, T, &error)) {
         promise_sentence(&error);
         promise(choices.text == NULL && source.rows == NULL, "a refusal leaves nothing to free");
         close(file);

@@ -148,7 +148,7 @@ static void test_choices(void) {
     const char* path = text_of("%s/questions.jsonl", root);
     put_text(path, QUESTIONS);
     unigram_model(&model);
-    need(choices_open(&choices, &source, path, &tokenizer, T, &error), "%s", error.text);
+    need(choices_open(&choices, &source, path, &tokenizer, T, 2 * T, &error), "%s", error.text);
     need(evaluate(&scores, &model, &source, NULL, &error), "%s", error.text);
     expect(source.items == COUNT_OF(ROWS_OF) && source.rows[source.items] == COUNT_OF(SCORED), "the rows");
     double worst = 0;
@@ -168,6 +168,7 @@ static void test_choices(void) {
         right += BEST[i] == LABELS[i];
         right_norm += BEST_NORM[i] == LABELS[i];
     }
+    expect(choices.cut == 1, "%zu questions were cut, not the last alone", choices.cut);
     expect(choices_accuracy(&choices, &source, scores, false) == (double)right / 5, "accuracy");
     expect(choices_accuracy(&choices, &source, scores, true) == (double)right_norm / 5, "accuracy by byte");
     verdict("questions of all forms: their rows, the best by sum and by byte");
@@ -223,7 +224,7 @@ static void test_rows(void) {
     memset(&tokens, 0, sizeof tokens);
     put_text(path, QUESTIONS);
     random_model(&model, B, T);
-    need(choices_open(&choices, &source, path, &tokenizer, T, &error), "%s", error.text);
+    need(choices_open(&choices, &source, path, &tokenizer, T, 2 * T, &error), "%s", error.text);
     need(evaluate(&scores, &model, &source, NULL, &error), "%s", error.text);
     for (size_t i = 0; i < source.items; i++) {
         for (size_t r = 0; r < ROWS_OF[i]; r++) {
@@ -376,7 +377,7 @@ static void test_bad_questions(void) {
         {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": 0}\n\n{\"ctx\": 1}", "line 3"},
         {"{\"ctx\": \"\", \"endings\": [\"a\", \"b\"], \"label\": 0}", "line 1: a question without context"},
         {"{\"ctx\": \"a\", \"endings\": [\"b\", \"an ending longer than a sequence\"], \"label\": 0}",
-         "line 1: an ending has more than 24 tokens"},
+         "line 1: an ending has more than 24 tokens; make --seq larger"},
     };
     Tokenizer tokenizer = tokenizer_of_bytes();
     Choices choices;
@@ -385,7 +386,7 @@ static void test_bad_questions(void) {
     const char* path = text_of("%s/bad.jsonl", root);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         put_text(path, cases[i].line);
-        bool ok = choices_open(&choices, &source, path, &tokenizer, T, &error);
+        bool ok = choices_open(&choices, &source, path, &tokenizer, T, 2 * T, &error);
         expect_refusal(ok, &error, cases[i].says, cases[i].line);
     }
     verdict("questions that are none are refused, with the number of the line");
@@ -494,7 +495,8 @@ static void test_program(void) {
 
     said = program_says(0, "--out run --choices questions.jsonl --answers");
     snprintf(first, sizeof first, "%s", said ? said : "");
-    static const char* const keys[] = {"accuracy", "accuracy_norm", "accuracy_stderr", "questions", "answers"};
+    static const char* const keys[] = {"accuracy", "accuracy_norm", "accuracy_stderr", "questions", "questions_cut",
+                                       "answers"};
     for (size_t i = 0; i < COUNT_OF(keys); i++) expect(count_in(first, text_of("\"%s\": ", keys[i])) == 1, "%s", first);
     said = program_says(0, "--out run --choices questions.jsonl --answers --ranks 3 --scores choices.log");
     expect(said && strcmp(said, first) == 0, "%s, not %s", said ? said : "nothing", first);
@@ -506,9 +508,12 @@ static void test_program(void) {
     double right = 0, by_byte = 0, spread = 0;
     expect(said && sscanf(said, "{\"accuracy\": %lf,\"accuracy_norm\": %lf,\"accuracy_stderr\": %lf", &right, &by_byte,
                           &spread) == 3 && right == 0.8 && by_byte == 0.4 && fabs(spread - 0.2) < 1e-15 &&
-           strstr(said, "\"questions\": 5,\"answers\": [2,0,1,1,1]}"), "%s", said ? said : "nothing");
+           strstr(said, "\"questions\": 5,\"questions_cut\": 0,\"answers\": [2,0,1,1,1]}"), "%s",
+           said ? said : "nothing");
+    said = program_says(0, "--out known --choices questions.jsonl --seq 24");
+    expect(said && strstr(said, "\"questions\": 5,\"questions_cut\": 1}"), "%s", said ? said : "nothing");
     model_free(&known);
-    verdict("build/evaluate --choices: its keys, known answers; the same with ranks");
+    verdict("build/evaluate --choices: its keys, known answers, the questions that were cut; the same with ranks");
 
     shard_of("bytes_train_000000.bin", V);
     shard_of("fewer_train_000000.bin", V - 1);
@@ -532,6 +537,9 @@ static void test_program(void) {
     copy_tree(other_tokenizer, "added/tokenizer/tokenizer.json");
     put_text("added.jsonl", "{\"ctx\": \"a <|im_start|> b\", \"endings\": [\"x\", \"y\"], \"label\": 0}\n");
 
+    put_text("long.jsonl", "{\"ctx\": \"a\", \"endings\": [\"x\", \"an ending of more than sixty-four bytes, one token "
+             "each with a tokenizer of bytes\"], \"label\": 0}\n");
+
     static const struct {
         int code;
         const char *arguments, *says;
@@ -554,6 +562,8 @@ static void test_program(void) {
         {1, "--out unknown --text text --seq 24", "the tokenizer of this model is not known; give --data"},
         {1, "--init-from unknown/step_00000005 --choices questions.jsonl", "the tokenizer of this model is not known"},
         {1, "--out added --choices added.jsonl", "token 421 is outside the model's vocabulary of 421; give the token"},
+        {1, "--out run --choices long.jsonl", "an ending has more than 64 tokens; the model's context is no longer"},
+        {1, "--out run --choices long.jsonl --seq 24", "an ending has more than 24 tokens; make --seq larger"},
         {1, "--out run --choices text", "is not valid JSON"},
     };
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
