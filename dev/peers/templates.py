@@ -6,8 +6,8 @@
     python3 dev/peers/templates.py              # checks the file against this jinja2's output
 
 The templates resemble published ones: ChatML, Llama 2 and 3, Mistral, Gemma, Qwen 3, Phi. They are
-rendered as by transformers' apply_chat_template: trim_blocks and lstrip_blocks on, raise_exception as a function,
-`tools` and `documents` none. Random templates from a grammar are added: expressions of every operator, method,
+rendered as by transformers' apply_chat_template: trim_blocks and lstrip_blocks on, break and continue, generation,
+raise_exception as a function, its tojson, `tools` and `documents` none. Random templates from a grammar are added: expressions of every operator, method,
 filter and test that llmtrain/text/templates.h knows, ifs, loops and white space control. A case is the numbers of a
 template and of a conversation, add_generation_prompt, and the text, or null where jinja2 fails.
 """
@@ -20,6 +20,7 @@ import sys
 
 try:
     import jinja2
+    import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 except ImportError:
     print("skipped: there is no jinja2; pip install jinja2")
@@ -156,7 +157,51 @@ ODD = ["{{ 1 if false }}", "{{ missing }}|{{ missing == none }}|{{ none }}", "a\
        "{{ not true == false }}", "{{ 1 + 2 * 3 - 4 // 3 % 2 ~ 'x' }}", "{{ -7 // 2 }} {{ -7 % 3 }}", "{{ 'x' in messages[0] }}",
        "{{ 'a' < 'b' and 2 >= 2 }}", "{{ missing | default('d') }}", "{{ (messages | last).content }}", "{% for x in missing %}{% endfor %}e",
        "{{ 'a' if messages|length > 1 else 'b' if true else 'c' }}", "{{ true or missing.x }}", "{{ missing.x }}", "{{ 1 2 }}", "{% if %}{% endif %}",
-       "{% endif %}", "{% if true %}", "{{ 'é€😀'|length }}", "{{ messages.0 }}", "{{ 'ab' * 2 }}", "{{ 1 + 'a' }}"]
+       "{% endif %}", "{% if true %}", "{{ 'é€😀'|length }}", "{{ messages.0 }}", "{{ 'ab' * 2 }}", "{{ 1 + 'a' }}",
+       # Training templates: what the model answers, in a scope of its own.
+       "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}\n  {%- generation %}\n{{ m.content }}{% set x = 1 %}{{ x }}\n"
+       "  {%- endgeneration %}\n{% else %}{{ m.content }}{{ x }}{% endif %}|{% endfor %}",
+       "{% generation %}", "{% endgeneration %}", "{% generation %}{% endif %}", "{% break %}", "{% if true %}{% continue %}{% endif %}",
+       # Loops.
+       "{% for m in messages %}{% if loop.index0 == 2 %}{% break %}{% endif %}{{ m.role }} {% endfor %}{{ loop }}.",
+       "{% for m in messages %}{{ loop.index }}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.role }} {% endfor %}.",
+       "{% for m in messages %}{% for c in 'a-b'.split('-') %}{% if c == 'b' %}{% break %}{% endif %}{{ c }}{% endfor %}{{ loop.index is even }}{% endfor %}",
+       "{% for m in messages %}{{ loop.previtem.role if not loop.first }}<{{ m.role }}>{{ loop.nextitem.role if loop.nextitem is defined }} "
+       "{{ loop.revindex }}{{ loop.revindex0 }};{% endfor %}",
+       "{% for i in range(messages|length - 1, -1, -1) %}{{ messages[i].role }}{{ i }}{% endfor %}{% for i in range(2) %}{{ i }}{% endfor %}"
+       "{{ range(3, 1)|list|length }}{{ range(1, 8, 3)|join(',') }}",
+       "{{ range(0, 9, 0)|list }}",
+       # Lists.
+       "{% for m in messages %}{{ m.role in ['user', 'tool'] }} {{ m.role not in ('user', 'tool',) }} {{ m.role in ('user') }} {{ m.role in ('user',) }};{% endfor %}",
+       "{% set l = [] %}{{ l|length }}{% set l = l + ['a'] + [1, 2] %}{{ l|join('-') }}{{ l[1:]|join }}{{ [l, 1][0][0] }}{{ ([1] + ['x'])|last }}{{ 1 in [] }}",
+       "{% for x in [1, 'a', none,] %}{{ x }};{% endfor %}{{ ['b', 'c'] | reverse | join('') }}{{ (1, 2) == (1, 2) }}",
+       "{{ [1, 2] + 'a' }}", "{{ ', '.join(['a', 'b']) }}{{ '-'.join('a,b,c'.split(',', 1)) }}{{ 'a,b'.split(',', 0)|length }}{{ 'a,b,c'.split(',', -1)|length }}",
+       # Filters.
+       "{{ messages|map(attribute='role')|join(', ') }} {{ ['a', 'B']|map('upper')|join }} {{ [' a', 'ba ']|map('trim')|map('replace', 'a', 'x')|join }}",
+       "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ (messages|selectattr('role', 'eq', 'system')|list)[0].content }}"
+       "{{ messages|rejectattr('role', 'in', ['user', 'system'])|map(attribute='content')|list|last }}",
+       "{{ messages|selectattr('tool_calls')|list|length }}{{ messages|selectattr('tool_calls', 'defined')|list|length }}"
+       "{{ messages|rejectattr('content')|list|length }}{{ messages|selectattr('role', '==', 'user')|list|count }}{{ messages|selectattr('role', 'ne', 'user')|list|count }}",
+       "{{ [1, 2, 3, 4]|select('even')|join }}{{ [1, 2, 3, 4]|reject('even')|join }}{{ [0, 1, '', 'a']|select|join(',') }}{{ [3, 6]|select('divisibleby', 3)|join }}",
+       "{{ missing|map(attribute='x')|list|length }}{{ missing|join(',') }}|{{ missing|list|length }}", "{{ none|list }}",
+       "{{ 'it''s a-b (cd) [ef e'|title }} {{ \"it's A-b c1D\".title() }} {{ \"it's A-b c1D\"|title }} {{ 'hELLO wORLD'|capitalize }} {{ 'hELLO'.capitalize() }}",
+       "{{ 'banana'|replace('a', 'o') }}{{ 12|replace('1', 'x') }}{{ 1|capitalize }}", "{{ ''|default('d', true) }}{{ ''|default('d') }}{{ none|default('e', boolean=true) }}{{ 0|d('f', false) }}",
+       "{{ messages[2]|tojson }}{{ 'a\"\\\\b\\n\\té<&>' | tojson }}{{ [1, true, none, 'x', []]|tojson }}{{ messages[1].content|tojson }}", "{{ missing|tojson }}",
+       # Methods and tests.
+       "{{ messages[0].get('role') }}{{ messages[0].get('x') }}{{ messages[0].get('x', 'y') }}{{ messages[0].get('tool_calls') is none }}",
+       "{{ 2 is even }}{{ 2 is odd }}{{ true is odd }}{{ 6 is divisibleby(3) }}{{ 7 is divisibleby 3 }}{{ 7 is not even }}{{ 1 is integer }}{{ true is integer }}{{ 'a' is integer }}",
+       "{{ 'a' is eq 'a' }}{{ 'a' is equalto('b') }}{{ 1 is ne 2 }}{{ 'a' is in ['a', 'b'] }}{{ 'a' is not in 'bc' }}{{ 'a' is eq 'a' and 1 is even or false }}",
+       "{{ 'a' is even }}", "{{ missing is odd }}", "{{ 1 is divisibleby(0) }}", "{{ true is true }}{{ 1 is true }}{{ false is false }}{{ none is false }}",
+       # Macros and blocks.
+       "{% macro turn(m, end='.') %}<{{ m.role }}>{{ m.content | trim }}{{ end }}{% endmacro %}{% for m in messages %}{{ turn(m) }}{{ turn(m, '!') }}{{ turn(end='?', m=m)|upper if m.role == 'system' }}{% endfor %}",
+       "{% set a = 1 %}{% macro f(x, y=x ~ 'd') %}{% set a = a ~ x %}{{ a }}{{ y }}{{ z }}{{ m }}{{ loop }}{% endmacro %}{% set z = 'z' %}{% for m in messages %}{% set z = 2 %}{{ f(3) }} {% endfor %}{{ a }}{{ f() }}{{ f is none }}",
+       "{% macro f(n) %}{% for i in range(n) %}{{ i }}{{ f(n - 1) }}{% endfor %}{% endmacro %}{{ f(3) }} {{ f(2)|length }} {{ f(1) is string }} {{ f is defined }}",
+       "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, 2) }}", "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, b=2) }}", "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, a=2) }}",
+       "{% macro f(ns) %}{% set ns.x = ns.x + 1 %}{% set ns.y = 'y' %}-{% endmacro %}{% set ns = namespace(x=1) %}{{ f(ns) }}{% for m in messages %}{{ f(ns) }}{% endfor %}{{ ns.x }}{{ ns.y }}",
+       "{% macro f() %}{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}{% endfor %}{% endmacro %}{{ f() ~ f() }}{{ '' if false else f() }}{{ f() and 'x' }}",
+       "{% macro f(a) %}", "{% endmacro %}", "{% macro unused(a, b) %}{{ b.unknown() }}{% endmacro %}a",
+       "{% set x %}a{{ 1 }}\n{% set y = 2 %}{{ y }}{% endset %}[{{ x }}]{{ y }}{% set ns = namespace() %}{% set ns.t %}{{ x }}{% endset %}{{ ns.t|upper }}{% set e %}{% endset %}{{ e == '' }}",
+       "{% set x %}", "{% endset %}", "{% for m in messages %}{% set c %}{{ m.content }}{{ c }}{% endset %}{{ c|trim|length }} {% endfor %}{{ c }}"]
 
 CONVERSATIONS = [
     [["user", "Hi"]],
@@ -165,6 +210,19 @@ CONVERSATIONS = [
     [["user", "a"], ["assistant", "b"], ["user", "<tool_response>c</tool_response>"], ["assistant", "<think>x</think>d"]],
     [["system", "s"], ["assistant", "b"]],
 ]
+
+
+# As transformers has it, without keeping where the text of the model is.
+class Generation(jinja2.ext.Extension):
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("support"), [], [], body).set_lineno(line)
+
+    def support(self, caller):
+        return caller()
 
 
 # A random template that jinja2 cannot parse tests nothing: ours may stop before the error, or accept more syntax.
@@ -195,16 +253,23 @@ def expression(r, depth):
         lambda: f"{text(r)}.strip()", lambda: f"{text(r)}.split('-')[0]", lambda: f"{text(r)}.split('-')|length",
         lambda: f"{text(r)}.rstrip('nb\\n')", lambda: f"{text(r)}.startswith({text(r)})",
         lambda: f"{text(r)}.replace('a', {text(r)})", lambda: f"{one()} is mapping", lambda: f"{one()} is true",
+        lambda: f"[{sub()}, {sub()}]|last", lambda: f"{text(r)} in [{text(r)}, {sub()}]", lambda: f"({sub()}, {sub()})[{number(r)}]",
+        lambda: f"{number(r)} is {r.choice(['even', 'odd', 'divisibleby 3', 'integer', 'eq 2'])}", lambda: f"{one()}|default('d', true)",
+        lambda: f"{text(r)}|{r.choice(['title', 'capitalize', 'tojson'])}", lambda: f"{text(r)}.{r.choice(['title', 'capitalize'])}()",
+        lambda: f"messages|map(attribute={r.choice([chr(39) + 'role' + chr(39), text(r)])})|join({text(r)})",
+        lambda: f"messages|{r.choice(['select', 'reject'])}attr('role', 'eq', {text(r)})|list|length",
+        lambda: f"messages[0].get({text(r)})", lambda: f"range({number(r)}, {number(r)})|join('-')",
     ])()
 
 
 def random_template(r, depth):
     space = lambda: r.choice(["", " ", "\n", "  \n", "\n  ", "x", "y\n"])
     dash = lambda: r.choice(["", "", "-"])
+    out = lambda: space() + "{{" + dash() + " " + expression(r, 1) + " " + dash() + "}}" + space()
     block = lambda: random_template(r, depth - 1) if depth else "z"
     parts = []
     for _ in range(r.randint(1, 3)):
-        kind = r.randrange(5)
+        kind = r.randrange(8)
         if kind <= 1:
             parts.append("{{" + dash() + " " + expression(r, r.randint(0, 2)) + " " + dash() + "}}")
         elif kind == 2:
@@ -214,8 +279,17 @@ def random_template(r, depth):
         elif kind == 3:
             parts.append("{% for m in messages " + dash() + "%}" + block() + "{{ m.role }}{{ loop.index0 }}" +
                          "{%" + dash() + " endfor %}")
-        else:
+        elif kind == 4:
             parts.append("{%" + dash() + " set v = " + expression(r, 1) + " " + dash() + "%}{{ v }}")
+        elif kind == 5:
+            parts.append("{%" + dash() + " generation " + dash() + "%}" + out() + "{% endgeneration " + dash() + "%}")
+        elif kind == 6 and depth == 2:  # within a loop or a macro it would see their variables
+            parts.append("{% macro f(a, b=1) " + dash() + "%}" + out() + "{{ a }}{{ b }}{% endmacro " + dash() +
+                         "%}{{ f(" + expression(r, 1) + ") }}")
+        else:
+            parts.append("{% for m in messages %}{% if " + expression(r, 1) + " %}" + out() +
+                         r.choice(["{% break %}", "{%- continue -%}"]) + "{% endif %}" + out() +
+                         "{{ loop.revindex }}{% endfor %}{% set w %}" + out() + "{% endset %}{{ w }}")
         parts.append(space())
     return space() + "".join(parts)
 
@@ -225,7 +299,7 @@ def render(environment, template, conversation, answers):
     try:
         return environment.from_string(template).render(messages=messages, bos_token="<s>", eos_token="</s>", tools=None,
                                                          documents=None, add_generation_prompt=answers)
-    except jinja2.exceptions.TemplateSyntaxError:
+    except (jinja2.exceptions.TemplateSyntaxError, SyntaxError):
         return SYNTAX
     except (jinja2.exceptions.TemplateError, TypeError, ValueError, AttributeError, ZeroDivisionError):
         return None
@@ -242,7 +316,9 @@ def main():
     def raise_exception(message):
         raise jinja2.exceptions.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                extensions=[jinja2.ext.loopcontrols, Generation])
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     environment.globals["raise_exception"] = raise_exception
     r = random.Random(arguments.seed)
     cases = []

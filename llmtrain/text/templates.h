@@ -8,17 +8,24 @@
 // A template is a program in Jinja. This runs the part of it that published templates use, as Hugging Face's
 // apply_chat_template does (trim_blocks and lstrip_blocks on):
 //
-//   statements   if elif else endif, set, comments, for x in list [if ...] with loop.first, last, index, index0, length
-//   values       strings, whole numbers, true, false, none, lists (split), messages, namespace(...)
+//   statements   if elif else endif, set, set ... endset, macro, generation (its text alone), comments,
+//                for x in list [if ...] with break, continue and loop.first, last, index, index0, revindex, revindex0,
+//                length, previtem, nextitem
+//   values       strings, whole numbers, true, false, none, lists ([...], (...), split), messages, namespace(...)
 //   operators    + - * // % ~  == != < > <= >=  in, not in, and or not, a if b else c, x.y, x['y'], x[1], x[1:],
 //                x[::-1]
-//   filters      trim, length, upper, lower, string, first, last, default(value)
-//   methods      strip, lstrip, rstrip, split, startswith, endswith, upper, lower, replace
-//   tests        defined, undefined, none, string, true, false, boolean, number, mapping, iterable, sequence; not
-//   functions    raise_exception(text), namespace(name=value), strftime_now(format)
+//   filters      trim, length, count, upper, lower, title, capitalize, string, replace, first, last, list, reverse,
+//                join(text), default(value[, true]), map(filter or attribute=name), select, reject, selectattr,
+//                rejectattr, tojson
+//   methods      strip, lstrip, rstrip, split, startswith, endswith, upper, lower, title, capitalize, replace, join,
+//                get
+//   tests        defined, undefined, none, string, true, false, boolean, number, integer, mapping, iterable, sequence,
+//                even, odd, divisibleby, eq, equalto, ne, in; not
+//   functions    raise_exception(text), namespace(name=value), strftime_now(format), range(...)
 //
-// What is missing (macros, tojson, ...) is refused by name when it is reached, so that a template with a branch for
-// tools works in a chat without tools. Memory and steps are bounded.
+// What is missing (dictionaries, call, include, ...) is refused by name when it is reached, so that a template with a
+// branch for tools works in a chat without tools; an unknown statement is refused at once. Memory and steps are
+// bounded.
 //
 //   1. values     and the memory that they live in
 //   2. nodes      a template cut into text and tags
@@ -43,14 +50,15 @@ typedef struct {
 
 typedef enum {
     VALUE_UNDEFINED, VALUE_NONE, VALUE_BOOL, VALUE_NUMBER, VALUE_STRING, VALUE_LIST, VALUE_MESSAGE, VALUE_LOOP,
-    VALUE_NAMESPACE, VALUE_FUNCTION
+    VALUE_NAMESPACE, VALUE_FUNCTION, VALUE_MACRO
 } ValueKind;
 
 typedef struct TemplateValue {
     ValueKind kind;
-    int64_t number;                     // of a bool 0 or 1; of a loop its index from 0; of a namespace its number
+    int64_t number;                     // of a bool 0 or 1; of a loop its index from 0; of a namespace its number; of
+                                        // a macro its node
     const char* text;                   // of a string, (count) bytes
-    const struct TemplateValue* items;  // of a list, (count)
+    const struct TemplateValue* items;  // of a list, and of the one of a loop, (count)
     const ChatMessage* message;
     size_t count;                       // of a loop: its length
 } TemplateValue;
@@ -66,13 +74,14 @@ typedef struct TemplateBlock {
 } TemplateBlock;
 
 typedef enum {
-    NODE_TEXT, NODE_OUTPUT, NODE_IF, NODE_ELIF, NODE_ELSE, NODE_ENDIF, NODE_FOR, NODE_ENDFOR, NODE_SET
+    NODE_TEXT, NODE_OUTPUT, NODE_IF, NODE_ELIF, NODE_ELSE, NODE_ENDIF, NODE_FOR, NODE_ENDFOR, NODE_MACRO, NODE_ENDMACRO,
+    NODE_GENERATION, NODE_ENDGENERATION, NODE_BREAK, NODE_CONTINUE, NODE_ENDSET, NODE_SET, NODE_SET_BLOCK
 } NodeKind;
 
 typedef struct {
     NodeKind kind;
     const char *start, *end;            // its text, or its code without the keyword
-    size_t next;                        // of IF, ELIF, ELSE: the next branch or ENDIF; of FOR: its ENDFOR
+    size_t next;                        // of IF, ELIF, ELSE: the next branch or ENDIF; of what has an end: the end
 } TemplateNode;
 
 enum {
@@ -84,7 +93,9 @@ typedef struct {
     TemplateNode nodes[TEMPLATE_NODES];
     size_t node_count;
     TemplateVariable variables[TEMPLATE_VARIABLES];
-    size_t variable_count, scope;       // scope: the first variable of the innermost loop
+    size_t variable_count, scope;       // scope: the first variable of the innermost loop, macro or block
+    size_t top, hidden;                 // variables `top` to hidden - 1 are those around the call of a macro
+    NodeKind leaving;                   // NODE_BREAK, NODE_CONTINUE: the rest of the loop's body is left out
     int64_t namespaces;
     TemplateBlock* blocks;              // memory of values
     size_t memory, steps, depth;
@@ -262,7 +273,9 @@ static inline bool template_statement(Template* t, const char* start, const char
     t->at = start;
     t->end = end;
     TemplateValue word = code_word(t);
-    int kind = word_among(word, "if|elif|else|endif|for|endfor|set");
+    int kind = word_among(word, "if|elif|else|endif|for|endfor|macro|endmacro|generation|endgeneration|break|continue|"
+                                "endset|set");
+    if (kind + NODE_IF == NODE_SET && !memchr(t->at, '=', (size_t)(end - t->at))) kind = NODE_SET_BLOCK - NODE_IF;
     if (kind >= 0) return template_node(t, (NodeKind)(NODE_IF + kind), t->at, end);
     template_undefined(t, "the statement", word);
     return false;
@@ -320,27 +333,34 @@ static inline bool template_cut(Template* t, const char* source, size_t bytes) {
     return template_node(t, NODE_TEXT, text, end);
 }
 
-// Finds the branches of each if, and the end of each for.
+// Finds the branches of each if, and the end of each for, macro, generation and set.
 static inline bool template_match(Template* t) {
     size_t open[TEMPLATE_DEPTH], depth = 0;
     for (size_t i = 0; i < t->node_count; i++) {
         NodeKind kind = t->nodes[i].kind;
-        bool ends_for = kind == NODE_ENDFOR, branch = kind == NODE_ELIF || kind == NODE_ELSE || kind == NODE_ENDIF;
-        if (ends_for || branch) {
+        bool branch = kind == NODE_ELIF || kind == NODE_ELSE || kind == NODE_ENDIF, inside = false;
+        NodeKind begins = kind == NODE_ENDFOR ? NODE_FOR : kind == NODE_ENDMACRO ? NODE_MACRO
+                        : kind == NODE_ENDGENERATION ? NODE_GENERATION
+                        : kind == NODE_ENDSET ? NODE_SET_BLOCK : NODE_TEXT;
+        if (begins != NODE_TEXT || branch) {
             NodeKind begun = depth ? t->nodes[open[depth - 1]].kind : NODE_TEXT;
             if (begun == NODE_FOR && kind == NODE_ELSE)
                 return template_fail(t, "uses 'else' of a for, which is not supported");
-            if (ends_for ? begun != NODE_FOR : begun != NODE_IF && begun != NODE_ELIF &&
-                                                   !(begun == NODE_ELSE && kind == NODE_ENDIF))
-                return template_fail(t, "has an elif, else, endif or endfor without its beginning");
+            if (!branch ? begun != begins : begun != NODE_IF && begun != NODE_ELIF &&
+                                                !(begun == NODE_ELSE && kind == NODE_ENDIF))
+                return template_fail(t, "has an elif, else or end without its beginning");
             t->nodes[open[--depth]].next = i;
         }
-        if (kind == NODE_IF || kind == NODE_FOR || kind == NODE_ELIF || kind == NODE_ELSE) {
+        for (size_t d = 0; d < depth; d++) inside = inside || t->nodes[open[d]].kind == NODE_FOR;
+        if ((kind == NODE_BREAK || kind == NODE_CONTINUE) && !inside)
+            return template_fail(t, "has a break or continue outside a for");
+        if (kind == NODE_IF || kind == NODE_FOR || kind == NODE_ELIF || kind == NODE_ELSE || kind == NODE_MACRO ||
+            kind == NODE_GENERATION || kind == NODE_SET_BLOCK) {
             if (depth == TEMPLATE_DEPTH) return template_fail(t, "nests more than %d statements", TEMPLATE_DEPTH);
             open[depth++] = i;
         }
     }
-    return depth == 0 || template_fail(t, "has an if or a for that does not end");
+    return depth == 0 || template_fail(t, "has an if, for, macro, generation or set that does not end");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -351,6 +371,9 @@ static inline bool template_match(Template* t) {
 
 static inline TemplateValue template_expression(Template* t);
 static inline TemplateValue template_unary(Template* t);
+static inline TemplateValue template_postfix(Template* t);
+static inline TemplateValue template_macro(Template* t, int64_t node, TemplateValue name);
+static inline bool template_contains(Template* t, TemplateValue in, TemplateValue what);
 
 static inline bool code_take(Template* t, const char* mark) {
     size_t length = strlen(mark);
@@ -403,7 +426,8 @@ static inline TemplateValue template_string(Template* t) {
 // A variable, or a member of a namespace.
 static inline TemplateVariable* template_find(Template* t, TemplateValue name, int64_t owner) {
     for (size_t i = t->variable_count; i-- > 0;)
-        if (t->variables[i].owner == owner && value_equal(t->variables[i].name, name)) return &t->variables[i];
+        if (t->variables[i].owner == owner && (owner >= 0 || i < t->top || i >= t->hidden) &&
+            value_equal(t->variables[i].name, name)) return &t->variables[i];
     return NULL;
 }
 
@@ -431,6 +455,10 @@ static inline TemplateValue template_member(Template* t, TemplateValue of, Templ
         if (value_is(name, "index0")) return value_of(VALUE_NUMBER, of.number);
         if (value_is(name, "index")) return value_of(VALUE_NUMBER, of.number + 1);
         if (value_is(name, "length")) return value_of(VALUE_NUMBER, (int64_t)of.count);
+        if (value_is(name, "revindex0")) return value_of(VALUE_NUMBER, (int64_t)of.count - of.number - 1);
+        if (value_is(name, "revindex")) return value_of(VALUE_NUMBER, (int64_t)of.count - of.number);
+        if (value_is(name, "previtem")) return of.number > 0 ? of.items[of.number - 1] : none;
+        if (value_is(name, "nextitem")) return (size_t)of.number + 1 < of.count ? of.items[of.number + 1] : none;
         return template_undefined(t, "the member of loop", name);
     }
     if (of.kind == VALUE_UNDEFINED || of.kind == VALUE_NONE)
@@ -438,37 +466,51 @@ static inline TemplateValue template_member(Template* t, TemplateValue of, Templ
     return none;
 }
 
-static inline TemplateValue template_split(Template* t, TemplateValue text, TemplateValue mark) {
+// The parts of a text between the first `most` marks.
+static inline TemplateValue template_split(Template* t, TemplateValue text, TemplateValue mark, size_t most) {
     size_t count = 1, from = 0;
-    for (size_t at; (at = text_find(text, mark, from)) != SIZE_MAX; from = at + mark.count) count++;
+    for (size_t at; count <= most && (at = text_find(text, mark, from)) != SIZE_MAX; from = at + mark.count) count++;
     TemplateValue* items;
     TemplateValue list = value_list(t, &items, count);
     from = 0;
     for (size_t i = 0; i < list.count; i++) {
-        size_t at = text_find(text, mark, from), end = at == SIZE_MAX ? text.count : at;
+        size_t at = i < most ? text_find(text, mark, from) : SIZE_MAX, end = at == SIZE_MAX ? text.count : at;
         items[i] = value_text(text.text + from, end - from);
         from = end + mark.count;
     }
     return list;
 }
 
-static inline TemplateValue template_replace(Template* t, TemplateValue text, TemplateValue from, TemplateValue to) {
-    TemplateValue parts = template_split(t, text, from);
-    size_t bytes = 0;
-    for (size_t i = 0; i < parts.count; i++) bytes += parts.items[i].count + (i ? to.count : 0);
+// The values of a list as strings, with a text between them.
+static inline TemplateValue template_join(Template* t, TemplateValue list, TemplateValue between) {
+    TemplateValue* parts;
+    size_t bytes = 0, count = value_list(t, &parts, list.count).count;
+    for (size_t i = 0; i < count; i++) {
+        parts[i] = value_string(t, list.items[i]);
+        bytes += parts[i].count + (i ? between.count : 0);
+    }
     char *all = (char*)template_allocate(t, bytes + 1), *end = all;
-    if (!all) return text;
-    for (size_t i = 0; i < parts.count; i++) {
-        if (i) memcpy(end, to.text, to.count), end += to.count;
-        memcpy(end, parts.items[i].text, parts.items[i].count);
-        end += parts.items[i].count;
+    if (!all) return value_text("", 0);
+    for (size_t i = 0; i < count; i++) {
+        if (i) memcpy(end, between.text, between.count), end += between.count;
+        memcpy(end, parts[i].text, parts[i].count);
+        end += parts[i].count;
     }
     return value_text(all, bytes);
 }
 
-static inline TemplateValue template_case(Template* t, TemplateValue text, bool upper) {
+// WORDS: the first letter after anything that is no letter, as Python's title; TITLE: after a space, - or a bracket, as
+// Jinja's filter title.
+typedef enum { CASE_LOWER, CASE_UPPER, CASE_FIRST, CASE_WORDS, CASE_TITLE } TemplateCase;
+
+static inline TemplateValue template_case(Template* t, TemplateValue text, TemplateCase how) {
+    static const char breaks[] = "-({[< \t\n\v\f\r\x1C\x1D\x1E\x1F";
     char* copy = (char*)template_allocate(t, text.count + 1);
     for (size_t i = 0; copy && i < text.count; i++) {
+        char before = i ? text.text[i - 1] : ' ', folded = (char)(before | 32);
+        bool upper = how == CASE_UPPER || (how != CASE_LOWER && i == 0) ||
+                     (how == CASE_WORDS && (folded < 'a' || folded > 'z')) ||
+                     (how == CASE_TITLE && memchr(breaks, before, sizeof breaks - 1));
         char c = text.text[i];
         if ((unsigned char)c >= 0x80) {
             template_fail(t, "changes the case of letters outside ASCII, which is not supported");
@@ -479,27 +521,69 @@ static inline TemplateValue template_case(Template* t, TemplateValue text, bool 
     return copy ? value_text(copy, text.count) : text;
 }
 
-enum { TEMPLATE_ARGUMENTS = 4 };
+enum { TEMPLATE_ARGUMENTS = 16 };
 
-// The values between parentheses, the first of which has been consumed already.
-static inline size_t template_arguments(Template* t, TemplateValue* arguments) {
+// The values between brackets, the first of which has been consumed already, up to the bracket `close`. names: receives
+// their names, which may be given, and are empty where they are not; NULL: they may not.
+static inline size_t template_arguments(Template* t, const char* close, TemplateValue* arguments,
+                                        TemplateValue* names) {
     size_t count = 0;
-    while (!t->failed && !code_take(t, ")")) {
-        if (count == TEMPLATE_ARGUMENTS) template_fail(t, "calls something with more than 4 values");
-        else arguments[count++] = template_expression(t);
+    while (!t->failed && !code_take(t, close)) {
+        const char* start = t->at;
+        TemplateValue name = code_word(t);
+        bool named = name.count > 0 && code_take(t, "=") && t->at < t->end && *t->at != '=';
+        if (!named) t->at = start, name.count = 0;
+        if (named && !names) template_undefined(t, "here the name", name);
+        if (count == TEMPLATE_ARGUMENTS) template_fail(t, "has more than %d values in brackets", TEMPLATE_ARGUMENTS);
+        if (t->failed) break;
+        if (names) names[count] = name;
+        arguments[count++] = template_expression(t);
         if (!code_take(t, ",")) {
-            code_need(t, ")");
+            code_need(t, close);
             break;
         }
     }
     return count;
 }
 
+// A list of the values between brackets.
+static inline TemplateValue template_literal(Template* t, const char* close) {
+    TemplateValue a[TEMPLATE_ARGUMENTS], *items;
+    size_t count = template_arguments(t, close, a, NULL);
+    TemplateValue list = value_list(t, &items, count);
+    for (size_t i = 0; i < list.count; i++) items[i] = a[i];
+    return list;
+}
+
+// What filters and methods have in common: functions of a text and of the texts after it. False: there is none.
+static inline bool template_text(TemplateValue* result, Template* t, TemplateValue of, TemplateValue name,
+                                 const TemplateValue* a, size_t count) {
+    static const char cases[] = "lower|upper|capitalize";
+    bool texts = true;
+    for (size_t i = 0; i < count; i++) texts = texts && a[i].kind == VALUE_STRING;
+    int how = word_among(name, cases);
+    if (count == 0 && how >= 0) *result = template_case(t, of, (TemplateCase)how);
+    else if (texts && count == 2 && a[0].count > 0 && value_is(name, "replace"))
+        *result = template_join(t, template_split(t, of, a[0], SIZE_MAX), a[1]);
+    else return false;
+    return true;
+}
+
 static inline TemplateValue template_method(Template* t, TemplateValue of, TemplateValue name) {
-    TemplateValue a[TEMPLATE_ARGUMENTS];
-    size_t count = template_arguments(t, a);
+    TemplateValue a[TEMPLATE_ARGUMENTS], result;
+    size_t count = template_arguments(t, ")", a, NULL);
     if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
     bool texts = of.kind == VALUE_STRING;
+    if (texts && template_text(&result, t, of, name, a, count)) return result;
+    if (texts && count == 0 && value_is(name, "title")) return template_case(t, of, CASE_WORDS);
+    if (texts && count == 1 && a[0].kind == VALUE_LIST && value_is(name, "join")) return template_join(t, a[0], of);
+    if (texts && count == 2 && a[0].kind == VALUE_STRING && a[0].count > 0 && a[1].kind == VALUE_NUMBER &&
+        value_is(name, "split"))
+        return template_split(t, of, a[0], a[1].number < 0 ? SIZE_MAX : (size_t)a[1].number);
+    if (of.kind == VALUE_MESSAGE && (count == 1 || count == 2) && value_is(name, "get")) {
+        result = template_member(t, of, a[0]);
+        return result.kind != VALUE_UNDEFINED ? result : count == 2 ? a[1] : value_of(VALUE_NONE, 0);
+    }
     for (size_t i = 0; i < count; i++) texts = texts && a[i].kind == VALUE_STRING;
     if (texts && count <= 1) {
         const TemplateValue* marks = count ? &a[0] : NULL;
@@ -507,16 +591,13 @@ static inline TemplateValue template_method(Template* t, TemplateValue of, Templ
         if (value_is(name, "lstrip")) return template_strip(t, of, true, false, marks);
         if (value_is(name, "rstrip")) return template_strip(t, of, false, true, marks);
     }
-    if (texts && count == 0 && value_is(name, "upper")) return template_case(t, of, true);
-    if (texts && count == 0 && value_is(name, "lower")) return template_case(t, of, false);
     bool fits = texts && count == 1 && a[0].count <= of.count;
     if (texts && count == 1 && value_is(name, "startswith"))
         return value_bool(fits && memcmp(of.text, a[0].text, a[0].count) == 0);
     if (texts && count == 1 && value_is(name, "endswith"))
         return value_bool(fits && memcmp(of.text + of.count - a[0].count, a[0].text, a[0].count) == 0);
-    if (texts && count == 1 && a[0].count > 0 && value_is(name, "split")) return template_split(t, of, a[0]);
-    if (texts && count == 2 && a[0].count > 0 && value_is(name, "replace"))
-        return template_replace(t, of, a[0], a[1]);
+    if (texts && count == 1 && a[0].count > 0 && value_is(name, "split"))
+        return template_split(t, of, a[0], SIZE_MAX);
     return template_undefined(t, "the method", name);
 }
 
@@ -572,30 +653,39 @@ static inline TemplateValue template_now(Template* t, TemplateValue format) {
     return bytes > 0 || copy[0] == 0 ? value_text(text, bytes) : template_undefined(t, "the format of time", format);
 }
 
+// The whole numbers from 0 or a[0] up to, without it, the last or the second, in steps of a[2].
+static inline TemplateValue template_range(Template* t, const TemplateValue* a, size_t count) {
+    int64_t first = count > 1 ? a[0].number : 0, end = a[count > 1].number, step = count > 2 ? a[2].number : 1;
+    for (size_t i = 0; i < count; i++)
+        if (!value_numeric(a[i]) || llabs(a[i].number) > TEMPLATE_STEPS || step == 0)
+            return template_undefined(t, "with these values the function", value_word("range"));
+    int64_t all = step > 0 ? (end - first + step - 1) / step : (first - end - step - 1) / -step;
+    TemplateValue *items, list = value_list(t, &items, all > 0 ? (size_t)all : 0);
+    for (size_t i = 0; i < list.count; i++) items[i] = value_of(VALUE_NUMBER, first + (int64_t)i * step);
+    return list;
+}
+
 // Calls a function of TEMPLATE_FUNCTIONS, whose ( has been consumed. All are defined, but not all can be called.
 static inline TemplateValue template_call(Template* t, TemplateValue name) {
-    TemplateValue a[TEMPLATE_ARGUMENTS], made = value_of(VALUE_NAMESPACE, 0);
-    if (value_is(name, "namespace")) {
+    TemplateValue a[TEMPLATE_ARGUMENTS], names[TEMPLATE_ARGUMENTS], made = value_of(VALUE_NAMESPACE, 0);
+    bool is_namespace = value_is(name, "namespace");
+    size_t count = template_arguments(t, ")", a, is_namespace ? names : NULL);
+    if (is_namespace) {
         made.number = t->namespaces++;
-        while (!t->failed && !code_take(t, ")")) {
-            TemplateValue member = code_word(t);
-            code_need(t, "=");
-            TemplateValue value = template_expression(t);
-            if (!t->skipping && !t->failed) template_set(t, member, made.number, value);
-            if (!code_take(t, ",")) {
-                code_need(t, ")");
-                break;
-            }
+        for (size_t i = 0; i < count && !t->skipping && !t->failed; i++) {
+            if (names[i].count == 0) return template_undefined(t, "without a name the value of", name);
+            template_set(t, names[i], made.number, a[i]);
         }
         return made;
     }
-    size_t count = template_arguments(t, a);
     if (!t->skipping && !t->failed && value_is(name, "raise_exception")) {
         TemplateValue text = count ? value_string(t, a[0]) : value_text("", 0);
         template_fail(t, "refuses the conversation: %.*s", (int)min_size(text.count, 200), text.text);
     }
     if (count == 1 && a[0].kind == VALUE_STRING && !t->skipping && !t->failed && value_is(name, "strftime_now"))
         return template_now(t, a[0]);
+    if (count >= 1 && count <= 3 && !t->skipping && !t->failed && value_is(name, "range"))
+        return template_range(t, a, count);
     return template_undefined(t, "the function", name);
 }
 
@@ -612,11 +702,16 @@ static inline TemplateValue template_primary(Template* t) {
             text = value_joined(t, text, template_string(t));
         return text;
     }
+    if (code_take(t, "[")) return template_literal(t, "]");
     if (code_take(t, "(")) {
+        const char* start = t->at;
         TemplateValue value = template_expression(t);
-        code_need(t, ")");
-        return value;
+        if (t->failed || code_take(t, ")")) return value;
+        if (!code_take(t, ",")) code_need(t, ")");
+        t->at = start;
+        return t->failed ? value : template_literal(t, ")");
     }
+    if (code_take(t, "{")) template_fail(t, "has a dictionary, which is not supported");
     TemplateValue word = code_word(t);
     if (word.count == 0) {
         template_fail(t, "has '%.*s' where a value should be", (int)min_size((size_t)(t->end - t->at), 40), t->at);
@@ -634,29 +729,150 @@ static inline TemplateValue template_primary(Template* t) {
     if (word_among(word, "true|True") >= 0) return value_bool(true);
     if (word_among(word, "false|False") >= 0) return value_bool(false);
     if (word_among(word, "none|None") >= 0) return value_of(VALUE_NONE, 0);
-    if (code_take(t, "(")) return template_call(t, word);
     TemplateVariable* v = template_find(t, word, -1);
+    if (code_take(t, "("))
+        return v && v->value.kind == VALUE_MACRO ? template_macro(t, v->value.number, word) : template_call(t, word);
     if (v && !t->skipping) return v->value;
     if (!v && word_among(word, TEMPLATE_TOKENS) >= 0) return template_undefined(t, "the token", word);
     int function = v ? -1 : word_among(word, TEMPLATE_FUNCTIONS);
     return function >= 0 ? value_of(VALUE_FUNCTION, function) : value_of(VALUE_UNDEFINED, 0);
 }
 
-static inline TemplateValue template_filter(Template* t, TemplateValue v, TemplateValue name) {
-    TemplateValue a[TEMPLATE_ARGUMENTS], undefined = value_of(VALUE_UNDEFINED, 0);
-    size_t count = code_take(t, "(") ? template_arguments(t, a) : 0;
-    if (t->skipping || t->failed) return undefined;
+static inline void template_write(Template* t, const char* text, size_t bytes);
+
+// What has been written since there were `from` bytes, as a string that has not been written.
+static inline TemplateValue template_captured(Template* t, size_t from) {
+    size_t bytes = t->out_bytes - from;
+    t->out_bytes = from;
+    return bytes ? value_joined(t, value_text(t->out + from, bytes), value_text("", 0)) : value_text("", 0);
+}
+
+// Writes a value as json.dumps(value, ensure_ascii=False) does.
+static inline void template_json(Template* t, TemplateValue v) {
+    static const char* const words[] = {"null", "false", "true"};
+    if (v.kind == VALUE_NONE || v.kind == VALUE_BOOL) {
+        v = value_word(words[v.kind == VALUE_BOOL ? 1 + v.number : 0]);
+        template_write(t, v.text, v.count);
+    } else if (v.kind == VALUE_NUMBER) {
+        v = value_string(t, v);
+        template_write(t, v.text, v.count);
+    } else if (v.kind == VALUE_STRING) {
+        template_write(t, "\"", 1);
+        for (const char* p = v.text; p < v.text + v.count; p++) {
+            static const char marks[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
+            const char* mark = (const char*)memchr(marks, *p, sizeof marks - 1);
+            char text[8] = {*p, 0};
+            if (mark) snprintf(text, sizeof text, "\\%c", letters[mark - marks]);
+            else if ((unsigned char)*p < 0x20) snprintf(text, sizeof text, "\\u%04x", (unsigned)*p);
+            template_write(t, text, strlen(text));
+        }
+        template_write(t, "\"", 1);
+    } else if (v.kind == VALUE_MESSAGE) {
+        template_write(t, "{\"role\": ", 9);
+        template_json(t, template_member(t, v, value_word("role")));
+        template_write(t, ", \"content\": ", 13);
+        template_json(t, template_member(t, v, value_word("content")));
+        template_write(t, "}", 1);
+    } else if (v.kind == VALUE_LIST) {
+        for (size_t i = 0; i < v.count && !t->failed; i++) {
+            template_write(t, i ? ", " : "[", i ? 2 : 1);
+            template_json(t, v.items[i]);
+        }
+        template_write(t, v.count ? "]" : "[]", v.count ? 1 : 2);
+    } else template_undefined(t, "with such a value the filter", value_word("tojson"));
+}
+
+#define KIND(name) (1u << VALUE_##name)
+// Those from divisibleby on have a value, `with`.
+#define TEMPLATE_TESTS "defined|undefined|none|string|boolean|true|false|number|integer|mapping|sequence|iterable|" \
+                       "even|odd|divisibleby|eq|equalto|==|ne|!=|in"
+enum { TEST_EVEN = 12, TEST_ODD, TEST_DIVISIBLE, TEST_NE = 18, TEST_IN = 20 };
+
+static inline bool template_holds(Template* t, TemplateValue v, TemplateValue name, TemplateValue with) {
+    enum { SEQUENCE = KIND(STRING) | KIND(LIST) | KIND(MESSAGE) | KIND(UNDEFINED) };
+    static const unsigned kinds[] = {~KIND(UNDEFINED), KIND(UNDEFINED), KIND(NONE), KIND(STRING), KIND(BOOL),
+                                     KIND(BOOL), KIND(BOOL), KIND(NUMBER) | KIND(BOOL), KIND(NUMBER), KIND(MESSAGE),
+                                     SEQUENCE, SEQUENCE | KIND(LOOP)};
+    int test = word_among(name, TEMPLATE_TESTS);
+    if (t->skipping || t->failed) return false;
+    if (test < 0) return template_undefined(t, "the test", name), false;
+    if (value_is(name, "true") || value_is(name, "false")) return v.kind == VALUE_BOOL && v.number == (test == 5);
+    if (test < TEST_EVEN) return kinds[test] >> v.kind & 1;
+    if (test == TEST_IN) return template_contains(t, with, v);
+    if (test > TEST_DIVISIBLE) return value_equal(v, with) != (test >= TEST_NE);
+    if (test < TEST_DIVISIBLE) with = value_of(VALUE_NUMBER, 2);
+    if (!value_numeric(v) || !value_numeric(with) || with.number == 0)
+        return template_fail(t, "divides by 0, or something that is not a number");
+    return (v.number % with.number == 0) != (test == TEST_ODD);
+}
+#undef KIND
+
+// x is [not] test, after the "is".
+static inline TemplateValue template_test(Template* t, TemplateValue v) {
+    bool negated = code_take_word(t, "not");
+    TemplateValue name = code_word(t), a[TEMPLATE_ARGUMENTS] = {v};
+    if (code_take(t, "(")) template_arguments(t, ")", a, NULL);
+    else if (word_among(name, TEMPLATE_TESTS) >= TEST_DIVISIBLE) a[0] = template_postfix(t);
+    return value_bool(template_holds(t, v, name, a[0]) != negated);
+}
+
+static inline TemplateValue template_filter_with(Template* t, TemplateValue v, TemplateValue name,
+                                                 const TemplateValue* a, size_t count);
+
+// map(filter, ...), map(attribute=name), select, reject, selectattr, rejectattr: each value of a list changed, or those
+// for which a test holds.
+static inline TemplateValue template_each(Template* t, TemplateValue list, TemplateValue name, const TemplateValue* a,
+                                          size_t count, bool named) {
+    bool attribute = named || name.count > 6, maps = value_is(name, "map"), rejects = name.text[0] == 'r';
+    TemplateValue *items, made = value_list(t, &items, list.count), undefined = value_of(VALUE_UNDEFINED, 0);
+    size_t kept = 0;
+    if (attribute && (a[0].kind != VALUE_STRING || text_find(a[0], value_word("."), 0) != SIZE_MAX))
+        return template_undefined(t, "in a filter the attribute", value_string(t, a[0]));
+    for (size_t i = 0; i < made.count && !t->failed; i++) {
+        TemplateValue x = attribute ? template_member(t, list.items[i], a[0]) : list.items[i];
+        bool tests = count > attribute;
+        if (maps) items[kept++] = named ? x : template_filter_with(t, x, a[0], a + 1, count - 1);
+        else if ((tests ? template_holds(t, x, a[attribute], count > attribute + 1u ? a[attribute + 1] : undefined)
+                        : value_true(x)) != rejects) items[kept++] = list.items[i];
+    }
+    made.count = kept;
+    return made;
+}
+
+static inline TemplateValue template_filter_with(Template* t, TemplateValue v, TemplateValue name,
+                                                 const TemplateValue* a, size_t count) {
+    TemplateValue result, undefined = value_of(VALUE_UNDEFINED, 0);
+    if (value_is(name, "tojson") && count == 0) {
+        size_t from = t->out_bytes;
+        template_json(t, v);
+        return template_captured(t, from);
+    }
+    if (word_among(name, "lower|upper|capitalize|replace") >= 0 &&
+        template_text(&result, t, value_string(t, v), name, a, count)) return result;
+    if (count == 0 && value_is(name, "title")) return template_case(t, value_string(t, v), CASE_TITLE);
     if (count == 0 && value_is(name, "trim")) return template_strip(t, value_string(t, v), true, true, NULL);
     if (count == 0 && value_is(name, "string")) return value_string(t, v);
-    if (count == 0 && value_is(name, "upper")) return template_case(t, value_string(t, v), true);
-    if (count == 0 && value_is(name, "lower")) return template_case(t, value_string(t, v), false);
-    if (count == 1 && value_is(name, "default")) return v.kind == VALUE_UNDEFINED ? a[0] : v;
-    if (count == 0 && v.kind == VALUE_LIST) {
-        if (value_is(name, "first")) return v.count ? v.items[0] : undefined;
-        if (value_is(name, "last")) return v.count ? v.items[v.count - 1] : undefined;
-        if (value_is(name, "length")) return value_of(VALUE_NUMBER, (int64_t)v.count);
+    if ((count == 1 || count == 2) && word_among(name, "default|d") >= 0)
+        return v.kind == VALUE_UNDEFINED || (count == 2 && value_true(a[1]) && !value_true(v)) ? a[0] : v;
+    bool counts = count == 0 && word_among(name, "length|count") >= 0;
+    if (v.kind == VALUE_UNDEFINED && word_among(name, "join|list|map|select|reject|selectattr|rejectattr") >= 0)
+        v = value_of(VALUE_LIST, 0);
+    if (v.kind == VALUE_LIST) {
+        if (counts) return value_of(VALUE_NUMBER, (int64_t)v.count);
+        if (count == 0 && value_is(name, "list")) return v;
+        if (count == 0 && value_is(name, "first")) return v.count ? v.items[0] : undefined;
+        if (count == 0 && value_is(name, "last")) return v.count ? v.items[v.count - 1] : undefined;
+        if (count == 0 && value_is(name, "join")) return template_join(t, v, value_text("", 0));
+        if (count == 1 && value_is(name, "join")) return template_join(t, v, value_string(t, a[0]));
+        if (word_among(name, "select|reject") >= 0 || (count > 0 && word_among(name, "map|selectattr|rejectattr") >= 0))
+            return template_each(t, v, name, a, count, false);
+        if (count == 0 && value_is(name, "reverse")) {
+            TemplateValue *items, list = value_list(t, &items, v.count);
+            for (size_t i = 0; i < list.count; i++) items[i] = v.items[list.count - 1 - i];
+            return list;
+        }
     }
-    if (count == 0 && v.kind == VALUE_STRING && value_is(name, "length")) {
+    if (counts && v.kind == VALUE_STRING) {
         int64_t characters = 0;
         for (size_t i = 0; i < v.count; i++) characters += ((unsigned char)v.text[i] & 0xC0) != 0x80;
         return value_of(VALUE_NUMBER, characters);
@@ -664,23 +880,19 @@ static inline TemplateValue template_filter(Template* t, TemplateValue v, Templa
     return template_undefined(t, "the filter", name);
 }
 
-#define KIND(name) (1u << VALUE_##name)
-static inline TemplateValue template_test(Template* t, TemplateValue v) {
-    static const char names[] = "defined|undefined|none|string|boolean|true|false|number|mapping|sequence|iterable";
-    enum { SEQUENCE = KIND(STRING) | KIND(LIST) | KIND(MESSAGE) | KIND(UNDEFINED) };
-    static const unsigned kinds[] = {~KIND(UNDEFINED), KIND(UNDEFINED), KIND(NONE), KIND(STRING), KIND(BOOL),
-                                     KIND(BOOL), KIND(BOOL), KIND(NUMBER) | KIND(BOOL), KIND(MESSAGE), SEQUENCE,
-                                     SEQUENCE | KIND(LOOP)};
-    bool negated = code_take_word(t, "not");
-    TemplateValue name = code_word(t);
-    int test = word_among(name, names);
-    if (test < 0) return template_undefined(t, "the test", name);
-    bool holds = kinds[test] >> v.kind & 1;
-    if (value_is(name, "true")) holds = holds && v.number;
-    if (value_is(name, "false")) holds = holds && !v.number;
-    return value_bool(holds != negated);
+// Names of values: map(attribute=name) and default(value, boolean=true) alone.
+static inline TemplateValue template_filter(Template* t, TemplateValue v, TemplateValue name) {
+    TemplateValue a[TEMPLATE_ARGUMENTS], names[TEMPLATE_ARGUMENTS];
+    size_t count = code_take(t, "(") ? template_arguments(t, ")", a, names) : 0;
+    if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
+    bool maps = count == 1 && value_is(name, "map") && value_is(names[0], "attribute");
+    for (size_t i = 0; i < count && !maps; i++)
+        if (names[i].count > 0 && !(i == 1 && value_is(name, "default") && value_is(names[i], "boolean")))
+            return template_undefined(t, "in a filter the name", names[i]);
+    if (maps && (v.kind == VALUE_LIST || v.kind == VALUE_UNDEFINED))
+        return template_each(t, v, name, a, count, true);
+    return template_filter_with(t, v, name, a, count);
 }
-#undef KIND
 
 // A value with its members, subscripts and calls of methods.
 static inline TemplateValue template_postfix(Template* t) {
@@ -714,6 +926,11 @@ static inline TemplateValue template_number(Template* t, TemplateValue a, Templa
     if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
     if (operation == '~') return value_joined(t, value_string(t, a), value_string(t, b));
     if (operation == '+' && a.kind == VALUE_STRING && b.kind == VALUE_STRING) return value_joined(t, a, b);
+    if (operation == '+' && a.kind == VALUE_LIST && b.kind == VALUE_LIST) {
+        TemplateValue *items, list = value_list(t, &items, a.count + b.count);
+        for (size_t i = 0; i < list.count; i++) items[i] = i < a.count ? a.items[i] : b.items[i - a.count];
+        return list;
+    }
     bool divides = operation == '/' || operation == '%', fits = value_numeric(a) && value_numeric(b) &&
                                                              llabs(a.number) < 1000000000000 &&
                                                              llabs(b.number) < 1000000;
@@ -889,18 +1106,18 @@ static inline void template_write(Template* t, const char* text, size_t bytes) {
     t->out_bytes = all;
 }
 
-// name = value, or name.member = value
-static inline void template_assign(Template* t, const TemplateNode* node) {
+// name = value, or name.member = value; of a set with a text until endset, the text is the value.
+static inline void template_assign(Template* t, const TemplateNode* node, const TemplateValue* text) {
     t->at = node->start;
     t->end = node->end;
     TemplateValue name = code_word(t), member = value_text("", 0);
     bool of_namespace = code_take(t, ".");
     if (of_namespace) member = code_word(t);
-    if (name.count == 0 || !code_take(t, "=")) {
+    if (name.count == 0 || (text ? (code_skip(t), t->at < t->end) : !code_take(t, "="))) {
         template_undefined(t, "the statement set", node_text(node));
         return;
     }
-    TemplateValue value = template_evaluate(t, t->at, node->end);
+    TemplateValue value = text ? *text : template_evaluate(t, t->at, node->end);
     if (t->failed) return;
     TemplateVariable* owner = of_namespace ? template_find(t, name, -1) : NULL;
     if (!of_namespace) template_set(t, name, -1, value);
@@ -909,6 +1126,75 @@ static inline void template_assign(Template* t, const TemplateNode* node) {
 }
 
 static inline void template_run(Template* t, size_t first, size_t end);
+
+// Begins a scope; the caller has set aside t->scope, and sets it again after the last template_leave.
+static inline void template_enter(Template* t) {
+    if (t->scope == 0) t->top = t->variable_count;
+    t->scope = t->variable_count;
+}
+
+// Forgets the variables from `count` on, except members of namespaces from outside, those below `namespaces`.
+static inline void template_leave(Template* t, size_t count, int64_t namespaces) {
+    size_t kept = count;
+    for (size_t v = count; v < t->variable_count; v++)
+        if (t->variables[v].owner >= 0 && t->variables[v].owner < namespaces)
+            t->variables[kept++] = t->variables[v];
+    t->variable_count = kept;
+}
+
+// Runs the body of node i in a scope of its own.
+static inline void template_scoped(Template* t, size_t i) {
+    size_t scope = t->scope, count = t->variable_count;
+    int64_t namespaces = t->namespaces;
+    template_enter(t);
+    template_run(t, i + 1, t->nodes[i].next);
+    template_leave(t, count, namespaces);
+    t->scope = scope;
+}
+
+// Calls a macro, whose ( has been consumed: its text. It sees its parameters and the variables outside all loops.
+static inline TemplateValue template_macro(Template* t, int64_t macro, TemplateValue name) {
+    TemplateValue a[TEMPLATE_ARGUMENTS], names[TEMPLATE_ARGUMENTS];
+    size_t count = template_arguments(t, ")", a, names), taken = 0;
+    if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
+    const TemplateNode* node = &t->nodes[macro];
+    const char *at = t->at, *end = t->end;
+    size_t scope = t->scope, hidden = t->hidden, variables = t->variable_count, from = t->out_bytes;
+    int64_t namespaces = t->namespaces;
+    template_enter(t);
+    t->hidden = variables;
+    t->at = node->start;
+    t->end = node->end;
+    code_word(t);
+    code_need(t, "(");
+    for (size_t i = 0; !t->failed && !code_take(t, ")"); i++) {
+        TemplateValue parameter = code_word(t), value = value_of(VALUE_UNDEFINED, 0);
+        size_t k = 0;
+        while (k < count && (names[k].count ? !value_equal(names[k], parameter) : k != i)) k++;
+        if (k < count) value = a[k], taken++;
+        if (parameter.count == 0) template_undefined(t, "the parameters of the macro", name);
+        if (code_take(t, "=")) {
+            t->skipping = k < count;
+            TemplateValue other = template_expression(t);
+            t->skipping = false;
+            if (k == count) value = other;
+        }
+        if (!t->failed) template_set(t, parameter, -1, value);
+        if (!code_take(t, ",")) {
+            code_need(t, ")");
+            break;
+        }
+    }
+    if (taken < count) template_fail(t, "calls a macro with values that it does not take");
+    if (!t->failed) template_run(t, (size_t)macro + 1, node->next);
+    template_leave(t, variables, namespaces);
+    t->scope = scope;
+    t->hidden = hidden;
+    t->at = at;
+    t->end = end;
+    t->skipping = false;
+    return template_captured(t, from);
+}
 
 // The elements for which the condition holds in "for name in list if condition", from the list on, where t->at is.
 static inline TemplateValue template_elements(Template* t, TemplateValue name) {
@@ -920,7 +1206,7 @@ static inline TemplateValue template_elements(Template* t, TemplateValue name) {
     if (!filters || t->failed || list.kind != VALUE_LIST) return list;
     TemplateValue kept = value_list(t, &items, list.count);
     size_t count = 0, outer = t->scope;
-    t->scope = t->variable_count;
+    template_enter(t);
     for (size_t i = 0; i < kept.count && !t->failed; i++) {
         template_set(t, name, -1, list.items[i]);
         if (value_true(template_evaluate(t, condition, end))) items[count++] = list.items[i];
@@ -950,26 +1236,27 @@ static inline void template_loop(Template* t, size_t i) {
         return;
     }
     loop.count = list.count;
-    for (size_t turn = 0; turn < list.count && !t->failed; turn++) {
+    loop.items = list.items;
+    bool done = false;
+    for (size_t turn = 0; turn < list.count && !t->failed && !done; turn++) {
         size_t count = t->variable_count;
         int64_t namespaces = t->namespaces;
+        if (turn == 0) template_enter(t);
         t->scope = count;
         loop.number = (int64_t)turn;
         template_set(t, value_word("loop"), -1, loop);
         template_set(t, name, -1, list.items[turn]);
         template_run(t, i + 1, node->next);
-        size_t kept = count;  // members that the loop added to namespaces from outside it
-        for (size_t v = count; v < t->variable_count; v++)
-            if (t->variables[v].owner >= 0 && t->variables[v].owner < namespaces)
-                t->variables[kept++] = t->variables[v];
-        t->variable_count = kept;
+        template_leave(t, count, namespaces);
+        done = t->leaving == NODE_BREAK;
+        t->leaving = NODE_TEXT;
     }
     t->scope = scope;
 }
 
 // Runs nodes first to end - 1.
 static inline void template_run(Template* t, size_t first, size_t end) {
-    for (size_t i = first; i < end && !t->failed; i++) {
+    for (size_t i = first; i < end && !t->failed && t->leaving == NODE_TEXT; i++) {
         const TemplateNode* node = &t->nodes[i];
         if (++t->steps > TEMPLATE_STEPS) template_fail(t, "takes too many steps");
         if (node->kind == NODE_TEXT || node->kind == NODE_OUTPUT) {
@@ -977,10 +1264,23 @@ static inline void template_run(Template* t, size_t first, size_t end) {
             if (node->kind == NODE_OUTPUT) text = value_string(t, template_evaluate(t, node->start, node->end));
             if (!t->failed) template_write(t, text.text, text.count);
         } else if (node->kind == NODE_SET) {
-            template_assign(t, node);
-        } else if (node->kind == NODE_FOR) {
-            template_loop(t, i);
+            template_assign(t, node, NULL);
+        } else if (node->kind == NODE_SET_BLOCK) {
+            size_t from = t->out_bytes;
+            template_scoped(t, i);
+            TemplateValue text = template_captured(t, from);
+            if (!t->failed) template_assign(t, node, &text);
             i = node->next;
+        } else if (node->kind == NODE_MACRO) {
+            t->at = node->start;
+            t->end = node->end;
+            template_set(t, code_word(t), -1, value_of(VALUE_MACRO, (int64_t)i));
+            i = node->next;
+        } else if (node->kind == NODE_FOR || node->kind == NODE_GENERATION) {
+            (node->kind == NODE_FOR ? template_loop : template_scoped)(t, i);
+            i = node->next;
+        } else if (node->kind == NODE_BREAK || node->kind == NODE_CONTINUE) {
+            t->leaving = node->kind;
         } else {  // an if: its first branch that holds
             bool done = false;
             for (; !t->failed && t->nodes[i].kind != NODE_ENDIF; i = t->nodes[i].next) {
