@@ -2,12 +2,14 @@
 
     python3 dev/peers/tokenizer_ids.py [--gpt2 DIR] [--strings 1000000] [--only NAME] [--speed]
     python3 dev/peers/tokenizer_ids.py --fixtures dev/test/fixtures/tokenizers
+    python3 dev/peers/tokenizer_ids.py --decodings dev/test/fixtures/tokenizers
     python3 dev/peers/tokenizer_ids.py --directories build/tokenizer_directories
 
 Makes a tokenizer of each supported kind by training a small one with the published normalizers, pre-tokenizers and
 patterns. --gpt2 names a directory with GPT-2's own encoder.json and vocab.bpe. Exit code 1 if any id differs. It runs
 build/tokenizer_ids (make build/tokenizer_ids). --fixtures writes small tokenizers of each kind, and the two
-packages' ids for some strings, for build/test_tokenizer. --directories makes directories as transformers, of this and
+packages' ids for some strings, for build/test_tokenizer. --decodings adds the texts that `tokenizers` makes of tokens
+again, also of special tokens in a row. --directories makes directories as transformers, of this and
 of earlier versions, writes them: the ids must be those of AutoTokenizer, with the tokens that it puts before a text, or
 the directory is refused by name.
 """
@@ -441,6 +443,26 @@ def fixtures(directory):
     save("ids.json", json.dumps(result, separators=(",", ":")))
 
 
+def decodings(directory):
+    """For each fixture and string the ids and the text that they are decoded to; null if it is the string."""
+    with open(os.path.join(directory, "ids.json"), encoding="utf-8") as file:
+        strings = json.load(file)["strings"]
+    for special in "<s>", "</s>", "<unk>", "<|endoftext|>", "\U0001f43b":  # the last: four bytes, or <unk>
+        strings += [f"the {special} the", f"the{special}the", f" {special}  {special}{special} a", f"{special} ",
+                    special]
+    strings += ["<s></s> a", "<unk> \U0001f43b a", "a <s> <|im_end|> b", "<s><s>\n a"]
+    kinds = {}
+    for path in sorted(glob.glob(os.path.join(directory, "*.json"))):
+        name = os.path.basename(path)
+        if name not in ("ids.json", "decodings.json"):
+            tokenizer = Tokenizer.from_file(path)
+            ids = [tokenizer.encode(s, add_special_tokens=False).ids for s in strings]
+            texts = [tokenizer.decode(i, skip_special_tokens=False) for i in ids]
+            kinds[name] = [[i, None if t == s else t] for i, t, s in zip(ids, texts, strings)]
+    with open(os.path.join(directory, "decodings.json"), "w", encoding="utf-8") as file:
+        json.dump({"strings": strings, "kinds": kinds}, file, separators=(",", ":"))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--gpt2")
@@ -451,10 +473,14 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="of the random strings")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--fixtures")
+    parser.add_argument("--decodings")
     parser.add_argument("--directories", help="where to make them")
     flags = parser.parse_args()
     if flags.fixtures:
         fixtures(flags.fixtures)
+        return
+    if flags.decodings:
+        decodings(flags.decodings)
         return
     if flags.directories:
         transformers.utils.logging.set_verbosity_error()
