@@ -223,7 +223,7 @@ TEST_PARTS := cpu-programs cpu-processes cuda-kernels cuda-runs alone
 
 .PHONY: test-cpu test-cpu-programs test-cpu-processes test-cpu-only test-cuda test-cuda-kernels test-cuda-runs \
     test-more test-more-cpu test-more-cuda test-ranks test-pairs test-calls test-posix test-posix-suites soak sanitize \
-    races test-races mutants coverage fuzz emulated sectors bounds bench tour bench-checkpoint
+    races test-races mutants coverage fuzz peers-tokenizers emulated sectors bounds bench tour bench-checkpoint
 
 ##@ Tests
 ## test-cpu: the half of make test without CUDA
@@ -311,6 +311,10 @@ coverage: | $(B)
 FUZZ_SECONDS ?= 600
 fuzz: | $(B)
 	CC="$(CC)" sh dev/test/fuzz.sh $(B) $(FUZZ_SECONDS) $(UNPACK)
+
+## peers-tokenizers: directories as transformers writes them: the ids of AutoTokenizer (pip install transformers numpy)
+peers-tokenizers: $(B)/tokenizer_ids
+	python3 dev/peers/tokenizer_ids.py --program $(B)/tokenizer_ids --directories $(B)/tokenizer_directories
 
 # ---------------------------------------------------------------------------------------------------------------------
 # 6. Measurements
