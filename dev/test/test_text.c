@@ -1087,6 +1087,24 @@ static void test_sets(void) {
     for (int i = 0; i < 2; i++) free(texts[i]);
 }
 
+// A Parquet file through data/parquet.py: the tokens of the same lines as JSON.
+static void test_parquet(const char* converter) {
+    if (run("python3 -c 'import pyarrow' 2> /dev/null") != 0) {
+        skip("data/parquet.py", "there is no python3 with pyarrow");
+        return;
+    }
+    put_text("write.py", "import pyarrow, pyarrow.parquet\npyarrow.parquet.write_table(pyarrow.table({'n': [1, 2, 3], "
+                         "'content': ['a \\u00e9\\n b', None, 'c \"d\" ']}), 'p.parquet')\n");
+    put_text("plain.jsonl", "{\"text\": \"a \xC3\xA9\\n b\"}\n{\"text\": null}\n{\"text\": \"c \\\"d\\\" \"}\n");
+    expect(run(text_of("python3 write.py && python3 '%s' --column content p.parquet > p.jsonl", converter)) == 0, "it");
+    expect_run(0, "tokens", tokenize, "--jsonl p.jsonl --tokenizer tok --out parquet --val 0");
+    expect_run(0, "tokens", tokenize, "--jsonl plain.jsonl --tokenizer tok --out plain --val 0");
+    expect(run("cmp -i 1024 parquet_train_000000.bin plain_train_000000.bin") == 0, "other tokens");
+    expect(run(text_of("python3 '%s' p.parquet 2>&1 | grep -q 'has no column text; give --column, one of n, content'",
+                       converter)) == 0, "a column that is not there");
+    verdict("data/parquet.py: the texts of a Parquet file");
+}
+
 int main(int argc, char** argv) {
     const char *fixture = "dev/test/fixtures/bpe_training.json", *programs[2] = {"build/tokenize", "build/train-FP32"};
     const Flag rows[] = {
@@ -1102,7 +1120,8 @@ int main(int argc, char** argv) {
     train = realpath(programs[1], NULL);
     char* merges = realpath(fixture, NULL);
     char* tokenizer = realpath("dev/test/fixtures/tokenizers/gpt2.json", NULL);
-    need(tokenizer != NULL, "run it in the root of the checkout");
+    char* parquet = realpath("data/parquet.py", NULL);
+    need(tokenizer != NULL && parquet != NULL, "run it in the root of the checkout");
     Unicode* unicode = unicode_open(&error);
     need(unicode != NULL, "%s", error.text);
     root_enter();
@@ -1117,13 +1136,14 @@ int main(int argc, char** argv) {
     char* part = random_text(100000, 9);
     put_text("long_part.txt", part);
     free(part);
-    if (tokenize) test_conversion();
+    if (tokenize) test_conversion(), test_parquet(parquet);
     if (tokenize) test_dedup();
     else skip("the program tokenize", text_of("there is none at %s", programs[0]));
     test_old_validation();
     if (tokenize && train) test_runs(), test_sets();
     else skip("runs", text_of("there is no program at %s", programs[1]));
     free(unicode);
+    free(parquet);
     free(merges);
     free(tokenizer);
     free(tokenize);
