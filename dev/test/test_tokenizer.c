@@ -1237,7 +1237,8 @@ static void test_bad_files(void) {
     expect_bad("r", NULL, "not valid JSON", "a rank file without a pattern");
     expect_bad("r", "cl100k", "no token for the byte", "a rank file without all bytes");
     expect_bad("r", "gpt9", "gpt2, cl100k, o200k", "a pattern that is not there");
-    put_text("x.tiktoken", "");
+    put_text("x.tiktoken", "\r\n");
+    expect_bad("x.tiktoken", "gpt2", "it has no tokens", "an empty rank file");
     expect_bad("x.tiktoken", NULL, "--pattern", "a rank file by its name");
     static const char* const ranks[] = {"YQ 0\n", "YQ==0\n", "YQ== \n", "YQ== x\n", "Y=== 0\n", "YQ==YQ== 1\n",
                                         "!!!! 0\n", "YQ== 99999999999\n", "YQ== 4194304\n", "YQ== 0\nYg== 0\n",

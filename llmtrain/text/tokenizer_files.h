@@ -152,6 +152,7 @@ static inline bool read_ranks(TokenizerReader* r, const char* text, size_t bytes
     Vocabulary* v = &r->rules->vocabulary;
     size_t ranks = 0, size = 0;
     if (!read_rank_lines(r, text, bytes, false, &ranks)) return false;
+    if (ranks == 0) return tokenizer_damaged(r, "it has no tokens");
     RankSpecials end = {NULL, ranks, {{"<|endoftext|>", (int32_t)ranks}}};
     const RankSpecials* special = &end;
     for (size_t i = 0; i < sizeof RANK_SPECIALS / sizeof RANK_SPECIALS[0]; i++)
