@@ -2,8 +2,7 @@
 // message or returns contents that keep its promises; anything else ends the program.
 //
 // Targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT, -DFUZZ_TOKENIZER,
-// -DFUZZ_CHOICES, -DFUZZ_SCORES, -DFUZZ_TEMPLATE,
-// -DFUZZ_TEXT. With libFuzzer (make fuzz):
+// -DFUZZ_CHOICES, -DFUZZ_SCORES, -DFUZZ_TEMPLATE, -DFUZZ_TEXT, -DFUZZ_LOG. With libFuzzer (make fuzz):
 //
 //   clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_JSON -DFUZZ_LIBFUZZER
 //         -I. dev/test/fuzz.c -o build/fuzz_json -lm -pthread
@@ -23,6 +22,9 @@
 #endif
 #if defined(FUZZ_CHOICES) || defined(FUZZ_SCORES)
 #include "tools/evaluate.h"
+#endif
+#ifdef FUZZ_LOG
+#include "llmtrain/run/validation.h"
 #endif
 #ifdef FUZZ_TEXT
 #include "data/bpe.h"
@@ -283,7 +285,8 @@ int main(int count, char** words) {
 #elif defined(FUZZ_CONVERT)
 
 // Another program's model. If the input begins with a brace, it is config.json up to a zero byte; then comes
-// model.safetensors.index.json, up to the next zero byte, or nothing; then the weights, which an index calls "a".
+// generation_config.json and model.safetensors.index.json, each up to the next zero byte, or nothing; then the weights,
+// which an index calls "a".
 // Anything else is a file of llm.c.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
     static char directory[64];
@@ -296,12 +299,17 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     }
     bool foreign = bytes > 0 && data[0] == '{';
     size_t config = foreign ? strnlen((const char*)data, bytes) : 0, after = min_size(config + 1, bytes);
+    size_t generation = foreign ? strnlen((const char*)data + after, bytes - after) : 0, settings = after;
+    if (foreign) after = min_size(after + generation + 1, bytes);
     size_t index = foreign ? strnlen((const char*)data + after, bytes - after) : 0;
     size_t weights = foreign ? min_size(after + index + 1, bytes) : 0;
     put_file(directory, "config.json", data, config);
+    put_file(directory, "generation_config.json", data + settings, generation);
     put_file(directory, "model.safetensors.index.json", data + after, index);
     put_file(directory, "model.safetensors", data + weights, index > 0 ? 0 : bytes - weights);
     put_file(directory, "a", data + weights, bytes - weights);
+    TokenIds ids;
+    if (foreign && !source_read_ids(&ids, directory, true, &error)) promise_sentence(&error);
     snprintf(path, sizeof path, foreign ? "%s" : "%s/a", directory);
     if (!source_open(&source, path, &error)) {
         promise_sentence(&error);
@@ -311,7 +319,8 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     promise(source.parameters.true_size <= bytes, "no more weights than bytes");
     const float* values;
     for (size_t i = 0; i < source.parameters.count; i++)
-        promise(source_read(&values, &source, i, &error), "what was opened can be read");
+        promise(source_read(&values, &source, i, &error) || strstr(error.text, "is not finite") != NULL,
+                "what was opened can be read, unless a weight is not finite");
     source_close(&source);
 }
 
@@ -366,9 +375,9 @@ static void encode_text(const Tokenizer* tokenizer, const char* text, size_t byt
     tokens_free(&again);
 }
 
-// Three texts, each up to a zero byte: a file, a second one, and a text to encode. If the first begins with a brace
-// they are tokenizer.json and tokenizer_config.json; with # (which is dropped), encoder.json and vocab.bpe; otherwise
-// the first is a rank file.
+// Five texts, each up to a zero byte: a file, a second one, added_tokens.json, special_tokens_map.json, and a text to
+// encode. If the first begins with a brace the two are tokenizer.json and tokenizer_config.json; with # (which is
+// dropped), encoder.json and vocab.bpe; otherwise the first is a rank file.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
     static char directory[64];
     Tokenizer tokenizer;
@@ -379,6 +388,12 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     }
     size_t first = strnlen((const char*)data, bytes), at = min_size(first + 1, bytes);
     size_t second = strnlen((const char*)data + at, bytes - at), text = min_size(at + second + 1, bytes);
+    static const char* const named[] = {"added_tokens.json", "special_tokens_map.json"};
+    for (int i = 0; i < 2; i++) {
+        size_t length = strnlen((const char*)data + text, bytes - text);
+        put_file(directory, named[i], data + text, length);
+        text = min_size(text + length + 1, bytes);
+    }
     bool gpt2 = bytes > 0 && data[0] == '#', ranks = bytes > 0 && data[0] != '#' && data[0] != '{';
     put_file(directory, "tokenizer.json", data, gpt2 || ranks ? 0 : first);
     put_file(directory, "tokenizer_config.json", data + at, gpt2 || ranks ? 0 : second);
@@ -524,6 +539,37 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     duplicates_close(&duplicates);
     batch_free(&batch);
     documents_close(&documents);
+    close(file);
+}
+
+#elif defined(FUZZ_LOG)
+
+// metrics.jsonl, as a run that continues at step 20 reads it.
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    static Run run;
+    static RunOptions options;
+    ValidationOptions validating;
+    Error error;
+    bool left_out;
+    size_t damaged, again, length = bytes;
+    memset(&validating, 0, sizeof validating);
+    validating.every = 10;
+    options.out = "/proc/none";
+    run.options = &options;
+    run.record.state.step = 20;
+    run.val.shard_count = 1;
+    run.log.file = stderr;
+    int file = memory_file(run.log.path, data, bytes);
+    if (!run_read_validations(&run, &validating, 30, &left_out, &error)) promise_sentence(&error);
+    promise(!isnan(run.validations.best), "the best loss is a number");
+    char* text = (char*)malloc(bytes + 1);
+    promise(text != NULL, "memory");
+    memcpy(text, data, bytes);
+    text[bytes] = 0;
+    length = log_keep_until(text, bytes, 20, &damaged);
+    promise(length <= bytes && log_keep_until(text, length, 20, &again) == length, "what is kept is kept again");
+    promise(again <= damaged, "and no more of it is damaged");
+    free(text);
     close(file);
 }
 

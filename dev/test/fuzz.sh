@@ -6,7 +6,7 @@ mkdir -p "$1"
 build=$(cd "$1" && pwd)
 seconds=${2:-600}
 shift "$(($# < 2 ? $# : 2))"
-readers="JSON SAFETENSORS SHARD CONVERT TOKENIZER CHOICES SCORES TEMPLATE TEXT"
+readers="JSON SAFETENSORS SHARD CONVERT TOKENIZER CHOICES SCORES TEMPLATE TEXT LOG"
 
 for reader in $readers; do
     clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_LIBFUZZER -I. \
@@ -27,23 +27,27 @@ cat > "$seeds/CHOICES/forms" << 'END'
 {"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"}
 END
 
-# A model: its configuration, two zero bytes or its index between them, its weights.
+# A model: its configuration, its settings for generation, its index, its weights, with a zero byte after each.
 for model in dev/test/fixtures/models/*; do
-    { cat "$model/config.json"; printf '\000\000'; cat "$model/model.safetensors"; } \
+    { cat "$model/config.json"; printf '\000{"eos_token_id": [1, 2]}\000\000'; cat "$model/model.safetensors"; } \
         > "$seeds/CONVERT/${model##*/}" 2> /dev/null || true
 done
 model=dev/test/fixtures/models/llama
-{ cat $model/config.json; printf '\000'; sed 's/: "model.*tensors"/: "a"/' $model/*.index.json
+{ cat $model/config.json; printf '\000\000'; sed 's/: "model.*tensors"/: "a"/' $model/*.index.json
     printf '\000'; cat $model/model-00001-of-*.safetensors; } > "$seeds/CONVERT/index"
 
-# A tokenizer: its file, its configuration, a text; or GPT-2's two files.
+# A log of a run.
+printf '{"step": 10,"val_loss": 2.5}\n{"step": 20,"loss": 2,"val_loss": null}\n{"step": 30}\n{"step"' > "$seeds/LOG/log"
+
+# A tokenizer: its file, its configuration, its added and named tokens, a text; or GPT-2's two files.
 cd dev/test/fixtures/tokenizers
-for file in [!i]*.json ranks.tiktoken; do
-    { cat "$file"; printf '\000{"eos_token":"</s>"}\000Hello the world 12<s>\303\251\314\201 \342\226\201 \377'; } \
+for file in [!di]*.json ranks.tiktoken; do  # not decodings.json and ids.json
+    { cat "$file"; printf '\000{"eos_token":"</s>"}\000{"<s>": 1}\000{"bos_token": {"content": "<s>"}}\000'
+        printf 'Hello the world 12<s>\303\251\314\201 \342\226\201 \377'; } \
         > "$seeds/TOKENIZER/$file"
 done
-{ printf '#'; cat gpt2/encoder.json; printf '\000'; cat gpt2/vocab.bpe; printf '\000it is a text'; } \
-    > "$seeds/TOKENIZER/gpt2"
+{ printf '#'; cat gpt2/encoder.json; printf '\000'; cat gpt2/vocab.bpe; printf '\000'
+    printf '{"<|endoftext|>": 420}\000\000it is a text'; } > "$seeds/TOKENIZER/gpt2"
 cd - > /dev/null
 
 for reader in $readers; do
