@@ -40,7 +40,7 @@ typedef struct {
     Schedule schedule;
     OptimizerOptions optimizer;
     double dropout, timeout, peak_tflops;
-    uint64_t ranks, zero, shard;
+    Layout layout;
     int documents;                // 0: join; 1: mask
     uint64_t end_of_text;         // only used if the flag was given
     int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
@@ -107,13 +107,6 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
     };
     const Flag after_schedule[] = {
-        FLAG_HEADING("Ranks: processes that train together"),
-        FLAG_COUNT("ranks", &o->ranks, 1, 1, 65536, FREE,
-                   "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
-        FLAG_COUNT("zero", &o->zero, 0, 0, 3, 0,
-                   "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients, 3 also parameters of blocks"),
-        FLAG_COUNT("shard", &o->shard, 0, 0, 65536, 0,
-                   "ranks that share a copy of what ZeRO shards, as those of a machine; 0: all ranks"),
         FLAG_CHOICE(
             "reduce", &o->reduce, 0, "auto|float|storage|exact", 0,
             "dtype of gradient reduction: float is fp32, storage the build's dtype, exact int64 fixed point (same "
@@ -130,6 +123,7 @@ static void options_flags(Flags* flags, Options* o) {
     fields_flags(flags, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
     flags_append(flags, after_config, sizeof after_config / sizeof(Flag));
     schedule_flags(flags, &o->schedule);
+    layout_flags(flags, &o->layout);
     flags_append(flags, after_schedule, sizeof after_schedule / sizeof(Flag));
     validation_flags(flags, &o->validation);
     plan_flags(flags, &o->plan);
@@ -157,10 +151,9 @@ static uint64_t options_micro_batches(const Options* o, size_t world) {
 static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     ReduceKind automatic = world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
     RankOptions ranks = {.transport = o->plan.show ? NULL : &run->comm.transport, .rank = run->comm.rank,
-                         .world = world, .local_rank = run->comm.local_rank, .stage = o->zero,
-                         .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : automatic, .shard = o->shard,
-                         .groups = {&run->mesh.groups[GROUP_SHARD].transport,
-                                    &run->mesh.groups[GROUP_COPIES].transport}};
+                         .world = world, .local_rank = run->comm.local_rank, .stage = o->layout.zero,
+                         .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : automatic, .shard = o->layout.shard,
+                         .groups = MESH_TRANSPORTS(run->mesh)};
     ModelOptions m = {.B = o->batch, .T = o->seq, .training = true, .optimizer = o->optimizer,
                       .cached_sequences = o->sample_every > 0, .mask_documents = run->train.mask_documents,
                       .end_of_text = run->train.end_of_text, .tf32 = o->tf32,
@@ -172,7 +165,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
 // Completes the sizes and plans the memory; any failure here is a mistake in the flags.
 static bool plan_model(Run* run, Options* o, Error* error) {
     Config* c = &run->record.config;
-    size_t world = o->plan.show ? o->ranks : run->comm.world;
+    size_t world = o->plan.show ? o->layout.ranks : run->comm.world;
     if (c->context == 0) c->context = o->seq;
     if (c->vocab == 0) c->vocab = (size_t)run->train.vocabulary;
     if (!config_complete(c, error)) return false;
@@ -182,7 +175,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
                          "is", (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
                          (unsigned long long)(o->batch * o->seq * world));
     if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
-    if (!mesh_check_shard(&o->shard, world, o->zero, error)) return false;
+    if (!layout_check(&o->layout, world, error)) return false;
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.tiers = o->run.ckpt_tiers.count;
@@ -231,7 +224,7 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     // Memory may be short on one machine; model_connect is the first collective of the model.
     ok = model_allocate(model, error) && run_allocate(run, error);
     if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, &run->tokenizer, error);
-    if (!run_agree(run, ok, error) || !mesh_open(&run->mesh, &run->comm, o->shard, error)) return false;
+    if (!run_agree(run, ok, error) || !mesh_open(&run->mesh, &run->comm, o->layout.shard, error)) return false;
     if (!model_connect(model, error)) return false;
     run_print_device(run, &o->peak_tflops);
     if (!run_compare_devices(run, error)) return false;
@@ -250,7 +243,7 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
                       run->comm.local_world);
     cadence_start(&run->cadence, now_ms());
     run_tell(run, false, found ? "resumed" : "begun", run->record.state.step, "%zu ranks, --zero %llu, %s",
-             run->comm.world, (unsigned long long)o->zero, FLOATX_NAME);
+             run->comm.world, (unsigned long long)o->layout.zero, FLOATX_NAME);
     return true;
 }
 
@@ -398,12 +391,12 @@ static bool options_parse(Options* o, Run* run, Flags* flags, int argc, char** a
 static bool join(Run* run, Options* o, Launch* launch, Flags* flags, Error* error) {
     bool forks = flag_was_given(flags, "ranks");
     if (o->plan.show) threads_choose(o->threads, 1, false, NULL);
-    if (o->plan.show) return run_join_plan(launch, &o->ranks, error);
+    if (o->plan.show) return run_join_plan(launch, &o->layout.ranks, error);
     signal(SIGINT, interrupt);
     signal(SIGTERM, interrupt);
     signal(SIGUSR1, interrupt);
     if (o->run.out) signal(SIGPIPE, SIG_IGN);  // if the console goes away, the log has it all
-    return run_join(run, launch, forks ? o->ranks : 0, o->timeout, o->threads, error);
+    return run_join(run, launch, forks ? o->layout.ranks : 0, o->timeout, o->threads, error);
 }
 
 int main(int argc, char** argv) {

@@ -34,7 +34,7 @@ static void show_optimizers(const Model* model) {
 static bool show_stages(const Model* planned, const PlanOptions* o, Error* error) {
     char fits[64] = "";
     printf("\n  %-10s %-10s %14s %22s\n", "--zero", "--reduce", "MB per rank", "MB sent per step");
-    for (size_t i = 0; i < 6; i++) {
+    for (size_t i = 0; i < 8; i++) {
         Model model;
         ModelOptions options = planned->options;
         options.ranks.stage = i / 2;
@@ -135,7 +135,7 @@ static bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, con
 // Offloading is tried only where something does not fit without it.
 static size_t choices_plan(Choice* choices, const Model* asked, const PlanOptions* o, const Rates* rates,
                            size_t sequences) {
-    size_t count = 0, stages = asked->flat.options.world > 1 ? 3 : 1, forms = FLOATX_IS_FLOAT ? 4 : 8;
+    size_t count = 0, stages = asked->flat.options.world > 1 ? 4 : 1, forms = FLOATX_IS_FLOAT ? 4 : 8;
     bool all_fits = false;
     for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++)
         for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {

@@ -65,7 +65,7 @@ static const Axis AXES[] = {
     {"ranks", {"--ranks 1", "--ranks 2", "--ranks 3"}},
     {"saves", {"--ckpt-every 2", "--ckpt-every 1 --ckpt-keep 2 --ckpt-keep-every 4",
                "--ckpt-every 4 --ckpt-tier TIER:1"}},
-    {"zero", {"--zero 0", "--zero 1", "--zero 2", "--zero 2|1 --shard 1"}},
+    {"zero", {"--zero 0", "--zero 1", "--zero 2", "--zero 3", "--zero 2|1 --shard 1"}},
     {"async", {"--ckpt-async off", "--ckpt-async on", "--ckpt-async on --ckpt-bandwidth 4"}},
     {"begin", {"", "--init-from INITIAL"}},
     {"start", {"", "supervise"}},

@@ -161,7 +161,7 @@ two_ranks() {
             verdict $? "$what: a wrong bit of rank 1 ($place) is found"
         done
     fi
-    for zero in 1 2 "2 --shard 1"; do
+    for zero in 1 2 3 "2 --shard 1"; do
         # shellcheck disable=SC2086
         run "$gpu" two 10 --ranks 2 --zero $zero && same_tensors two two-0
         verdict $? "$what: the same bits with --zero $zero as with --zero 0"
@@ -172,7 +172,7 @@ two_ranks() {
     run "$gpu" two-storage 10 --ranks 2 --zero 2 --reduce storage
     losses_agree cpu-two two-storage 3.9e-3 "$what: gradients that travel in the storage type"
     [ "$gpu" = train-emulated ] && for mode in "STREAMS=delayed" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
-        for zero in 0 2 "1 --shard 1"; do
+        for zero in 0 2 3 "1 --shard 1"; do
             # shellcheck disable=SC2086
             run_with "EMULATE_$mode" "$gpu" mode 10 --ranks 2 --zero $zero && same_tensors mode two-0
             verdict $? "$what, --zero $zero: the same bits with EMULATE_$mode"

@@ -348,6 +348,10 @@ static void test_moved(void) {
         {"--ranks 4 --reduce storage", "sent per step", 0.75 * (2 + 2) * P},
         {"--ranks 4 --zero 1", "sent per step", 0.75 * (8 + 2) * P},  // the weights are gathered
         {"--ranks 4 --zero 2", "sent per step", 0.75 * (2 * 8 + 2) * P},
+        // 12 blocks in 4 passes; the first two of all but the first pass are still there.
+        {"--ranks 4 --zero 3", "sent per step",
+         0.75 * (2 * 8 * P + 2 * (P - 12 * BLOCK) + 2 * (12 + 3 * 10) * BLOCK)},
+        {"--ranks 4 --zero 1 --shard 2", "sent per step", 0.5 * (8 + 2) * P + 8 * (0.25 + 0.25) * P},
         {"--ranks 4 --zero 1 --train block.11.*", "sent per step", 0.75 * (8 + 2) * BLOCK}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         double mb = NAN;

@@ -308,30 +308,30 @@ static void count_guarded(size_t* skipped, size_t* clipped, const char* run) {
 }
 
 static void expect_stages(size_t shape, size_t world) {
-    const char *runs[3], *alone = run_usual(shape, 1, 0), *what = kept("%s, %zu ranks", SHAPES[shape].name, world);
+    const char *runs[4], *alone = run_usual(shape, 1, 0), *what = kept("%s, %zu ranks", SHAPES[shape].name, world);
     size_t skipped, clipped, different = 0;
     bool good = true;
-    for (size_t zero = 0; zero < 3; zero++) {
+    for (size_t zero = 0; zero < 4; zero++) {
         runs[zero] = run_usual(shape, world, zero);
         good = good && log_last(runs[zero], "step") == STEPS;
     }
-    if (!check(good, "%s: stages 0, 1 and 2 train", what)) return;
-    for (size_t zero = 1; zero < 3; zero++)
+    if (!check(good, "%s: stages 0 to 3 train", what)) return;
+    for (size_t zero = 1; zero < 4; zero++)
         check(same_runs(runs[0], runs[zero]),
               "%s: stage %zu has the weights, moments, losses and norms of stage 0, to the bit", what, zero);
     count_guarded(&skipped, &clipped, runs[0]);
     check(skipped > 0 && skipped < STEPS && clipped > 0, "%s: %zu of %d steps are skipped and %zu clipped", what,
           skipped, STEPS, clipped);
     if (world == 1) return;
-    for (size_t zero = 1; zero < 3 && world % 2 == 0; zero++) {
-        size_t shard = world == 2 ? 1 : 2;
+    for (size_t zero = 1; zero < 4 && world == 4; zero++) {
+        size_t shard = 2;
         const char* copies = run_make(kept("%s-%zu-zero%zu-shard%zu", SHAPES[shape].name, world, zero, shard),
                                       forked(world), SHAPES[shape].arguments,
                                       kept("--zero %zu --shard %zu", zero, shard));
         check(same_runs(runs[0], copies), "%s: stage %zu over %zu ranks and %zu copies: the same to the bit", what, zero,
               shard, world / shard);
     }
-    check(same_runs(runs[0], alone) && last_apart(runs[2], alone, "val_loss") == 0,
+    check(same_runs(runs[0], alone) && last_apart(runs[3], alone, "val_loss") == 0,
           "%s: exact sums give the weights, moments, losses, norms and validation of one rank, to the bit", what);
     check(log_last(runs[0], "skipped") == log_last(alone, "skipped") &&
               log_last(runs[0], "tokens") == log_last(alone, "tokens"),
@@ -437,7 +437,7 @@ static void test_recompute(void) {
 #endif
     size_t turn = 0;
     for (size_t world = 1; world <= 3; world++)
-        for (size_t zero = 0; zero < 3; zero++, turn++) {
+        for (size_t zero = 0; zero < 4; zero++, turn++) {
             const char* level = levels[turn % COUNT_OF(levels)];
             size_t shape = GPT2 + (world + zero) % 3;
             const char* run = run_make(kept("recompute-%zu", turn), forked(world), SHAPES[shape].arguments,
@@ -454,8 +454,8 @@ static void test_recompute(void) {
 
 static void test_resume(void) {
     static const struct { size_t world, zero, shard, until; } moves[] = {
-        {3, 2, 0, 4}, {4, 1, 2, 8}, {2, 1, 1, 12}, {1, 0, 0, 16}, {4, 2, 2, 18}, {4, 2, 2, 20}};
-    for (size_t zero = 0; zero < 3; zero++) {
+        {3, 3, 0, 4}, {4, 1, 2, 8}, {2, 1, 1, 12}, {1, 0, 0, 16}, {4, 3, 2, 18}, {4, 2, 2, 20}};
+    for (size_t zero = 0; zero < 4; zero++) {
         const char *flags = SHAPES[ODD].arguments, *name = kept("resumed-zero%zu", zero);
         run_make(name, forked(3), flags, kept("--zero %zu --steps 10", zero));
         run_make(name, forked(3), flags, kept("--zero %zu --resume on", zero));
@@ -469,8 +469,8 @@ static void test_resume(void) {
                      kept("--reduce exact --zero %zu --shard %zu --steps %zu --resume on", moves[i].zero,
                           moves[i].shard, moves[i].until));
         check(same_runs(name, whole) && log_last(name, "skipped") == log_last(whole, "skipped"),
-              "%s: a few steps each of 3 ranks at stage 2, 2 copies of 2 at stage 1, 2 copies of 1, 1, and twice 2 of 2 "
-              "at stage 2: the bits of one rank",
+              "%s: a few steps each of 3 ranks at stage 3, 2 copies over 2 at stage 1, 2 over 1, one rank, 2 over 2 at "
+              "stage 3 and 2: the bits of one rank",
               SHAPES[shape].name);
     }
     const char* whole = run_usual(GPT2, 3, 2);
@@ -575,14 +575,14 @@ static double expect_memory(const char* model, size_t world, size_t zero, const 
 }
 
 static void test_memory(void) {
-    double planned[5][3];
+    double planned[5][4];
 #ifdef __SANITIZE_ADDRESS__
     skip("peaks of memory", "the address sanitizer, which this is built with, takes some too");
     return;
 #endif
     for (size_t world = 1; world <= 4; world *= 2)
-        for (size_t zero = 0; zero < 3; zero++) planned[world][zero] = expect_memory(LARGE, world, zero, "none");
-    check(planned[4][2] < planned[4][1] && planned[4][1] < planned[4][0] && planned[4][1] < planned[2][1] &&
+        for (size_t zero = 0; zero < 4; zero++) planned[world][zero] = expect_memory(LARGE, world, zero, "none");
+    check(planned[4][3] < planned[4][2] && planned[4][2] < planned[4][1] && planned[4][1] < planned[4][0] && planned[4][1] < planned[2][1] &&
               planned[4][2] < planned[2][2],
           "each stage takes less memory than the one before it, and with more ranks each of them less");
 #ifdef SYSTEM_LINUX
@@ -808,7 +808,7 @@ static void test_faults(void) {
     static Failure failures[CASES + 2 + COPIES];
     for (size_t i = 0; i < CASES; i++) {
         size_t victim = i % 2, point = i / 2 % POINTS, act = i / 2 / POINTS;
-        size_t zero = point == GATHER ? 1 + victim : i % 3;  // stage 0 gathers nothing
+        size_t zero = point == GATHER ? 1 + 2 * victim : i % 4;  // stage 0 gathers nothing
         Failure f = {.name = kept("rank %zu of 3, stage %zu, %s at %s", victim, zero, acts[act], points[point]),
                      .task = {.launch = BY_HAND, .world = 3,
                               .arguments = {SHAPES[GPT2].arguments, WATCHED,
@@ -831,7 +831,7 @@ static void test_faults(void) {
         Failure f = {.name = kept("rank %zu of 4, copies of 2, %s at %s", victim, acts[act], points[point]),
                      .task = {.launch = BY_HAND, .world = 4,
                               .arguments = {SHAPES[GPT2].arguments, WATCHED,
-                                            kept("--out fault-%zu --zero %zu --shard 2", CASES + i, 1 + i % 2)},
+                                            kept("--out fault-%zu --zero %zu --shard 2", CASES + i, 1 + i % 3)},
                               .variables = fault_variable(victim, 2, kept("%s do %s", points[point], acts[act]))},
                      .fate = act == 1 ? STOPPED : KILLED, .victim = victim};
         failures[CASES + 2 + i] = f;
@@ -870,7 +870,7 @@ static const Failure REFUSALS[] = {
     REFUSED("RANK without WORLD_SIZE", 0, "RANK", "WORLD_SIZE", TWO, .started = 1, .variables = "WORLD_SIZE="),
     REFUSED("WORLD_SIZE without RANK", 0, "RANK", "WORLD_SIZE", TWO, .started = 1, .variables = "RANK="),
     REFUSED("--ranks under a launcher", 0, "started 2 ranks already", NULL, TWO, .arguments = {[2] = "--ranks 2"}),
-    FLAG("--zero 3", 2, "--zero 3", "--zero", "3"),
+    FLAG("--zero 4", 2, "--zero 4", "--zero", "4"),
     FLAG("--shard that does not divide the ranks", 2, "--shard 3", "--shard 3", "2 ranks"),
     FLAG("--shard where nothing is sharded", 2, "--shard 1 --zero 0", "--shard", "--zero 1"),
     FLAG("--ranks 0", 0, "", "--ranks", "0"),

@@ -7,6 +7,8 @@
 //   owners     of the tensors of whole models, for each optimizer: each rank updates about as much as the others
 //   sums       1 to 6 ranks, each ZeRO stage, each way to add, 1 and 3 micro-batches, one and several copies of the
 //              shards: gradients that are small integers have the computed sums, squares and sent bytes
+//   gathers    stage 3: each bucket has its parameters when it is used, forward and backward, before and after they
+//              change; and no more is sent than is predicted
 //   limit      --reduce exact: a sum just below the limit is right, on any number of ranks; one just above it is found
 //   corruption one bit, in the first and the last parameter of each tensor, trained or frozen, on each rank:
 //              ranks_compare reports that rank and that bucket
@@ -54,7 +56,7 @@ static void rank_open(Rank* r, const Case* c) {
     need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error) && mesh_open(&r->mesh, &r->comm, c->shard, &error), "%s",
          error.text);
     RankOptions options = {&r->comm.transport, r->comm.rank, c->world, r->comm.rank, c->stage, c->reduce, c->shard,
-                           {&r->mesh.groups[GROUP_SHARD].transport, &r->mesh.groups[GROUP_COPIES].transport}};
+                           MESH_TRANSPORTS(r->mesh)};
     for (size_t b = 0; b < BUCKETS; b++) {
         parameters_add(&r->parameters, text_of("tensor %zu", b), ROWS[b], ROWS[b], COLS, b, INIT_ZERO, 0);
         if (train) parameters_add(&r->parameters, text_of("vector %zu", b), ROWS[b], ROWS[b], 0, b, INIT_ZERO, 0);
@@ -249,7 +251,7 @@ static void sums_body(const void* context) {
     rank_open(r, c);
     uint64_t sent = flat_bytes_so_far(&r->flat);
     rank_step(r, c->micro_batches, gradient, 1.0);
-    sent = flat_bytes_so_far(&r->flat) - sent + flat_bytes_gathered(&r->flat);
+    sent = flat_bytes_so_far(&r->flat) - sent + flat_bytes_gathered(&r->flat, c->micro_batches);
     rank_check(r, rank_is_right(r, c, gradient, 1.0, 0),
                "%zu ranks%s, stage %zu, %s, %zu micro-batches: sums and squares", c->world, copies, c->stage,
                ways[c->reduce], c->micro_batches);
@@ -261,7 +263,7 @@ static void sums_body(const void* context) {
 
 static void test_sums(void) {
     for (size_t world = 1; world <= 4; world++)
-        for (size_t stage = 0; stage < 3; stage++)
+        for (size_t stage = 0; stage < 4; stage++)
             for (int reduce = REDUCE_FLOAT; reduce <= REDUCE_EXACT; reduce++)
                 for (size_t micro = 1; micro <= 3; micro += 2) {
                     Case c = {world, stage, micro, (ReduceKind)reduce, NULL, 0};
@@ -269,11 +271,74 @@ static void test_sums(void) {
                 }
     static const size_t copies[][2] = {{4, 1}, {4, 2}, {6, 2}, {6, 3}};  // ranks, and ranks that share a copy
     for (size_t i = 0; i < COUNT_OF(copies); i++)
-        for (size_t stage = 1; stage < 3; stage++)
+        for (size_t stage = 1; stage < 4; stage++)
             for (int reduce = REDUCE_FLOAT; reduce <= REDUCE_EXACT; reduce++) {
                 Case c = {copies[i][0], stage, i % 2 ? 3 : 1, (ReduceKind)reduce, NULL, copies[i][1]};
                 case_run(sums_body, &c);
             }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Gathers
+
+// Element i of a tensor after `turn` changes.
+static float parameter(const Tensor* t, size_t turn, size_t i) { return (float)((t->offset + i) % 251 + 1000 * turn); }
+
+// Whether the parameters of a bucket are those, once it is waited for.
+static bool bucket_is_there(Rank* r, size_t b, size_t turn) {
+    bool same = true;
+    flat_await(&r->flat, b);
+    device_wait(r->stream);
+    for (const Tensor* t = r->parameters.tensors; t < r->parameters.tensors + r->parameters.count; t++)
+        for (size_t i = 0; t->bucket == b && i < tensor_elements(t); i++)
+            same = same && float_of(flat_param(&r->flat, t)[i]) == parameter(t, turn, i);
+    return same;
+}
+
+static void gathers_body(const void* context) {
+    const Case* c = (const Case*)context;
+    Rank rank, *r = &rank;
+    Error error;
+    rank_open(r, c);
+    size_t whole = 0;  // what is not sharded is gathered by updates
+    for (size_t b = 0; b < BUCKETS; b++)
+        if (!r->flat.buckets[b].sharded)
+            whole += slice_length(r->flat.buckets[b].shard) * (r->flat.shard_world - 1) * sizeof(floatX);
+    for (size_t turn = 0; turn < 3; turn++) {
+        for (uint32_t i = 0; i < r->parameters.count; i++) {
+            const TensorId id = {i};
+            const Tensor* t = &r->parameters.tensors[i];
+            float values[1000];
+            for (size_t k = 0; k < tensor_elements(t); k++) values[k] = parameter(t, turn, k);
+            need(flat_set_params(&r->flat, id, 0, values, tensor_elements(t), &error), "%s", error.text);
+        }
+        uint64_t sent = flat_bytes_so_far(&r->flat);
+        bool there = true;
+        for (size_t micro = 0; micro < c->micro_batches; micro++) {
+            for (size_t b = 0; b < BUCKETS; b++) there = bucket_is_there(r, b, turn) && there;
+            for (size_t b = BUCKETS; b-- > 0;) there = bucket_is_there(r, b, turn) && there;
+        }
+        sent = flat_bytes_so_far(&r->flat) - sent;
+        rank_check(r, there, "%zu ranks, copies of %zu, stage %zu, turn %zu: all buckets are there", c->world,
+                   r->flat.shard_world, c->stage, turn);
+        rank_check(r, sent == flat_bytes_gathered(&r->flat, c->micro_batches) - (c->stage ? whole : 0),
+                   "%zu ranks, copies of %zu, stage %zu, turn %zu: bytes gathered", c->world, r->flat.shard_world,
+                   c->stage, turn);
+        // One that has no batch takes part while the others go forward.
+        if (r->comm.rank == 0) flat_accompany(&r->flat);
+        else for (size_t b = 0; b < BUCKETS; b++) there = bucket_is_there(r, b, turn) && there;
+        rank_check(r, there, "%zu ranks, copies of %zu, stage %zu, turn %zu: there without rank 0's help", c->world,
+                   r->flat.shard_world, c->stage, turn);
+    }
+    rank_close(r);
+}
+
+static void test_gathers(void) {
+    static const Case cases[] = {
+        {1, 3, 2, REDUCE_EXACT, NULL, 0}, {2, 3, 1, REDUCE_EXACT, NULL, 0}, {3, 3, 3, REDUCE_FLOAT, NULL, 0},
+        {4, 3, 2, REDUCE_EXACT, NULL, 2}, {4, 3, 1, REDUCE_EXACT, NULL, 1}, {3, 2, 2, REDUCE_EXACT, NULL, 0},
+        {3, 3, 2, REDUCE_EXACT, "vector [12],*3", 0}, {2, 3, 2, REDUCE_EXACT, "vector [123],tensor 2", 0}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) case_run(gathers_body, &cases[i]);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -366,6 +431,7 @@ int main(void) {
     test_slices();
     test_owners();
     test_sums();
+    test_gathers();
     test_limit();
     test_corruption();
     return tests_end();

@@ -1,7 +1,7 @@
-// mesh.h: the groups of ranks that the layout of a run needs.
+// mesh.h: how a run is laid out over its ranks, and the groups of ranks that this needs.
 //
 //   mesh_open(&mesh, &comm, 8, &error)        GROUP_SHARD: 8 neighbors; GROUP_COPIES: every 8th rank
-//   options.groups[g] = &mesh.groups[g].transport
+//   RankOptions options = {..., .groups = MESH_TRANSPORTS(mesh)};
 //   mesh_close(&mesh);                        before the Comm
 //
 // Ranks are numbered so that those of a machine are neighbors, as launchers do.
@@ -10,24 +10,43 @@
 #define LLMTRAIN_MESH_H
 
 #include "split.h"
+#include "../base/flags.h"
+
+typedef struct {
+    uint64_t ranks, zero, shard;  // --ranks, --zero, --shard
+} Layout;
 
 typedef struct {
     Comm groups[GROUPS];
     size_t count;  // of groups that are open
 } Mesh;
+#define MESH_TRANSPORTS(mesh) {&(mesh).groups[GROUP_SHARD].transport, &(mesh).groups[GROUP_COPIES].transport}
 
-// Completes and checks --shard: the ranks that share a copy of the state that ZeRO shards; all: 0, no groups.
-static inline bool mesh_check_shard(uint64_t* shard, uint64_t world, uint64_t stage, Error* error) {
-    if (*shard > 0 && stage == 0)
-        return fail_with(error, "--shard says over how many ranks ZeRO shards; choose --zero 1 or 2 with it");
-    if (*shard > 0 && world % *shard != 0)
+static inline void layout_flags(Flags* flags, Layout* l) {
+    const Flag rows[] = {
+        FLAG_HEADING("Ranks: processes that train together"),
+        FLAG_COUNT("ranks", &l->ranks, 1, 1, 65536, FLAG_FREE,
+                   "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
+        FLAG_COUNT("zero", &l->zero, 0, 0, 3, 0,
+                   "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients, 3 also parameters of blocks"),
+        FLAG_COUNT("shard", &l->shard, 0, 0, 65536, 0,
+                   "ranks that share a copy of what ZeRO shards, as those of a machine; 0: all ranks"),
+    };
+    flags_append(flags, rows, sizeof rows / sizeof *rows);
+}
+
+// Completes and checks it; world: the number of ranks.
+static inline bool layout_check(Layout* l, uint64_t world, Error* error) {
+    if (l->shard > 0 && l->zero == 0)
+        return fail_with(error, "--shard says over how many ranks ZeRO shards; choose --zero 1, 2 or 3 with it");
+    if (l->shard > 0 && world % l->shard != 0)
         return fail_with(error, "--shard %llu does not divide the %llu ranks; choose a divisor",
-                         (unsigned long long)*shard, (unsigned long long)world);
-    if (*shard == world) *shard = 0;
+                         (unsigned long long)l->shard, (unsigned long long)world);
+    if (l->shard == world) l->shard = 0;
     return true;
 }
 
-// Called by all ranks together. shard: as mesh_check_shard has left it.
+// Called by all ranks together. shard: as layout_check has left it.
 static inline bool mesh_open(Mesh* mesh, Comm* comm, size_t shard, Error* error) {
     while (shard > 0 && mesh->count < GROUPS) {
         size_t color = mesh->count == GROUP_SHARD ? comm->rank / shard : comm->rank % shard;
