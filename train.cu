@@ -175,7 +175,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
                          "is", (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
                          (unsigned long long)(o->batch * o->seq * world));
     if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
-    if (!layout_check(&o->layout, world, error)) return false;
+    if (!layout_check(&o->layout, world, o->sample_every > 0, error)) return false;
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.tiers = o->run.ckpt_tiers.count;
@@ -315,9 +315,8 @@ static void write_log(Run* run, const Options* o, StepLog* s) {
 }
 
 static bool sample(Run* run, Options* o, Error* error) {
-    bool together = run->model.flat.sharded > 0;  // all ranks compute it, none stops alone
-    o->sampler.stop = together ? NULL : &interrupted;
-    return run_agree(run, (run->comm.rank > 0 && !together) || sampler_write(&o->sampler, stdout, error), error);
+    o->sampler.stop = &interrupted;
+    return run_agree(run, run->comm.rank > 0 || sampler_write(&o->sampler, stdout, error), error);
 }
 
 // What is due after a step, in the order in which a kill or an error loses least: the log's line and the checkpoint

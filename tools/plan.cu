@@ -227,7 +227,7 @@ int main(int argc, char** argv) {
     bool ok = ((rate == NULL || rates_parse(&rates, rate, &error)) &&
                cadence_parse(&run.cadence, o.run.ckpt_every, o.run.mtbf, o.run.ckpt_async, &error) &&
                options_check(&o, &run.cadence, &error)) || fail_as(&error, ERROR_USAGE);
-    ok = ok && run_join_plan(&launch, &o.ranks, &error) && run_set_up(&run, &o, &flags, &error) &&
+    ok = ok && run_join_plan(&launch, &o.layout.ranks, &error) && run_set_up(&run, &o, &flags, &error) &&
          show_predictions(&rates, rate != NULL, &run.model, &o.plan, &error) && output_written(&error);
     if (!ok) launch_report(&launch, "plan", error.text);
     run_free(&run);

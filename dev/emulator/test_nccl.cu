@@ -271,8 +271,8 @@ static void one_waits(Rank* r) {
     device_free(device, COUNT * sizeof(float));
 }
 
-// Two halves of the ranks: sums over a half, of which each rank has a slice; then over the ranks with the same slice, by a
-// second communicator in the same stream. Several are in flight, with no wait in between.
+// Two halves of the ranks: sums over a half, of which each rank has a slice; then over the ranks with the same slice,
+// by a second communicator in the same stream. Several are in flight.
 static void halves(Rank* r) {
     enum { COUNT = 3, LENGTH = 8 * 11 };
     size_t half = r->world / 2, cuts[RANKS_MAX + 1], parts[RANKS_MAX + 1];

@@ -77,8 +77,8 @@ static const Axis AXES[] = {
     {"checks", {"--check-every 0", "--check-every 1"}},
 };
 enum { OPTIMIZER, DTYPE, GUARD, BATCH, MODEL, TIED, DROPOUT, DOCUMENTS, TRAIN, SCHEDULE, CLASS_AXES,
-       RECOMPUTE = CLASS_AXES, OFFLOAD, REDUCE, RANKS, SAVES, ZERO, ASYNC, BEGIN, START,
-       AXIS_COUNT = COUNT_OF(AXES) };
+       RECOMPUTE = CLASS_AXES, OFFLOAD, REDUCE, RANKS, SAVES, ZERO, ASYNC, BEGIN, START, THREADS, TRACE, VALIDATION,
+       SAMPLES,       AXIS_COUNT = COUNT_OF(AXES) };
 
 typedef struct { unsigned char values[AXIS_COUNT]; } Row;
 
@@ -89,12 +89,13 @@ static size_t axis_size(size_t axis) {
 }
 
 // What cannot be: sequences that ranks cannot share; rewinds to checkpoints of another cadence, or that are gone; sums
-// whose last bits decide whether a step is skipped.
+// whose last bits decide whether a step is skipped; samples without all parameters.
 static bool allowed(size_t a, size_t x, size_t b, size_t y) {
     if (a > b) return allowed(b, y, a, x);
     if (a == BATCH && b == RANKS) return x == 0 || y < 2;
     if (a == GUARD && b == SAVES) return x < 2 || y == 0;
     if (a == GUARD && b == REDUCE) return x == 0 || y == 0;
+    if (a == ZERO && b == SAMPLES) return x != 3 || y == 0;
     return true;
 }
 

@@ -423,8 +423,8 @@ static void test_agree(Comm* comm) {
     test_agreement(comm, true, "as it was", NULL, "all went well");
     test_agreement(comm, rank + 1 < N, words, sentence(expected, comm, N - 1, words), "the last rank failed");
     test_agreement(comm, false, words, words, "all failed for one reason");
-    test_agreement(comm, false, own, sentence(expected, comm, 0, "part 0 failed"), "all failed, each for its own reason");
-    test_agreement(comm, rank % 2 == 1, words, sentence(expected, comm, 0, words), "every other failed, for one reason");
+    test_agreement(comm, false, own, sentence(expected, comm, 0, "part 0 failed"), "all failed, each otherwise");
+    test_agreement(comm, rank % 2 == 1, words, sentence(expected, comm, 0, words), "every other failed, all alike");
     test_agreement(comm, N > 1 && rank == 0, own, sentence(expected, comm, 1, one), "all but rank 0 failed");
     test_agreement(comm, false, letters, sentence(expected, comm, 0, letters_of_0), "long reasons");
     Error error = {"", ERROR_OUTSIDE, false};
@@ -638,8 +638,8 @@ static void actor_sums(Actor* a, size_t shift) {
     free(data);
 }
 
-// Sums over all ranks in two steps: over a block of ranks, each of which has a slice of the sum then; and over those that
-// have the same slice. Many are in flight; then every second rank starts those of the two groups in the other order.
+// Sums over all ranks in two steps: over a block of ranks, each of which has a slice of the sum then; and over those
+// that have the same slice. Many are in flight; then every second rank starts those of the two groups in the other order.
 static void actor_hybrid(Actor* a) {
     enum { REQUESTS = 40, LENGTH = 1003 };
     static int64_t data[REQUESTS][LENGTH];

@@ -365,9 +365,8 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         Slice mine = checkpoint_part(&address, array, flat, t, first, first + count);
         const char* from = values + (mine.first - first) * to_size;
         if (slice_length(mine) > 0 && !checkpoint_put(flat, array, t, mine, address, from, error)) return false;
-        // Every rank has all parameters, which follow from the master weights.
-        if (is_master)
-            flat_put(flat, t, first, (const floatX*)load->rounded, count);
+        // Parameters follow from the master weights; a rank may have those without these.
+        if (is_master) flat_put(flat, t, first, (const floatX*)load->rounded, count);
     }
     if (!json_hash_is(manifest, expected, hash_end(&hash)))
         return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", file->path, saved->name);

@@ -212,17 +212,25 @@ static inline bool ranks_same(RankStats* s, size_t count, const char* const* nam
 
 // Whether all ranks have the same parameters: their checksums, bucket by bucket.
 static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
+    uint64_t *own = s->checksums + s->rank * flat->count, frozen;
     if (s->world == 1) return true;
     if (!flat_await_all(flat, error)) return false;
+    flat_forget(flat);  // what is sharded is gathered now: each copy has one of it, which is compared
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
-        flat_await(flat, b);  // of what is sharded, all ranks compare what they have gathered
+        flat_await(flat, b);
         const floatX* params = k->sharded ? flat->gathered[k->buffer] : flat_kept(flat, k, k->first);
         vector_checksum(flat->checksums + b, params, k->first, (k->sharded ? k->end : k->frozen_end) - k->first,
                         flat->stream);
     }
-    device_download(s->checksums + s->rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t),
-                    flat->stream);
+    device_download(own, flat->checksums, flat->count * sizeof(uint64_t), flat->stream);
+    for (size_t b = 0; b < flat->count; b++) {  // what does not train is nowhere sharded
+        const Bucket* k = &flat->buckets[b];
+        if (!k->sharded || k->end == k->frozen_end) continue;
+        vector_checksum(flat->checksums, flat_kept(flat, k, k->end), k->end, k->frozen_end - k->end, flat->stream);
+        device_download(&frozen, flat->checksums, sizeof frozen, flat->stream);
+        own[b] += frozen;
+    }
     return ranks_same(s, flat->count, NULL, error);
 }
 

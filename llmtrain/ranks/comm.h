@@ -178,6 +178,12 @@ static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
     return true;
 }
 
+// Whether ranks that wait have more time: see comm_extend_timeout.
+static inline bool comm_is_extended(const Comm* comm) {
+    const Comm* run = comm->parent ? comm->parent : comm;
+    return __atomic_load_n(&run->extended_timeout, __ATOMIC_RELAXED);
+}
+
 static inline bool comm_transfer(Comm* comm, Error* error) {
     double moved_ms = comm_clock(comm);
     for (;;) {
@@ -192,9 +198,8 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
         double now = comm_clock(comm);
         if (moved) moved_ms = now;
         double deadline = fmax(moved_ms, comm->resumed_ms) + comm->timeout_ms;
-        const Comm* run = comm->parent ? comm->parent : comm;
-        bool over = now >= deadline, extended = __atomic_load_n(&run->extended_timeout, __ATOMIC_RELAXED);
-        if (over && !extended) return comm_fail_late(comm, error);
+        bool over = now >= deadline;
+        if (over && !comm_is_extended(comm)) return comm_fail_late(comm, error);
         if (over && !comm_check_heartbeats(comm, comm->timeout_ms, error)) return false;
         if (!moved && !comm_await_events(comm, fmax(deadline, now + COMM_RETRY_MS), error)) return false;
     }

@@ -35,13 +35,16 @@ static inline void layout_flags(Flags* flags, Layout* l) {
     flags_append(flags, rows, sizeof rows / sizeof *rows);
 }
 
-// Completes and checks it; world: the number of ranks.
-static inline bool layout_check(Layout* l, uint64_t world, Error* error) {
+// Completes and checks it; world: the number of ranks; samples: rank 0 samples text, which the others do not compute.
+static inline bool layout_check(Layout* l, uint64_t world, bool samples, Error* error) {
     if (l->shard > 0 && l->zero == 0)
         return fail_with(error, "--shard says over how many ranks ZeRO shards; choose --zero 1, 2 or 3 with it");
     if (l->shard > 0 && world % l->shard != 0)
         return fail_with(error, "--shard %llu does not divide the %llu ranks; choose a divisor",
                          (unsigned long long)l->shard, (unsigned long long)world);
+    if (l->zero == 3 && samples && world > 1 && l->shard != 1)
+        return fail_with(error, "--sample-every needs all parameters on rank 0, and --zero 3 shards them; choose --zero "
+                         "2, or sample from checkpoints with build/generate");
     if (l->shard == world) l->shard = 0;
     return true;
 }

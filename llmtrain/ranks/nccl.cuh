@@ -137,6 +137,7 @@ static inline bool collective_check(Collectives* c, Error* error) {
 static inline bool collective_is_stuck(Collectives* c, Error* error) {
     double now = now_ms(), limit_ms = 2 * c->comm->timeout_ms;
     bool stuck = false;
+    if (comm_is_extended(c->comm)) limit_ms = INFINITY;  // a rank may be at work alone
     for (size_t i = 0; i < c->slot_count; i++) {
         CollectiveSlot* s = &c->slots[i];
         uint64_t begun = __atomic_load_n(&s->begun, __ATOMIC_ACQUIRE);
@@ -226,7 +227,8 @@ static inline bool collective_init_nccl(Collectives* c, Error* error) {
 // time. If ranks is NULL or has one rank, all other calls return at once. After a failure there is nothing to close.
 //
 // with: NULL, or collectives of another group, closed later, whose stream these use too. Kernels of two communicators
-// that a GPU runs at a time may wait for each other across GPUs; in one stream, in the same order on all ranks, none can.
+// that a GPU runs at a time may wait for each other across GPUs. In one stream, in the same order on all ranks, they
+// cannot.
 static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, const Collectives* with,
                                    Error* error) {
     memset(c, 0, sizeof *c);

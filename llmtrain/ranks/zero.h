@@ -2,7 +2,7 @@
 //
 //   1. flat vector   what a rank holds of parameters, gradients, master weights and optimizer state
 //   2. gradients     reduced bucket by bucket, overlapped with the backward
-//   3. parameters    updated by their owners, gathered during the next forward
+//   3. parameters    updated by their owners, gathered during the next forward; of stage 3 whenever they are used
 //
 // The stages are those of "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". With N ranks:
 //
@@ -21,9 +21,9 @@
 //
 //     copy 0: ranks 0 .. S-1   copy 1: ranks S .. 2S-1 ...          rank r has slice r mod S of copy r / S
 //
-// Below stage 3 every rank has all parameters. In stage 3 those of the blocks are gathered shortly before they are used,
-// forward and backward, into two buffers in turn. The embeddings, the final norm, the head and what does not train stay
-// whole. From stage 2 on the backward adds to staging buffers of a bucket's size, three of them: one
+// Below stage 3 every rank has all parameters. In stage 3 those of the blocks are gathered shortly before they are
+// used, forward and backward, into two buffers in turn. The embeddings, the final norm, the head and what does not train
+// stay whole. From stage 2 on the backward adds to staging buffers of a bucket's size, three of them: one
 // for the embeddings (with a tied head they accumulate gradients from the start of the backward to its end, and with
 // two buffers they would have to be reduced twice), two for the blocks in turn (one, and two of the copies that are
 // reduced, unless gradients are reduced as they are, in float). See flat_layout_staging for the other stages.
@@ -85,8 +85,8 @@ static inline bool flat_has_masters(const FlatOptions* holds) {
 //       1        [first, end)            shard
 //      2, 3      shard                   shard
 //
-// Ranks that have the same shard, of several copies, divide it among them: `own` is this rank's part. Those of all ranks
-// are the whole bucket.
+// Ranks that have the same shard, of several copies, divide it among them: `own` is this rank's part. The parts of all
+// ranks are the whole bucket.
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
     size_t frozen_end;        // what does not train is [end, frozen_end)
@@ -382,7 +382,7 @@ static inline bool flat_stages(const FlatVector* flat) {
 //   stage 0, 1   float     none: the backward adds to flat->grads, which are reduced in place
 //                storage   comm_buffer, in floatX
 //                exact     grads; the sums in fixed point are reduced in place
-//   stage 2      float     grads, reduced in place
+//   stage 2, 3   float     grads, reduced in place
 //                storage   grads and comm_buffer
 //                exact     grads and comm_buffer
 static inline void flat_layout_staging(FlatVector* flat, Arena* arena) {
@@ -791,7 +791,7 @@ static inline void flat_await_gathering(FlatVector* flat, Bucket* k) {
     k->gathering = false;
 }
 
-// Starts to gather the parameters of a sharded bucket, in place of the one that was in its buffer, unless they are there.
+// Starts to gather the parameters of a sharded bucket, in place of another's in its buffer, unless they are there.
 static inline void flat_gather(FlatVector* flat, Bucket* k) {
     Bucket** there = &flat->gathered_of[k->buffer];
     floatX* all = flat->gathered[k->buffer];
@@ -815,6 +815,12 @@ static inline void flat_gather_next(FlatVector* flat, size_t bucket) {
         flat_gather(flat, &flat->buckets[b]);
         return;
     }
+}
+
+static inline void flat_gather_first(FlatVector* flat) {
+    flat->awaited = 0;
+    flat->backward = false;
+    flat_gather_next(flat, 0);
 }
 
 // One optimizer step over the slices whose state this rank holds. The other ranks' slices are gathered meanwhile:
@@ -847,9 +853,7 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
         fault_point("gather");
     }
     flat_forget(flat);
-    flat->awaited = 0;
-    flat->backward = false;
-    flat_gather_next(flat, 0);
+    flat_gather_first(flat);
     if (!flat_offloads(flat)) return;
     offload_release(&flat->offloaded);
     offload_ahead(&flat->offloaded.store, 0, OFFLOAD_AHEAD);  // of the next step
@@ -859,6 +863,7 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
 // sharded, is gathered meanwhile.
 static inline void flat_await(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
+    if (bucket == 0) flat_gather_first(flat);  // a forward begins
     if (k->sharded) {
         if (bucket != flat->awaited) flat->backward = bucket < flat->awaited;
         flat->awaited = bucket;
