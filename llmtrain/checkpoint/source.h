@@ -213,7 +213,7 @@ static inline bool source_open_checkpoint(ModelSource* s, Error* error) {
 // Opens the newest checkpoint of a run, if one is found. A run that trains may remove it meanwhile, after a newer one.
 static inline bool source_open_newest(ModelSource* s, const char* out, bool* found, Error* error) {
     for (int tries = 10;; tries--) {
-        uint64_t step;
+        uint64_t step = 0;
         if (!checkpoint_find_before(&step, found, out, UINT64_MAX, error)) return false;
         if (!*found) return true;
         checkpoint_path(s->path, out, step, "");

@@ -110,7 +110,8 @@ static inline bool comm_split(Comm* group, Comm* comm, size_t color, Error* erro
         good = comm->mpi || comm_connect_group(group, port, colors, error);
         socket_close(&group->listener);  // before there is a thread
         good = good && comm_start_thread(group, error);
-        if (!good) comm_fail(comm, error, false);
+        // A rank that has closed its listener because of a failure is not to blame.
+        if (!good && comm_await_parent(group, now_ms() + COMM_GRACE_MS, error)) comm_fail(comm, error, false);
     }
     good = good && comm_barrier(comm, error);
     socket_close(&group->listener);
