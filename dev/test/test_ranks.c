@@ -331,6 +331,14 @@ static void expect_stages(size_t shape, size_t world) {
         check(same_runs(runs[0], copies), "%s: stage %zu over %zu ranks, %zu copies: the same to the bit", what, zero,
               shard, world / shard);
     }
+    if (world == 4) {  // three ranks have nothing to validate, but parameters
+        const char* few = run_make(kept("%s-few", SHAPES[shape].name), forked(world), SHAPES[shape].arguments,
+                                   "--zero 3 --val-windows 1 --timeout 20");
+        const char* one = run_make(kept("%s-few-alone", SHAPES[shape].name), forked(1), SHAPES[shape].arguments,
+                                   "--reduce exact --val-windows 1");
+        check(same_runs(few, one) && last_apart(few, one, "val_loss") == 0,
+              "%s: stage 3 validates one window, as one rank does", what);
+    }
     check(same_runs(runs[0], alone) && last_apart(runs[3], alone, "val_loss") == 0,
           "%s: exact sums give the weights, moments, losses, norms and validation of one rank, to the bit", what);
     check(log_last(runs[0], "skipped") == log_last(alone, "skipped") &&
