@@ -201,6 +201,29 @@ ODD = ["{{ 1 if false }}", "{{ missing }}|{{ missing == none }}|{{ none }}", "a\
        "{% macro f() %}{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}{% endfor %}{% endmacro %}{{ f() ~ f() }}{{ '' if false else f() }}{{ f() and 'x' }}",
        "{% macro f(a) %}", "{% endmacro %}", "{% macro unused(a, b) %}{{ b.unknown() }}{% endmacro %}a",
        "{% set x %}a{{ 1 }}\n{% set y = 2 %}{{ y }}{% endset %}[{{ x }}]{{ y }}{% set ns = namespace() %}{% set ns.t %}{{ x }}{% endset %}{{ ns.t|upper }}{% set e %}{% endset %}{{ e == '' }}",
+       # Macros in an if, and breaks in macros and blocks.
+       "{% if true %}{% set a = 1 %}{% macro f() %}{{ a }}{% endmacro %}{% set a = 2 %}{% endif %}{{ f() }}{% set a = 3 %}{{ f() }}",
+       "{% for m in messages %}{% macro f() %}{% if true %}{% break %}{% endif %}{% endmacro %}{{ f() }}{% endfor %}",
+       "{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}",
+       "{% set ns = namespace(x='-') %}{% for m in messages %}{{ m.role }}{% set ns.x %}a{{ m.role }}{% if loop.index == 3 %}{% break %}{% endif %}"
+       "{% endset %}{% endfor %}{{ ns.x }}",
+       "{% set ns = namespace(x='-') %}{% for m in messages %}{% set ns.x %}a{{ m.role }}{% if loop.last %}{% continue %}{% endif %}{% endset %}"
+       "{{ ns.x }}{% endfor %}{{ ns.x }}",
+       # What filters give: true, without length or index, and gone through once.
+       "{% if messages|selectattr('role', 'equalto', 'x') %}a{% endif %}{% if messages|selectattr('role', 'equalto', 'x')|list %}b{% endif %}"
+       "{{ 'c' if []|map('upper') }}{{ 'd' if []|select }}{{ 'e' if []|reject }}{{ 'f' if []|rejectattr('x') }}{{ 'g' if []|reverse }}"
+       "{{ 'h' if not []|reverse|list }}{{ []|map('upper') and 1 }}{{ []|reverse or 2 if false }}{{ missing|map('upper')|default('i', true) == [] }}",
+       "{{ messages|map(attribute='role')|length }}", "{{ messages|reverse|count }}", "{{ messages|reverse|last }}", "{{ messages|select|last }}",
+       "{{ (messages|map(attribute='role'))[0] }}|{{ (messages|reverse)[-1] }}|{{ (messages|reverse).x }}", "{{ (messages|reverse)[:1] }}",
+       "{{ (messages|map(attribute='role'))[1:] }}", "{{ [1]|reverse|tojson }}", "{{ ([1]|reverse) + [2] }}", "{{ [2] + ([1]|select) }}",
+       "{% set x = [1]|select %}{{ x == x }}{{ x != x }}{{ x == [1] }}{{ [1] == x }}{{ x == ([1]|select) }}{{ x|list == [1] }}",
+       "{% set x = [1, 2]|reverse %}{{ x is iterable }}{{ x is sequence }}{{ x is mapping }}{{ x is defined }}{{ x is string }}{{ 1 in x }}",
+       "{% for m in messages|reverse %}{{ loop.index }}/{{ loop.length }}{{ m.role }}{{ loop.last }}{{ loop.nextitem.role }} {% endfor %}"
+       "{% for r in messages|map(attribute='role') if r != 'user' %}{{ r }}{{ loop.revindex }} {% endfor %}",
+       "{{ messages|map(attribute='role')|first }}{{ (messages|reverse|first).role }}{{ [1, 2]|select|reverse|length }}{{ [1, 2]|reverse|reverse|last }}"
+       "{{ []|map('upper')|first }}{{ '-'.join(messages|map(attribute='role')) }}{{ [1, 2, 3]|reverse|select('odd')|map('string')|join(',') }}"
+       "{{ messages|map(attribute='role')|list|length }}{{ (messages|reverse|list)[0].role }}{{ (messages|reverse|list)[:1]|length }}",
+       "{{ [1]|select([1])|list }}", "{{ messages|map(messages)|list }}", "{{ messages|selectattr('role', [1, 2])|list }}",
        "{% set x %}", "{% endset %}", "{% for m in messages %}{% set c %}{{ m.content }}{{ c }}{% endset %}{{ c|trim|length }} {% endfor %}{{ c }}"]
 
 CONVERSATIONS = [
@@ -283,7 +306,7 @@ def random_template(r, depth):
             parts.append("{%" + dash() + " set v = " + expression(r, 1) + " " + dash() + "%}{{ v }}")
         elif kind == 5:
             parts.append("{%" + dash() + " generation " + dash() + "%}" + out() + "{% endgeneration " + dash() + "%}")
-        elif kind == 6 and depth == 2:  # within a loop or a macro it would see their variables
+        elif kind == 6 and depth == 2:  # within a loop or a macro it is refused
             parts.append("{% macro f(a, b=1) " + dash() + "%}" + out() + "{{ a }}{{ b }}{% endmacro " + dash() +
                          "%}{{ f(" + expression(r, 1) + ") }}")
         else:

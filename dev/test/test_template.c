@@ -184,7 +184,35 @@ static void test_refusals(void) {
     refuses("{{ 'a", "a tag that does not end");
     refuses("{{ (1 }}", "lacks ')'");
     refuses("{{ }}", "ends early");
+    // Names of filters and tests that are values.
+    refuses("{{ messages | select([1, 2]) | list }}", "gives 'select' a name that is not a string");
+    refuses("{{ messages | map(messages) | list }}", "gives 'map' a name that is not a string");
+    refuses("{{ messages | selectattr('role', [1, 2]) | list }}", "gives 'selectattr' a name that is not a string");
+    refuses("{% for m in messages %}{{ messages | map(loop) | list }}{% endfor %}", "gives 'map' a name");
+    // Scopes that Jinja has otherwise.
+    refuses("{% for m in messages %}{% macro f() %}{{ m }}{% endmacro %}{% endfor %}", "block the macro 'f', which");
+    refuses("{% macro f() %}{% macro g() %}{% endmacro %}{% endmacro %}{{ f() }}", "block the macro 'g', which is not");
+    refuses("{% set x %}{% macro f() %}{% endmacro %}{% endset %}", "block the macro 'f', which is not");
+    refuses("{% generation %}{% macro f() %}{% endmacro %}{% endgeneration %}", "block the macro 'f', which is not");
+    refuses("{% for m in messages %}{% macro f() %}{% break %}{% endmacro %}{% endfor %}", "outside a for");
+    refuses("{% for m in messages %}{% generation %}{% continue %}{% endgeneration %}{% endfor %}", "outside a for");
+    // What filters give is no list.
+    refuses("{{ messages | map(attribute='role') | length }}", "without |list the filter 'length'");
+    refuses("{{ messages | reverse | last }}", "without |list the filter 'last'");
+    refuses("{{ (messages | reverse)[1:] }}", "without |list the slice");
+    refuses("{{ messages | reverse | tojson }}", "the filter 'tojson'");
+    refuses("{{ ([1] | reverse) + [2] }}", "the operator '+'");
+    refuses("{% set x = messages | map(attribute='role') %}{{ x | join }}{{ x | join }}", "goes twice through");
     // Bounded: steps, depth, memory.
+    const char* nested[] = {"{{ ns.x | tojson }}", "{{ ns.x == ns.x }}", "{{ ns.x in [ns.x] }}"};
+    for (size_t i = 0; i < COUNT_OF(nested); i++) {
+        char lists[400] = "{% set ns = namespace(x=1) %}"
+                          "{% for i in range(200000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+        refuses(strcat(lists, nested[i]), "nests more than 48 lists");
+    }
+    refuses("{% set ns = namespace(x=1) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+            "{{ ns.x == ns.x }}", "too many steps");
+    refuses("{{ range(300000) | select('in', range(300000)) | list }}", "too many steps");
     char deep[2000] = "{{ ", *at = deep + 3;
     for (int i = 0; i < 900; i++) *at++ = '(';
     strcpy(at, "1 }}");

@@ -23,8 +23,10 @@
 //                even, odd, divisibleby, eq, equalto, ne, in; not
 //   functions    raise_exception(text), namespace(name=value), strftime_now(format), range(...)
 //
-// What is missing (dictionaries, call, include, ...) is refused by name when it is reached, so that a template with a
-// branch for tools works in a chat without tools; an unknown statement is refused at once. Memory and steps are
+// What is missing (dictionaries, call, include, a macro within a loop, macro or block, ...) is refused by name when it
+// is reached, so that a template with a branch for tools works in a chat without tools; an unknown statement is refused
+// at once. As in Jinja, what map, select, reject, selectattr, rejectattr and reverse give is always true and has no
+// length or index until |list makes a list of it; going through it twice is refused. Memory, steps and depth are
 // bounded.
 //
 //   1. values     and the memory that they live in
@@ -61,6 +63,7 @@ typedef struct TemplateValue {
     const struct TemplateValue* items;  // of a list, and of the one of a loop, (count)
     const ChatMessage* message;
     size_t count;                       // of a loop: its length
+    bool* taken;                        // of a list that can be gone through once: whether it has been; else NULL
 } TemplateValue;
 
 typedef struct {
@@ -151,26 +154,57 @@ static inline TemplateValue value_list(Template* t, TemplateValue** items, size_
     return v;
 }
 
+static inline bool text_equal(TemplateValue a, TemplateValue b) {
+    return a.count == b.count && memcmp(a.text, b.text, a.count) == 0;
+}
+
 static inline bool value_is(TemplateValue v, const char* text) {
-    return v.kind == VALUE_STRING && v.count == strlen(text) && memcmp(v.text, text, v.count) == 0;
+    return v.kind == VALUE_STRING && text_equal(v, value_word(text));
 }
 
 static inline bool value_numeric(TemplateValue v) { return v.kind == VALUE_BOOL || v.kind == VALUE_NUMBER; }
 
 static inline bool value_true(TemplateValue v) {
     if (value_numeric(v)) return v.number != 0;
-    if (v.kind == VALUE_STRING || v.kind == VALUE_LIST) return v.count > 0;
+    if (v.kind == VALUE_STRING || v.kind == VALUE_LIST) return v.count > 0 || v.taken;
     return v.kind != VALUE_UNDEFINED && v.kind != VALUE_NONE;
 }
 
-static inline bool value_equal(TemplateValue a, TemplateValue b) {
+static inline bool template_step(Template* t) {
+    return ++t->steps <= TEMPLATE_STEPS || template_fail(t, "takes too many steps");
+}
+
+// Enters a list in a list; t->depth is to be decremented afterwards.
+static inline bool template_deeper(Template* t) {
+    return ++t->depth <= TEMPLATE_DEPTH || template_fail(t, "nests more than %d lists", TEMPLATE_DEPTH);
+}
+
+static inline bool value_equal(Template* t, TemplateValue a, TemplateValue b) {
+    if (!template_step(t)) return false;
     if (value_numeric(a) && value_numeric(b)) return a.number == b.number;
     if (a.kind != b.kind) return false;
-    if (a.kind == VALUE_STRING) return a.count == b.count && memcmp(a.text, b.text, a.count) == 0;
+    if (a.kind == VALUE_STRING) return text_equal(a, b);
     if (a.kind != VALUE_LIST) return a.number == b.number && a.message == b.message;
-    bool equal = a.count == b.count;
-    for (size_t i = 0; equal && i < a.count; i++) equal = value_equal(a.items[i], b.items[i]);
+    if (a.taken || b.taken) return a.taken == b.taken;
+    bool equal = template_deeper(t) && a.count == b.count;
+    for (size_t i = 0; equal && i < a.count; i++) equal = value_equal(t, a.items[i], b.items[i]);
+    t->depth--;
     return equal;
+}
+
+// A list as one that can be gone through once.
+static inline TemplateValue value_once(Template* t, TemplateValue list) {
+    list.taken = (bool*)template_allocate(t, sizeof(bool));
+    return list;
+}
+
+// A list that is about to be gone through.
+static inline TemplateValue value_taken(Template* t, TemplateValue list) {
+    if (list.taken && *list.taken)
+        template_fail(t, "goes twice through what a filter gives, which is not supported; |list should follow it");
+    if (list.taken) *list.taken = true;
+    list.taken = NULL;
+    return list;
 }
 
 // As Python prints it.
@@ -351,7 +385,10 @@ static inline bool template_match(Template* t) {
                 return template_fail(t, "has an elif, else or end without its beginning");
             t->nodes[open[--depth]].next = i;
         }
-        for (size_t d = 0; d < depth; d++) inside = inside || t->nodes[open[d]].kind == NODE_FOR;
+        for (size_t d = 0; d < depth; d++) {
+            NodeKind around = t->nodes[open[d]].kind;
+            inside = around == NODE_FOR || (inside && around != NODE_MACRO && around != NODE_GENERATION);
+        }
         if ((kind == NODE_BREAK || kind == NODE_CONTINUE) && !inside)
             return template_fail(t, "has a break or continue outside a for");
         if (kind == NODE_IF || kind == NODE_FOR || kind == NODE_ELIF || kind == NODE_ELSE || kind == NODE_MACRO ||
@@ -427,7 +464,7 @@ static inline TemplateValue template_string(Template* t) {
 static inline TemplateVariable* template_find(Template* t, TemplateValue name, int64_t owner) {
     for (size_t i = t->variable_count; i-- > 0;)
         if (t->variables[i].owner == owner && (owner >= 0 || i < t->top || i >= t->hidden) &&
-            value_equal(t->variables[i].name, name)) return &t->variables[i];
+            text_equal(t->variables[i].name, name)) return &t->variables[i];
     return NULL;
 }
 
@@ -576,7 +613,8 @@ static inline TemplateValue template_method(Template* t, TemplateValue of, Templ
     bool texts = of.kind == VALUE_STRING;
     if (texts && template_text(&result, t, of, name, a, count)) return result;
     if (texts && count == 0 && value_is(name, "title")) return template_case(t, of, CASE_WORDS);
-    if (texts && count == 1 && a[0].kind == VALUE_LIST && value_is(name, "join")) return template_join(t, a[0], of);
+    if (texts && count == 1 && a[0].kind == VALUE_LIST && value_is(name, "join"))
+        return template_join(t, value_taken(t, a[0]), of);
     if (texts && count == 2 && a[0].kind == VALUE_STRING && a[0].count > 0 && a[1].kind == VALUE_NUMBER &&
         value_is(name, "split"))
         return template_split(t, of, a[0], a[1].number < 0 ? SIZE_MAX : (size_t)a[1].number);
@@ -603,7 +641,7 @@ static inline TemplateValue template_method(Template* t, TemplateValue of, Templ
 
 // x[...], whose [ has been consumed: a member, an element, or a slice with any of first, end, step (1 or -1).
 static inline TemplateValue template_subscript(Template* t, TemplateValue of) {
-    TemplateValue part[3];
+    TemplateValue part[3], undefined = value_of(VALUE_UNDEFINED, 0);
     bool given[3] = {false, false, false}, slice = false;
     int n = 0;
     while (!t->failed && !code_take(t, "]")) {
@@ -623,10 +661,11 @@ static inline TemplateValue template_subscript(Template* t, TemplateValue of) {
     if (!slice && given[0] && part[0].kind == VALUE_STRING) return template_member(t, of, part[0]);
     if (of.kind != VALUE_LIST || (!slice && !given[0]))
         return template_undefined(t, "the subscript of", value_word("[ ]"));
+    if (of.taken) return slice ? template_undefined(t, "without |list the slice", value_word("[a:b]")) : undefined;
     int64_t count = (int64_t)of.count, step = given[2] ? part[2].number : 1;
     if (!slice) {
         int64_t i = part[0].number < 0 ? part[0].number + count : part[0].number;
-        return i >= 0 && i < count ? of.items[i] : value_of(VALUE_UNDEFINED, 0);
+        return i >= 0 && i < count ? of.items[i] : undefined;
     }
     if (step != 1 && (step != -1 || given[0] || given[1]))
         return template_undefined(t, "the slice", value_word("[a:b:c]"));
@@ -773,11 +812,13 @@ static inline void template_json(Template* t, TemplateValue v) {
         template_write(t, ", \"content\": ", 13);
         template_json(t, template_member(t, v, value_word("content")));
         template_write(t, "}", 1);
-    } else if (v.kind == VALUE_LIST) {
+    } else if (v.kind == VALUE_LIST && !v.taken) {
+        template_deeper(t);
         for (size_t i = 0; i < v.count && !t->failed; i++) {
             template_write(t, i ? ", " : "[", i ? 2 : 1);
             template_json(t, v.items[i]);
         }
+        t->depth--;
         template_write(t, v.count ? "]" : "[]", v.count ? 1 : 2);
     } else template_undefined(t, "with such a value the filter", value_word("tojson"));
 }
@@ -797,9 +838,9 @@ static inline bool template_holds(Template* t, TemplateValue v, TemplateValue na
     if (t->skipping || t->failed) return false;
     if (test < 0) return template_undefined(t, "the test", name), false;
     if (value_is(name, "true") || value_is(name, "false")) return v.kind == VALUE_BOOL && v.number == (test == 5);
-    if (test < TEST_EVEN) return kinds[test] >> v.kind & 1;
+    if (test < TEST_EVEN) return (kinds[test] >> v.kind & 1) && !(v.taken && value_is(name, "sequence"));
     if (test == TEST_IN) return template_contains(t, with, v);
-    if (test > TEST_DIVISIBLE) return value_equal(v, with) != (test >= TEST_NE);
+    if (test > TEST_DIVISIBLE) return value_equal(t, v, with) != (test >= TEST_NE);
     if (test < TEST_DIVISIBLE) with = value_of(VALUE_NUMBER, 2);
     if (!value_numeric(v) || !value_numeric(with) || with.number == 0)
         return template_fail(t, "divides by 0, or something that is not a number");
@@ -828,7 +869,9 @@ static inline TemplateValue template_each(Template* t, TemplateValue list, Templ
     size_t kept = 0;
     if (attribute && (a[0].kind != VALUE_STRING || text_find(a[0], value_word("."), 0) != SIZE_MAX))
         return template_undefined(t, "in a filter the attribute", value_string(t, a[0]));
-    for (size_t i = 0; i < made.count && !t->failed; i++) {
+    if (count > attribute && a[attribute].kind != VALUE_STRING)
+        return template_fail(t, "gives '%.*s' a name that is not a string", (int)name.count, name.text), undefined;
+    for (size_t i = 0; i < made.count && template_step(t) && !t->failed; i++) {
         TemplateValue x = attribute ? template_member(t, list.items[i], a[0]) : list.items[i];
         bool tests = count > attribute;
         if (maps) items[kept++] = named ? x : template_filter_with(t, x, a[0], a + 1, count - 1);
@@ -836,7 +879,7 @@ static inline TemplateValue template_each(Template* t, TemplateValue list, Templ
                         : value_true(x)) != rejects) items[kept++] = list.items[i];
     }
     made.count = kept;
-    return made;
+    return value_once(t, made);
 }
 
 static inline TemplateValue template_filter_with(Template* t, TemplateValue v, TemplateValue name,
@@ -857,7 +900,10 @@ static inline TemplateValue template_filter_with(Template* t, TemplateValue v, T
     bool counts = count == 0 && word_among(name, "length|count") >= 0;
     if (v.kind == VALUE_UNDEFINED && word_among(name, "join|list|map|select|reject|selectattr|rejectattr") >= 0)
         v = value_of(VALUE_LIST, 0);
+    if (v.taken && (counts || value_is(name, "last"))) return template_undefined(t, "without |list the filter", name);
     if (v.kind == VALUE_LIST) {
+        bool once = v.taken;
+        v = value_taken(t, v);
         if (counts) return value_of(VALUE_NUMBER, (int64_t)v.count);
         if (count == 0 && value_is(name, "list")) return v;
         if (count == 0 && value_is(name, "first")) return v.count ? v.items[0] : undefined;
@@ -869,7 +915,7 @@ static inline TemplateValue template_filter_with(Template* t, TemplateValue v, T
         if (count == 0 && value_is(name, "reverse")) {
             TemplateValue *items, list = value_list(t, &items, v.count);
             for (size_t i = 0; i < list.count; i++) items[i] = v.items[list.count - 1 - i];
-            return list;
+            return once ? list : value_once(t, list);
         }
     }
     if (counts && v.kind == VALUE_STRING) {
@@ -890,7 +936,7 @@ static inline TemplateValue template_filter(Template* t, TemplateValue v, Templa
         if (names[i].count > 0 && !(i == 1 && value_is(name, "default") && value_is(names[i], "boolean")))
             return template_undefined(t, "in a filter the name", names[i]);
     if (maps && (v.kind == VALUE_LIST || v.kind == VALUE_UNDEFINED))
-        return template_each(t, v, name, a, count, true);
+        return template_each(t, value_taken(t, v), name, a, count, true);
     return template_filter_with(t, v, name, a, count);
 }
 
@@ -926,7 +972,7 @@ static inline TemplateValue template_number(Template* t, TemplateValue a, Templa
     if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
     if (operation == '~') return value_joined(t, value_string(t, a), value_string(t, b));
     if (operation == '+' && a.kind == VALUE_STRING && b.kind == VALUE_STRING) return value_joined(t, a, b);
-    if (operation == '+' && a.kind == VALUE_LIST && b.kind == VALUE_LIST) {
+    if (operation == '+' && a.kind == VALUE_LIST && b.kind == VALUE_LIST && !a.taken && !b.taken) {
         TemplateValue *items, list = value_list(t, &items, a.count + b.count);
         for (size_t i = 0; i < list.count; i++) items[i] = i < a.count ? a.items[i] : b.items[i - a.count];
         return list;
@@ -972,7 +1018,9 @@ static inline bool template_contains(Template* t, TemplateValue in, TemplateValu
     if (in.kind == VALUE_STRING && what.kind == VALUE_STRING) return text_find(in, what, 0) != SIZE_MAX;
     if (in.kind == VALUE_MESSAGE) return value_is(what, "role") || value_is(what, "content");
     if (in.kind == VALUE_LIST) {
-        for (size_t i = 0; i < in.count; i++) if (value_equal(in.items[i], what)) return true;
+        in = value_taken(t, in);
+        for (size_t i = 0; i < in.count && !t->failed; i++)
+            if (value_equal(t, in.items[i], what)) return true;
         return false;
     }
     if (in.kind == VALUE_UNDEFINED) return false;
@@ -1011,8 +1059,8 @@ static inline TemplateValue template_comparison(Template* t) {
     bool negated, holds = true, any = false;
     for (int which; !t->failed && (which = template_comparator(t, &negated)) >= 0; any = true) {
         TemplateValue right = template_arithmetic(t, 0);
-        bool now = which == COMPARE_EQUAL ? value_equal(left, right)
-                 : which == COMPARE_DIFFERENT ? !value_equal(left, right)
+        bool now = which == COMPARE_EQUAL ? value_equal(t, left, right)
+                 : which == COMPARE_DIFFERENT ? !value_equal(t, left, right)
                  : which == COMPARE_UP_TO ? value_compare(t, left, right) <= 0
                  : which == COMPARE_FROM ? value_compare(t, left, right) >= 0
                  : which == COMPARE_BELOW ? value_compare(t, left, right) < 0
@@ -1046,7 +1094,8 @@ static inline TemplateValue template_logic(Template* t, bool any) {
 
 // a if condition else b. The condition comes after a, which is first skipped, and evaluated afterwards if it holds.
 static inline TemplateValue template_expression(Template* t) {
-    if (++t->depth > TEMPLATE_DEPTH || ++t->steps > TEMPLATE_STEPS) template_fail(t, "takes too many steps");
+    if (++t->depth > TEMPLATE_DEPTH) template_fail(t, "takes too many steps");
+    template_step(t);
     TemplateValue v = value_of(VALUE_UNDEFINED, 0);
     bool outer = t->skipping;
     const char* start = t->at;
@@ -1170,7 +1219,7 @@ static inline TemplateValue template_macro(Template* t, int64_t macro, TemplateV
     for (size_t i = 0; !t->failed && !code_take(t, ")"); i++) {
         TemplateValue parameter = code_word(t), value = value_of(VALUE_UNDEFINED, 0);
         size_t k = 0;
-        while (k < count && (names[k].count ? !value_equal(names[k], parameter) : k != i)) k++;
+        while (k < count && (names[k].count ? !text_equal(names[k], parameter) : k != i)) k++;
         if (k < count) value = a[k], taken++;
         if (parameter.count == 0) template_undefined(t, "the parameters of the macro", name);
         if (code_take(t, "=")) {
@@ -1199,7 +1248,7 @@ static inline TemplateValue template_macro(Template* t, int64_t macro, TemplateV
 // The elements for which the condition holds in "for name in list if condition", from the list on, where t->at is.
 static inline TemplateValue template_elements(Template* t, TemplateValue name) {
     const char* end = t->end;
-    TemplateValue list = template_logic(t, true), *items;
+    TemplateValue list = value_taken(t, template_logic(t, true)), *items;
     bool filters = !t->failed && code_take_word(t, "if");
     const char* condition = t->at;
     if (!filters && !t->failed) code_end(t);
@@ -1258,7 +1307,7 @@ static inline void template_loop(Template* t, size_t i) {
 static inline void template_run(Template* t, size_t first, size_t end) {
     for (size_t i = first; i < end && !t->failed && t->leaving == NODE_TEXT; i++) {
         const TemplateNode* node = &t->nodes[i];
-        if (++t->steps > TEMPLATE_STEPS) template_fail(t, "takes too many steps");
+        template_step(t);
         if (node->kind == NODE_TEXT || node->kind == NODE_OUTPUT) {
             TemplateValue text = node_text(node);
             if (node->kind == NODE_OUTPUT) text = value_string(t, template_evaluate(t, node->start, node->end));
@@ -1269,12 +1318,14 @@ static inline void template_run(Template* t, size_t first, size_t end) {
             size_t from = t->out_bytes;
             template_scoped(t, i);
             TemplateValue text = template_captured(t, from);
-            if (!t->failed) template_assign(t, node, &text);
+            if (!t->failed && t->leaving == NODE_TEXT) template_assign(t, node, &text);
             i = node->next;
         } else if (node->kind == NODE_MACRO) {
             t->at = node->start;
             t->end = node->end;
-            template_set(t, code_word(t), -1, value_of(VALUE_MACRO, (int64_t)i));
+            TemplateValue name = code_word(t);
+            if (t->scope > 0) template_undefined(t, "within a loop, macro or block the macro", name);
+            template_set(t, name, -1, value_of(VALUE_MACRO, (int64_t)i));
             i = node->next;
         } else if (node->kind == NODE_FOR || node->kind == NODE_GENERATION) {
             (node->kind == NODE_FOR ? template_loop : template_scoped)(t, i);
