@@ -212,7 +212,8 @@ ODD = ["{{ 1 if false }}", "{{ missing }}|{{ missing == none }}|{{ none }}", "a\
        # What filters give: true, without length or index, and gone through once.
        "{% if messages|selectattr('role', 'equalto', 'x') %}a{% endif %}{% if messages|selectattr('role', 'equalto', 'x')|list %}b{% endif %}"
        "{{ 'c' if []|map('upper') }}{{ 'd' if []|select }}{{ 'e' if []|reject }}{{ 'f' if []|rejectattr('x') }}{{ 'g' if []|reverse }}"
-       "{{ 'h' if not []|reverse|list }}{{ []|map('upper') and 1 }}{{ []|reverse or 2 if false }}{{ missing|map('upper')|default('i', true) == [] }}",
+       "{{ 'h' if not []|reverse|list }}",
+       "{{ []|map('upper') and 1 }}{{ []|reverse or 2 if false }}{{ missing|map('upper')|default('i', true) == [] }}",
        "{{ messages|map(attribute='role')|length }}", "{{ messages|reverse|count }}", "{{ messages|reverse|last }}", "{{ messages|select|last }}",
        "{{ (messages|map(attribute='role'))[0] }}|{{ (messages|reverse)[-1] }}|{{ (messages|reverse).x }}", "{{ (messages|reverse)[:1] }}",
        "{{ (messages|map(attribute='role'))[1:] }}", "{{ [1]|reverse|tojson }}", "{{ ([1]|reverse) + [2] }}", "{{ [2] + ([1]|select) }}",
