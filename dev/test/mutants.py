@@ -46,6 +46,7 @@ ARGUMENTS = {'same_weights.sh': 'build', 'test_backends.sh': 'build'}
 with open('dev/test/suites.txt') as rows:
     ARGUMENTS.update(row.strip().replace('B/', 'build/').split(' ', 1) for row in rows if row[0] != '#')
 NEEDS = {
+    'test_calls': ' '.join('calls/' + p for p in 'corpus tokenize train supervise export generate evaluate'.split()),
     'pairs': 'train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export tokenize corpus supervise',
     'same_weights.sh': 'train-FP32 train-BF16 corpus tokenize weights_hash', 'test_supervise': 'supervise',
     'test_backends.sh': 'train-FP32 test_train-emulated-FP32 train-emulated-FP32 corpus tokenize weights_hash',
@@ -58,6 +59,7 @@ golden-FP32|same_weights.sh|emulated-plain-FP32-test_cuda --shapes tiny|emulated
 emulated-plain-BF16-test_cuda --shapes tiny|test_train-emulated-FP32|test_model-emulated-FP32 --model
 test_backends.sh|test_cublaslt|test_nccl|test_tune'''
 SUITES = re.split('[|\n]', SUITES)
+COVERAGE_SUITES = SUITES + ['test_ranks', 'soak', 'test_calls']  # too long for one bug
 for name, parts in (('test_ranks', 'data stages float storage recompute resume optimizers launch memory faults '
                                    'refusals corruption rewind slow'),
                     ('soak', 'kills damage disk failing order clock prune reshard rewind tiers')):
@@ -161,7 +163,8 @@ def suite_parts(suite):
     """The command of a suite, and the programs that it needs."""
     name, *rest = suite.split()
     given = ARGUMENTS.get(name, '').split()
-    needs = NEEDS.get(name, '').split() + [a[len('build/'):] for a in given if re.match('build/.', a)]
+    needs = NEEDS.get(name, '').split() + [a[len('build/'):] for a in given if re.match('build/.', a)
+                                           and a != 'build/calls']
     if name.endswith('.sh'):
         return ['sh', 'dev/test/' + name] + given, needs
     return ['build/' + name] + given + rest, [name] + needs
@@ -565,7 +568,7 @@ def coverage_main(build_folder):
     """Lines and branches that no suite runs. Processes that are killed do not count."""
     work = Work(build_folder, 'coverage', '--coverage -fprofile-update=atomic -Wno-coverage-mismatch')
     work.optimize = '-Og'  # from -O1 on, lines are merged with others
-    suites = [s for s in SUITES if re.search(ONLY_SUITES, s)]
+    suites = [s for s in COVERAGE_SUITES if re.search(ONLY_SUITES, s)]
     programs = sorted({p for s in suites for p in suite_parts(s)[1]})
     if work.make(programs).returncode:
         sys.exit(f'the programs do not build: see {work.work}/make.log')
@@ -575,7 +578,7 @@ def coverage_main(build_folder):
                 print(f'{suite}: {why}, after {seconds:.0f} s')
     lines, branches = collections.defaultdict(dict), collections.defaultdict(dict)
     files = set(product())
-    for notes in glob.glob(work.tree + '/build/*.gcda'):
+    for notes in glob.glob(work.tree + '/build/**/*.gcda', recursive=True):
         text = subprocess.run(['gcov', '-b', '--json-format', '--stdout', os.path.relpath(notes, work.tree)],
                               cwd=work.tree, capture_output=True, text=True).stdout
         for document in filter(str.strip, text.splitlines()):
