@@ -203,7 +203,16 @@ static void test_refusals(void) {
     refuses("{{ messages | reverse | tojson }}", "the filter 'tojson'");
     refuses("{{ ([1] | reverse) + [2] }}", "the operator '+'");
     refuses("{% set x = messages | map(attribute='role') %}{{ x | join }}{{ x | join }}", "goes twice through");
-    // Bounded: steps, depth, memory.
+    refuses("{% for m in messages %}a{% else %}b{% endfor %}", "uses 'else' of a for");
+    refuses("{% for m in messages %}{{ loop.depth }}{% endfor %}", "the member of loop 'depth'");
+    refuses("{% for c in 1 %}{% endfor %}", "a for over something that is not a list");
+    refuses("{{ messages['a':1] }}", "a subscript that is not a number");
+    refuses("{{ messages[none] }}", "a subscript that is not a number");
+    refuses("{{ 'abc'[0] }}", "the subscript of '[ ]'");
+    refuses("{{ messages[0:2:2] }}", "the slice '[a:b:c]'");
+    refuses("{{ 1 < 'a' }}", "compares values that have no order");
+    refuses("{% set m = 1 %}{% set m.x = 2 %}", "without namespace the assignment to 'm'");
+    // Bounded: steps, depth, memory, variables, output.
     const char* nested[] = {"{{ ns.x | tojson }}", "{{ ns.x == ns.x }}", "{{ ns.x in [ns.x] }}"};
     for (size_t i = 0; i < COUNT_OF(nested); i++) {
         char lists[400] = "{% set ns = namespace(x=1) %}"
@@ -217,7 +226,7 @@ static void test_refusals(void) {
     for (int i = 0; i < 900; i++) *at++ = '(';
     strcpy(at, "1 }}");
     refuses(deep, "too many steps");
-    char source[4000] = "", *end = source;
+    char source[5000] = "", *end = source;
     for (int i = 0; i < 24; i++) end += sprintf(end, "{%% for m%d in messages %%}", i);
     end += sprintf(end, "x");
     for (int i = 0; i < 24; i++) end += sprintf(end, "{%% endfor %%}");
@@ -225,6 +234,13 @@ static void test_refusals(void) {
     end = source + sprintf(source, "{%% set x = 'aaaaaaaa' %%}");
     for (int i = 0; i < 40; i++) end += sprintf(end, "{%% set x = x + x %%}");
     refuses(source, "memory");
+    end = source;
+    for (int i = 0; i < 257; i++) end += sprintf(end, "{%%set v%d=1%%}", i);
+    refuses(source, "sets more than 256 variables");
+    end = source + sprintf(source, "{%% set x = 'aaaaaaaa' %%}");
+    for (int i = 0; i < 17; i++) end += sprintf(end, "{%% set x = x + x %%}");
+    sprintf(end, "{%% for i in range(65) %%}{{ x }}{%% endfor %%}");
+    refuses(source, "writes more than 64 MB");
 }
 
 // White space as Python's str.isspace has it, before and after a text.
