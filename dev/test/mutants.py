@@ -113,6 +113,21 @@ case $out in build/*)
 esac
 exec %(compiler)s %(flags)s "$@" -fsyntax-only %(last)s
 '''
+# Of processes that end with _exit, or become another program, gcov writes no counts by itself.
+COVERAGE = '''#include <stdlib.h>
+#include <unistd.h>
+void __gcov_dump(void), __gcov_reset(void);
+void coverage_exit(int code) {
+    __gcov_dump();
+    _exit(code);
+}
+void coverage_Exit(int code) { coverage_exit(code); }
+int coverage_execvp(const char* file, char* const* words) {
+    __gcov_dump();
+    __gcov_reset();  // or a second dump, after a failure, would write nothing
+    return execvp(file, words);
+}
+'''
 ERROR = re.compile(r'^(?:translate: )?(?:\./)?([\w./-]+):(\d+)(?::\d+)?: '
                    r'(?!warning: (?!pointer.* type mismatch)|note: (?!in expansion of macro)|  )', re.M)
 
@@ -564,10 +579,54 @@ def run_covered(job):
     return job[1], *run_suite(job[0] + '/tree', job[1], 1800, {}, whole=True)
 
 
+def named_lines(path='dev/test/uncovered.txt'):
+    """{file: lines} of what uncovered.txt names. Each row must fit a line, and its key have a reason."""
+    with open(path) as f:
+        rows = f.read().split('\n')
+    named = collections.defaultdict(set)
+    for row in filter(lambda row: row and row[0] != '#', rows):
+        where, pattern, key = re.fullmatch(r'(\S+): (\S.*?)   +(\S.*)', row).groups()
+        found = 0
+        for file in fnmatch.filter(product(), where):
+            inside = False
+            with open(file) as f:
+                for n, line in enumerate(f, 1):
+                    if pattern[-2:] == '()':  # to the function's last line
+                        inside = inside or re.match(r'\w.*\b' + re.escape(pattern[:-1]), line)
+                        ends = re.match(r'}|\w.*[;}]$', line)
+                    else:  # to the statement's last line
+                        inside = inside or pattern == '*' or pattern in line
+                        ends = re.search(r'[;{}]\s*(//.*)?$', line)
+                    if inside:
+                        named[file].add(n)
+                        found += 1
+                    inside = inside and not ends
+        if not found or f'# {key}: ' not in '\n'.join(rows):
+            sys.exit(f'{path}: there is no such line, or its reason is not explained: {row}')
+    return named
+
+
+def split_missed(missed, named, text):
+    """Of lines that never run those that are not named, nor next to one that is, in its block; and how many are."""
+    named, indent = named.intersection(missed), {n: len(text[n - 1]) - len(text[n - 1].lstrip()) for n in missed}
+    for step, order in ((1, sorted(missed)), (-1, sorted(missed, reverse=True))):
+        for n in order:
+            if n - step in named and indent[n] >= indent[n - step]:
+                named.add(n)
+    return sorted(set(missed) - named), len(named)
+
+
 def coverage_main(build_folder):
     """Lines and branches that no suite runs. Processes that are killed do not count."""
-    work = Work(build_folder, 'coverage', '--coverage -fprofile-update=atomic -Wno-coverage-mismatch')
+    named = named_lines()
+    place = os.path.abspath(build_folder) + '/coverage'
+    instead = ' '.join(f'-D{name}=coverage{"_" * (name[0] != "_")}{name}' for name in ('_exit', '_Exit', 'execvp'))
+    work = Work(build_folder, 'coverage', '--coverage -fprofile-update=atomic -Wno-coverage-mismatch ' + instead,
+                f'{place}/coverage.o')
     work.optimize = '-Og'  # from -O1 on, lines are merged with others
+    with open(place + '/coverage.c', 'w') as f:
+        f.write(COVERAGE)
+    subprocess.run(['cc', '-O1', '-c', 'coverage.c'], cwd=place, check=True)
     suites = [s for s in COVERAGE_SUITES if re.search(ONLY_SUITES, s)]
     programs = sorted({p for s in suites for p in suite_parts(s)[1]})
     if work.make(programs).returncode:
@@ -576,8 +635,8 @@ def coverage_main(build_folder):
         for suite, why, seconds in pool.imap_unordered(run_covered, [(work.work, s) for s in suites], 1):
             if why:
                 print(f'{suite}: {why}, after {seconds:.0f} s')
-    lines, branches = collections.defaultdict(dict), collections.defaultdict(dict)
-    files = set(product())
+    lines, branches, functions = (collections.defaultdict(kind) for kind in (collections.Counter, dict, set))
+    programs, files = [], set(product())
     for notes in glob.glob(work.tree + '/build/**/*.gcda', recursive=True):
         text = subprocess.run(['gcov', '-b', '--json-format', '--stdout', os.path.relpath(notes, work.tree)],
                               cwd=work.tree, capture_output=True, text=True).stdout
@@ -586,12 +645,19 @@ def coverage_main(build_folder):
                 file = os.path.normpath(f['file'].replace(work.tree + '/', ''))
                 if file not in files:
                     continue
+                functions[file].update((function['start_line'], function['end_line']) for function in f['functions'])
+                programs.append((file, collections.Counter()))
                 for line in f['lines']:
                     n = line['line_number']
-                    lines[file][n] = lines[file].get(n, 0) + line['count']
+                    programs[-1][1][n] += line['count']
                     taken = [b['count'] > 0 for b in line['branches']]
                     if taken and line['count']:  # of branches of one line in several programs, the best known
                         branches[file][n] = max(branches[file].get(n, 0), sum(taken) / len(taken))
+                lines[file].update(programs[-1][1])
+    for file, counts in programs:  # where a function has run, lines of it that the program lacks are merged with others
+        for first, last in functions[file]:
+            if any(counts[n] for n in range(first, last + 1)):
+                lines[file].update(n for n in range(first, last + 1) if n in lines[file] and n not in counts)
     folders = collections.defaultdict(collections.Counter)
     with open(build_folder + '/coverage.txt', 'w') as out:
         for file in sorted(lines):
@@ -599,18 +665,19 @@ def coverage_main(build_folder):
             half = [n for n, share in branches[file].items() if share < 1]
             with open(f'{work.tree}/{file}') as f:
                 text = f.read().split('\n')
-            out.write(f'{file}: {len(missed)} of {len(lines[file])} lines never run\n')
-            out.writelines(f'    {n}: {text[n - 1].strip()}\n' for n in sorted(missed))
+            missed, excused = split_missed(missed, named[file], text)
+            out.write(f'{file}: {len(missed)} of {len(lines[file])} lines never run, {excused} more are named\n')
+            out.writelines(f'    {n}: {text[n - 1].strip()}\n' for n in missed)
             out.write(f'{file}: {len(half)} of {len(branches[file])} lines with branches that are never taken: '
                       f'{ranges(half)}\n')
             for name in (os.path.dirname(file) or '.', 'total'):
-                folders[name].update(lines=len(lines[file]), missed=len(missed), branches=len(branches[file]),
-                                     half=len(half))
-        summary = [f'{"folder":28s}   lines  never run        branches  not all taken']
+                folders[name].update(lines=len(lines[file]), missed=len(missed), named=excused,
+                                     branches=len(branches[file]), half=len(half))
+        summary = [f'{"folder":28s}   lines  never run          named   branches  not all taken']
         for name, c in sorted(folders.items()):
             shares = [100 * c[few] / max(c[all_of], 1) for few, all_of in (('missed', 'lines'), ('half', 'branches'))]
-            summary.append(f'{name:28s} {c["lines"]:7d} {c["missed"]:6d} {shares[0]:4.1f}% {c["branches"]:14d} '
-                           f'{c["half"]:8d} {shares[1]:4.1f}%')
+            summary.append(f'{name:28s} {c["lines"]:7d} {c["missed"]:6d} {shares[0]:4.1f}% {c["named"]:14d} '
+                           f'{c["branches"]:10d} {c["half"]:8d} {shares[1]:4.1f}%')
         out.write('\n'.join(summary) + '\n')
     print('\n'.join(summary) + f'\n{build_folder}/coverage.txt has the lines of each file')
 
