@@ -408,13 +408,10 @@ static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, si
     return true;
 }
 
-// Trains on the words. vocabulary: the number of tokens. The caller frees with bpe_free, also after a failure.
+// Trains on the words. vocabulary: the number of tokens, BPE_VOCABULARY_MIN to _MAX. The caller frees with bpe_free, also after a failure.
 static inline bool bpe_train(Bpe* bpe, const WordTable* words, size_t vocabulary, Error* error) {
     BpeTrainer trainer = {0};
     memset(bpe, 0, sizeof *bpe);
-    if (vocabulary < BPE_VOCABULARY_MIN || vocabulary > BPE_VOCABULARY_MAX)
-        return fail_with(error, "a vocabulary has %d to %d tokens, not %zu", BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX,
-                         vocabulary);
     bool ok = true;
     char bytes[256];
     for (int i = 0; i < 256; i++) bytes[byte_token(i)] = (char)i;

@@ -63,8 +63,7 @@ static inline bool file_list_add_pattern(FileList* files, const char* pattern, E
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     bool ok = result == 0;
     if (result == GLOB_NOMATCH) fail_with(error, "no file matches '%.600s'; check the name", pattern);
-    else if (result == GLOB_NOSPACE) fail_with(error, "out of memory for the files that match '%.600s'", pattern);
-    else if (!ok) fail_with(error, "cannot list the files that match '%.600s': a directory cannot be read", pattern);
+    else if (!ok) fail_with(error, "out of memory for the files that match '%.600s'", pattern);
     for (size_t i = 0; ok && i < found.gl_pathc; i++) ok = file_list_add(files, found.gl_pathv[i], error);
     globfree(&found);
     return ok;

@@ -280,8 +280,7 @@ static inline int gguf_compare_merges(const void* left, const void* right) {
     const Merge* a = (const Merge*)left;
     const Merge* b = (const Merge*)right;
     if (a->rank != b->rank) return a->rank < b->rank ? -1 : 1;
-    if (a->left != b->left) return a->left < b->left ? -1 : 1;
-    return a->right < b->right ? -1 : a->right > b->right;
+    return a->left < b->left ? -1 : a->left > b->left;  // two merges to one token differ in their left parts
 }
 
 // Writes the merges by rank: for byte-level tokenizers as a list, otherwise as scores of 0 and less.

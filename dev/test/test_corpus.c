@@ -522,6 +522,8 @@ static void test_grammars(void) {
         {{{"story", "{x:b} and {x.0}"}, {"b", "cat / {c}"}, {"c", "dog"}}, "a form with symbols in it", "{x.0}"},
         {{{"story", "{x:b} / {x:c}"}, {"b", "cat"}, {"c", "dog"}}, "a variable of two kinds", "{x:c}"},
         {{{"story", "{x:b} {@x.1}"}, {"b|fly", "owl"}}, "a form that names no symbol", "{x.1}"},
+        {{{"story", "{b} {b} {b} {b} {b} {b} {b} {b} {b}"}, {"b", "{c} {c} {c} {c} {c} {c} {c} {c} {c}"},
+          {"c", "a hen that is so old that nobody knows when it was a chick"}}, "a story without end", "over 4096"},
     };
     Grammar* g = (Grammar*)memory_allocate(sizeof(Grammar));
     for (size_t i = 0; i < COUNT_OF(bad); i++) {

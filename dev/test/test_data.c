@@ -560,6 +560,11 @@ static void test_mixtures(void) {
            other.parts[1].of_cycle == MIXTURE_CYCLE - 1, "a small weight");
     refused(dataset_suffices(&other, 1500, &error), "mix_b.bin has 1003 tokens", "a part without a sequence");
     dataset_close(&other);
+    expect(dataset_open(&other, "mix_[ab].bin", &error), "%s", error.text);
+    size_t longest = max_size(other.shards[0].count, other.shards[1].count);
+    refused(dataset_suffices(&other, longest, &error), text_of("the longest shard, %s has %zu tokens",
+            other.shards[other.shards[1].count == longest].path, longest), "two shards without a sequence");
+    dataset_close(&other);
     write_shard("mix:3", (int32_t[100]){0}, 100, 256, 0);
     expect(dataset_open(&other, "mix_a.bin,mix:3", &error) && other.part_count == 1 && other.shard_count == 2,
            "a name that ends in a number");

@@ -509,6 +509,27 @@ static void test_refusals(void) {
     verdict("numbers that a type cannot hold, models and tokenizers that llama.cpp lacks: refused, no file left");
 }
 
+// A writer takes as many elements as were declared.
+static void test_amounts(void) {
+    static const float values[3] = {1, 2, 3};
+    static const size_t shape[1] = {2};
+    for (size_t n = 1; n <= 3; n++) {
+        Error error;
+        GgufWriter w;
+        const char* path = text_of("%s/amounts.gguf", root);
+        need(gguf_create(&w, path, &error), "%s", error.text);
+        gguf_declare(&w, "t", GGUF_F32, shape, 1);
+        need(gguf_begin(&w, &error), "%s", error.text);
+        bool good = gguf_write(&w, values, n, &error) && gguf_end(&w, &error);
+        if (n == 2) expect(good, "%s", error.text);
+        else expect_refusal(good, &error, n == 3 ? "more data than declared" : "not enough data for t", "elements");
+        gguf_writer_free(&w);
+        expect(file_exists(path) == (n == 2), "%zu elements: a file", n);
+        remove(path);
+    }
+    verdict("files with more or less data than declared are refused");
+}
+
 int main(void) {
     tests_begin("test_gguf");
     need(realpath("dev/test/fixtures/gguf", fixtures) != NULL, "dev/test/fixtures/gguf");
@@ -519,5 +540,6 @@ int main(void) {
     test_tokenizers();
     test_q8();
     test_refusals();
+    test_amounts();
     return tests_end();
 }

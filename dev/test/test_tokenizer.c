@@ -809,6 +809,15 @@ static const struct { const char *old, *put, *words; } bad_files[] = {
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"x\",\"novelty\":1}", "'novelty'"},
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"\","
      "\"novelty\":1}", "normalizer's member is 'novelty'"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":"
+     "\"Digits\",\"individual_digits\":true},{\"type\":\"Metaspace\",\"replacement\":\"\xE2\x96\x81\"}]",
+     "is 'Metaspace with others'"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Split\",\"pattern\":{\"Regex\":"
+     "\"'(?:[sdmt]|ll|ve|re)| ?\\\\p{L}+| ?\\\\p{N}+| ?[^\\\\s\\\\p{L}\\\\p{N}]+|\\\\s+(?!\\\\S)|\\\\s+\"},"
+     "\"behavior\":\"Isolated\",\"invert\":false",
+     "a Split without ByteLevel"},
+    {"\"post_processor\":null", "\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"Sequence\","
+     "\"processors\":[]}]}", "a sequence in a sequence"},
     {"\"decoder\":{\"type\":\"ByteLevel\"}", "\"decoder\":{\"type\":\"WordPiece\"}", "decoder is 'WordPiece'"},
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"BertProcessing\"}", "is 'BertProcessing'"},
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":"
@@ -917,6 +926,31 @@ static void test_good_files(void) {
     tokenizer_close(&tokenizer);
     free(text);
     verdict("of added tokens the longest is found");
+
+    // Its name has no form in byte symbols; it is an added token all the same.
+    char* named = replaced(BASE, "\"aba\":3", "\"aba\":3,\"\xE6\x97\xA5\":4");
+    text = replaced(named, "<x>", "\xE6\x97\xA5");
+    put_text("tokenizer.json", text);
+    open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+    tokens = encode(&tokenizer, "ab\xE6\x97\xA5", 5);
+    expect(tokens.count == 2 && tokens.ids[0] == 2 && tokens.ids[1] == 4, "%zu tokens", tokens.count);
+    tokens_free(&tokens);
+    tokenizer_close(&tokenizer);
+    free(text);
+    free(named);
+    verdict("an added token that the vocabulary has by its own text");
+
+    // A pattern begins again within what looked like it.
+    text = replaced(BASE, "\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"ab\"},"
+                    "\"content\":\"b\"}");
+    put_text("tokenizer.json", text);
+    open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+    tokens = encode(&tokenizer, "aaba", 4);
+    expect(tokens.count == 1 && tokens.ids[0] == 3, "%zu tokens, not that of aba", tokens.count);
+    tokens_free(&tokens);
+    tokenizer_close(&tokenizer);
+    free(text);
+    verdict("Replace finds each occurrence");
 
     // Each space is a token that absorbs the spaces around it: absorbed ones are not tokens.
     text = replaced(BASE, "\"special\":true}", "\"special\":true},{\"id\":5,\"content\":\" \",\"normalized\":false,"

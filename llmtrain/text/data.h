@@ -338,8 +338,7 @@ static inline bool dataset_find(glob_t* found, const char* pattern, Error* error
                                   : strchr(pattern, '{') ? " (braces are not expanded)"
                                   : strchr(pattern, ':') ? " (a weight is a number after the last colon)"
                                                          : "");
-    return fail_with(error, "cannot list the files that match '%s': %s", pattern,
-                     result == GLOB_NOSPACE ? "out of memory" : "a directory cannot be read");
+    return fail_with(error, "out of memory for the files that match '%s'", pattern);
 }
 
 // Cuts the weight W off PATTERN:W; returns false if there is none, and where names of files end so.
