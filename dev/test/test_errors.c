@@ -68,6 +68,10 @@ typedef struct {
 #define TIMES_5(text) text text text text text
 #define TIMES_20(text) TIMES_5(text) TIMES_5(text) TIMES_5(text) TIMES_5(text)
 #define SHARDS "shard new_train_000000.bin 256 50;shard new_val_000000.bin 256 50"
+#define TOKENIZER(name, tokens)                                                                                  \
+    "shard " name "_train_0.bin 256 100;mkdir " name "_tokenizer;write " name "_tokenizer/tokenizer.json "       \
+    "{'decoder':{'type':'ByteLevel'},'pre_tokenizer':{'type':'ByteLevel','add_prefix_space':false},"             \
+    "'model':{'type':'BPE','vocab':{" tokens "},'merges':[]}}"
 #define TEXTS "write new_train.txt old;write new_val.txt old;write new.json {}"
 
 // What may change: only the log, of an existing run or of one that failed in its first step; or checkpoints, too.
@@ -305,6 +309,8 @@ static const Case CASES[] = {
           "mixed_0.bin ... 2 bytes ... mixed_1.bin of 4 ... one tokenizer"),
     WORLD("shards of two vocabularies", "shard mixed_0.bin 256 100;shard mixed_1.bin 100 100", "@ --data mixed_*.bin",
           "mixed_0.bin ... 256 ... mixed_1.bin of 100 ... one tokenizer"),
+    WORLD("shards of two tokenizers", TOKENIZER("one", "'a':0,'b':1") ";" TOKENIZER("two", "'a':1,'b':0"),
+          "@ --data ???_train_0.bin", "two_tokenizer is ... but ... one_tokenizer is ... one tokenizer"),
     WORLD("second shard damaged", "shard mixed_0.bin 256 100;shard mixed_1.bin 256 100;cut mixed_1.bin 1100",
           "@ --data mixed_*.bin", "mixed_1.bin is damaged ... again"),
     WORLD("a weight for some of the data", "", "@ --data train.bin:1,val.bin",
