@@ -761,6 +761,16 @@ static void test_tokenizer(void) {
     bool opened = model_open(&model, &tokenizer, NULL, "misfit", &options, "test", &error);
     expect_refusal(opened, &error, "the tokenizer in misfit has 256 tokens, but the model 40; they do not belong "
                    "together", "another model's tokenizer");
+    // One of two files, as that of the first GPT-2.
+    copy_tree(fixture("llama"), "pair");
+    for (int i = 0; i < 2; i++) {
+        size_t length;
+        char* text = text_read(text_of("%s/../tokenizers/gpt2/%s", fixtures, GPT2_FILES[1][i]), &length);
+        put_bytes(text_of("pair/%s", GPT2_FILES[1][i]), text, length);
+        free(text);
+    }
+    opened = model_open(&model, &tokenizer, NULL, "pair", &options, "test", &error);
+    expect_refusal(opened, &error, "the tokenizer in pair has", "another model's tokenizer of two files");
     verdict("a tokenizer goes out and in with its model");
 }
 
