@@ -267,6 +267,20 @@ static void test_documents(void) {
         expect(r.bytes == BYTES + 1 && memcmp(r.text, text, BYTES) == 0 && r.pieces == pieces, "packed: other pieces");
         free(r.text);
     }
+    // A line of JSON that is longer than what is read of a file at a time.
+    enum { WIDE = LLMTRAIN_PIECE(600000, 60) };
+    char* wide = (char*)malloc(WIDE + 100);
+    need(wide != NULL, "memory");
+    size_t begins = (size_t)sprintf(wide, "{\"text\": \"");
+    memset(wide + begins, 'w', WIDE);
+    strcpy(wide + begins + WIDE, "\"}\n{\"text\": \"next\"}\n");
+    put_text("wide.jsonl", wide);
+    free(wide);
+    expect(read_documents(&r, "wide.jsonl", "text", 0, 1), "%s", error.text);
+    expect(r.documents == 2 && r.bytes == WIDE + 1 + 5 && strcmp(r.text + WIDE + 1, "next") == 0 &&
+           strspn(r.text, "w") == WIDE, "a long line: %llu documents of %zu bytes", (unsigned long long)r.documents,
+           r.bytes);
+    free(r.text);
     size_t split = (size_t)((char*)memchr(text + BYTES / 4 * 3, '\n', BYTES / 4) + 1 - text);
     char* divided = (char*)malloc(BYTES + 2);
     need(divided != NULL, "memory");
