@@ -1104,6 +1104,42 @@ static void test_lost_line(void) {
           "a log line for which there is no memory is lost alone, and its validation goes to no other: %s", text);
     free(text);
     remove_tree("a");
+    need(directory_make("a", &error) && log_open(&log, "a", &error), "%s", error.text);
+    FILE* file = log.file;
+    log.file = fopen("train.bin", "rb");  // refuses lines, as a full disk does
+    log_write(&log, &s);
+    log.waiting.failed = true;
+    bool filled = log_add_val_loss(&log, 1.5, &error);
+    s.step++;
+    log_write(&log, &s);
+    fclose(log.file);
+    log.file = file;
+    bool good = log_flush(&log, &error);
+    text = text_read("a/metrics.jsonl", NULL);
+    second = strchr(text, '\n');
+    check(!filled && good && second && second[-1] == '}' && strncmp(second, "\n{\"step\": 9,", 12) == 0,
+          "a line that waits stays whole when there is no memory for its validation loss");
+    log.lost = true;
+    good = log_cut_back(&log, 8, &error) && log_add_val_loss(&log, 2.5, &error);
+    check(good && text_contains("a/metrics.jsonl", "\"val_loss\": 2.5"), "after a rewind no line is lost");
+    log_close(&log);
+    free(text);
+    remove_tree("a");
+}
+
+// A validation whose loss does not reach the log does not count, on all ranks: the next start does not know it.
+static void test_lost_validation(void) {
+    remove_tree("a");
+    remove("output");
+    pid_t child = train_start("rank 0 step 10 at validate do delay 2000",
+                              tiny_run("--val-every 10 --ckpt-every 10 --ckpt-keep 1 --ckpt-async off --keep-best "
+                                       "--lr 0 --ranks 2"));
+    output_await("saved a/step_00000010");
+    bool cut = truncate("a/metrics.jsonl", 0) == 0;
+    check(train_wait(child) == 0 && cut && output_contains("which therefore does not count") &&
+              directory_count("a", "step_") == 1 && file_exists("a/step_00000020/manifest.json"),
+          "a validation that the log lacks keeps no checkpoint");
+    remove_tree("a");
 }
 
 // A name with control characters of all kinds reaches the terminal without them.
@@ -1600,7 +1636,7 @@ int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--files", test_tier_waits}, {"--signals", test_signal},
         {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_no_number},
-        {"--signals", test_lost_line}, {"--signals", test_visible_names},
+        {"--signals", test_lost_line}, {"--signals", test_lost_validation}, {"--signals", test_visible_names},
         {"--signals", test_events}, {"--signals", test_torn_events},
         {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning},
         {"--damage", test_keep_rules}, {"--damage", test_setting_aside},

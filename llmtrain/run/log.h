@@ -174,6 +174,7 @@ static inline bool log_open_again(Log* log, const char* action, Error* error) {
 static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     char* text = NULL;
     size_t bytes = 0, damaged;
+    log->lost = false;  // it was of a step that is made again
     log->waiting.bytes = log_keep_until(log->waiting.text, log->waiting.bytes, step, &damaged);
     if (!file_read(log->path, LOG_BYTES_MAX, &text, &bytes, error)) return false;
     size_t kept = log_keep_until(text, bytes, step, &damaged);
@@ -292,10 +293,14 @@ static inline bool log_add_val_loss(Log* log, double val_loss, Error* error) {
     if (log->lost) return fail_with(error, "%s lacks the last line", log->path);  // this loss is not of the one before
     bool waits = !log_flush(log, &why), good = true;
     memset(&w, 0, sizeof w);
-    if (waits && log_line_fill(&w, &from, waiting->text, waiting->bytes, val_loss)) {
+    size_t before = waiting->bytes;
+    if (waits && log_line_fill(&w, &from, waiting->text, before, val_loss)) {
+        waiting->failed |= w.failed;
         waiting->bytes = from;
         json_put(waiting, w.text, w.bytes);
         good = json_write_done(waiting, error);
+        if (!good) waiting->bytes = before;  // no memory: the line as it was
+        waiting->failed = false;
     } else if (!waits) {
         int file = open(log->path, O_RDWR | O_CLOEXEC);  // log->file appends
         good = (file >= 0 && fstat(file, &status) == 0) || fail_file(error, "open", log->path);

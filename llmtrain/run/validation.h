@@ -120,9 +120,11 @@ static inline bool run_validate(Run* run, const ValidationOptions* o, double* va
         run->stopped_by = v.ended;
         return due->stop = due->signaled = true;
     }
-    if (run->log.file && !log_add_val_loss(&run->log, v.loss, &why))
-        fprintf(stderr, "train: %s. Training continues; the log lacks the validation loss of step %llu, %.6f\n",
-                why.text, (unsigned long long)step, v.loss);
+    bool logged = run->log.file == NULL || log_add_val_loss(&run->log, v.loss, &why);
+    if (!logged)
+        fprintf(stderr, "train: %s. Training continues; the log lacks the validation loss of step %llu, %.6f, which "
+                "therefore does not count\n", why.text, (unsigned long long)step, v.loss);
+    if (!run_agree(run, logged, &why)) return run->comm.world <= 1 || !comm_failed(&run->comm, error);
     run_count_validation(run, step, v.loss, run->saved == step);
     bool saving = saver_state(&run->saver) != SAVER_IDLE && run->saving == 0 && run->saver.step == step;
     bool saves = run->options->keep_best && seen->step == step && run->saved != step && !saving;
