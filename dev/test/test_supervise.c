@@ -1070,6 +1070,15 @@ static void test_left_heartbeats(void) {
     for (int i = 0; i < 2; i++) made[i] = heartbeats_make(&locks[i], paths[i], &error);
     need(made[0] && made[1], "%s", error.text);
     check_case(!file_exists(left), "the next removes it");
+    for (int i = 0; i < 2; i++) {  // of a build that took no lock, or where none could be taken
+        const char* other = text_of("%s/llmtrain-%s-a%05d", SYSTEM_MEMORY_FOLDER, i ? "locked" : "heartbeats",
+                                    (int)(getpid() % 100000));
+        static Heartbeats unlocked;
+        need(file_write_atomic(other, (const char*)&unlocked, sizeof unlocked, &error), "%s", error.text);
+        heartbeats_clean(SYSTEM_MEMORY_FOLDER);
+        check_case(file_exists(other), "one that has no lock stays");
+        unlink(other);
+    }
     check_case(file_exists(paths[0]) && file_exists(paths[1]), "but not the file of one that runs");
     for (int i = 0; i < 2; i++) munmap(made[i], sizeof *made[i]), close(locks[i]), unlink(paths[i]);
     munmap(left, HEARTBEAT_PATH_BYTES);

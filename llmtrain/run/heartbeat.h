@@ -43,6 +43,7 @@ typedef struct {
 
 typedef struct {
     int32_t start_errno;  // why the command could not be started; 0: it was
+    int32_t locked;       // by the supervisor, which ends with its lock; 0: the file system has no locks
     uint64_t count;       // of the slots that are taken
     Heartbeat ranks[HEARTBEAT_RANKS];
 } Heartbeats;
@@ -113,12 +114,13 @@ static inline void heartbeats_clean(const char* directory) {
     char pattern[HEARTBEAT_PATH_BYTES];
     struct stat status;
     glob_t found;
-    snprintf(pattern, sizeof pattern, "%s/llmtrain-heartbeats-??????", directory);
+    snprintf(pattern, sizeof pattern, "%s/llmtrain-locked-??????", directory);
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     for (size_t i = 0; result == 0 && i < found.gl_pathc; i++) {
-        int file = open(found.gl_pathv[i], O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        if (file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0 &&
-            status.st_uid == geteuid() && flock(file, LOCK_EX | LOCK_NB) == 0) unlink(found.gl_pathv[i]);
+        int file = open(found.gl_pathv[i], O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), locked = 0;
+        if (file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+            pread(file, &locked, sizeof locked, offsetof(Heartbeats, locked)) > 0 && locked == 1 &&
+            flock(file, LOCK_EX | LOCK_NB) == 0) unlink(found.gl_pathv[i]);
         if (file >= 0) close(file);
     }
     if (result == 0) globfree(&found);
@@ -132,10 +134,10 @@ static inline Heartbeats* heartbeats_make(int* lock, char path[HEARTBEAT_PATH_BY
     for (size_t i = 0; i < sizeof directories / sizeof directories[0]; i++) {
         void* memory = MAP_FAILED;
         heartbeats_clean(directories[i]);
-        snprintf(path, HEARTBEAT_PATH_BYTES, "%s/llmtrain-heartbeats-XXXXXX", directories[i]);
+        snprintf(path, HEARTBEAT_PATH_BYTES, "%s/llmtrain-locked-XXXXXX", directories[i]);
         int file = mkostemp(path, O_CLOEXEC);
         if (file < 0) continue;
-        flock(file, LOCK_EX | LOCK_NB);  // before a byte is in it
+        none.locked = flock(file, LOCK_EX | LOCK_NB) == 0;  // before a byte is in it
         ssize_t written = write(file, &none, sizeof none);
         if (written >= 0 && written < (ssize_t)sizeof none) errno = ENOSPC;
         if (written == (ssize_t)sizeof none)
