@@ -1065,6 +1065,10 @@ static void test_sets(void) {
     expect_run(1, "set_train_000002.bin has the tokens of another shard, train number 000004 of its set", train,
                text_of("%s --steps 1", line));
     expect_run(1, "train number 000004", train, text_of("--data set_train_000002.bin %s --steps 1", model));
+    expect_run(1, "to use it so on purpose, give it a name not ending in six digits", train,
+               text_of("%s --steps 1", line));
+    expect(run("ln set_train_000002.bin again.bin") == 0, "a link");
+    expect_run(0, "", train, text_of("--data 'set_train_00000[01].bin,again.bin' --val again.bin %s --steps 1", model));
     int32_t unknown = 0;  // as in sets that an earlier version has made
     patch("set_train_000002.bin", offsetof(ShardHeader, number), &unknown, sizeof unknown);
     expect_run(0, "", train, text_of("%s --steps 1", line));

@@ -270,9 +270,9 @@ static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
                 return fail_with(error, "%s and %s are not of one set: tokenize was stopped while it replaced them; "
                                  "run it again", before->path, shard->path);
         if (!shard_has_its_name(shard, length))
-            return fail_with(error, "%s has the tokens of another shard, %s number %06lld of its set: it was renamed, "
-                             "or copied over; copy it again, or run tokenize again", shard->path,
-                             shard->number > 0 ? "train" : "val", llabs((long long)shard->number) - 1);
+            return fail_with(error, "%s has the tokens of another shard, %s number %06lld of its set; copy it again "
+                             "or run tokenize; to use it so on purpose, give it a name not ending in six digits",
+                             shard->path, shard->number > 0 ? "train" : "val", llabs((long long)shard->number) - 1);
         for (size_t number = 0; !same && shard->set != 0 && number < shard->set_shards; number++) {
             char path[FILE_PATH_MAX];
             snprintf(path, sizeof path, "%.*s%06zu.bin", (int)min_size(length, 4000), shard->path, number);
