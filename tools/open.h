@@ -63,7 +63,7 @@ static inline bool open_checkpoint(Model* model, Tokenizer* tokenizer, const Mod
 // Opens the newest undamaged checkpoint of the run.
 static inline bool open_newest(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
     bool found, any = false;
-    uint64_t step = UINT64_MAX;
+    uint64_t step = UINT64_MAX, told = 0, last = 0, first = UINT64_MAX;  // reported: first to last, then up to told
     int tries = 10;
     while (checkpoint_find_before(&step, &found, opening->out, step, error) && found) {
         char path[FILE_PATH_MAX];
@@ -73,10 +73,13 @@ static inline bool open_newest(Model* model, Tokenizer* tokenizer, const ModelOp
         if (open_checkpoint(model, tokenizer, opening, path, &damaged, error)) return true;
         if (!damaged) return false;
         bool removed = access(path, F_OK) != 0 && tries-- > 0;  // by a run that trains, after a newer one
-        if (removed) step = UINT64_MAX;
-        else fprintf(stderr, "%s: %s; trying the checkpoint before it\n", opening->program, error->text);
+        if (!removed && (step > last || step < first))
+            fprintf(stderr, "%s: %s; trying the checkpoint before it\n", opening->program, error->text);
+        if (!removed) told = max_size(told, step), first = min_size(first, step);
+        else step = UINT64_MAX, last = told;
     }
-    if (any) return fail_with(error, "no checkpoint in %s can be used, for the reasons above", opening->out);
+    if (any) return fail_with(error, first == UINT64_MAX ? "the checkpoints in %s were removed meanwhile; try again"
+                                     : "no checkpoint in %s can be used, for the reasons above", opening->out);
     return fail_with(error, "%s holds no checkpoint; give the --out of a run that has saved one", opening->out);
 }
 

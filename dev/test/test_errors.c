@@ -530,6 +530,9 @@ static const Case CASES[] = {
          NEWEST " ... checksum ... trying the checkpoint before", .sentences = 1),
     CASE(GENERATE, 1, "all damaged", RUN ";flip " TENSORS " 20000;cut " BEFORE "/manifest.json 700", "@",
          NEWEST " ... " BEFORE " ... no checkpoint in run can be used", .sentences = 3),
+    CASE(GENERATE, 1, "newest damaged, another gone",
+         RUN ";flip " TENSORS " 20000;remove " BEFORE ";link " BEFORE " none", "@",
+         NEWEST " ... " BEFORE " ... no checkpoint in run can be used", .sentences = 3),
     CASE(GENERATE, 1, "init-from: manifest without files", RUN ";edit " MANIFEST " 'files':~[ 'files':~[],~'others':~[",
          "--init-from run --prompt a", "run/step_00000004 has 0 of 4096 elements of token_embedding, or some twice; it "
          "is damaged, or a file is missing"),
