@@ -570,6 +570,19 @@ static void test_shell_quote(void) {
     }
 }
 
+// A text that is too long ends with a whole character.
+static void test_visible_end(void) {
+    static const char text[] = "aaa\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac\xe2\x82\xac";
+    char visible[16];
+    bool whole = true;
+    for (int ascii = 0; ascii < 4; ascii++) {
+        text_make_visible(visible, sizeof visible, text + ascii);
+        size_t letters = strlen(visible) - (size_t)(3 - ascii);
+        whole = whole && letters % 3 == 0 && letters >= 6;
+    }
+    check(whole, "a text is not cut in the middle of a character");
+}
+
 // For power cuts: a file is flushed before it takes its name, and the directory of the name after that.
 static void test_order(void) {
     fault_reset(0);
@@ -1030,6 +1043,7 @@ int main(void) {
     test_files_full();
     test_files_read_only();
     test_shell_quote();
+    test_visible_end();
     test_order();
     test_directories();
     test_safetensors_round_trip();

@@ -63,13 +63,15 @@ typedef struct {
 // A copy without control characters, as long as fits.
 static inline void text_make_visible(char* visible, size_t size, const char* text) {
     size_t n = 0;
-    for (const char* p = text; *p && n + 5 < size; p++) {
+    const char* p = text;
+    for (; *p && n + 5 < size; p++) {
         bool two = p[0] == '\xc2' && (p[1] & 0xe0) == 0x80;  // U+0080 to U+009F in UTF-8
         unsigned char c = (unsigned char)p[two];
         if (two || c < 0x20 || c == 0x7f) n += (size_t)snprintf(visible + n, 5, "\\x%02x", c);
         else visible[n++] = *p;
         p += two;
     }
+    while (n > 0 && (*p & 0xc0) == 0x80) p--, n--;  // cut in the middle of a character of UTF-8
     visible[n] = 0;
 }
 

@@ -129,8 +129,10 @@ static inline void run_report_offload(Run* run, double step_ms) {
 // One sequence of a report, as JSON and as a line with the command that shows its text.
 static inline void run_report_sequence(const Run* run, JsonWriter* w, const SequenceTrace* s, double step_norm) {
     const char* shard = run->train.shards[(size_t)s->shard].path;
-    char quoted[FILE_PATH_MAX + 64];
+    char quoted[FILE_PATH_MAX + 64], visible[FILE_PATH_MAX + 128];
     shell_quote(quoted, sizeof quoted, shard);
+    text_make_visible(visible, sizeof visible, quoted);
+    const char* show = strcmp(visible, quoted) == 0 ? "build/tokenize --show" : "in";  // a command would find no file
     json_write_begin(w, '{');
     json_member_string(w, "shard", shard);
     json_member_number(w, "at", s->start);
@@ -140,8 +142,8 @@ static inline void run_report_sequence(const Run* run, JsonWriter* w, const Sequ
     json_member_number(w, "loss", s->loss);
     json_member_number(w, "grad_norm", s->norm);
     json_write_end(w, '}');
-    say(stdout, "  sample %.0f: loss %.4g, gradient %.3g of %.3g; build/tokenize --show %s --at %.0f --tokens %zu",
-        s->sample, s->loss, s->norm, step_norm, quoted, s->start, run->loader.T + 1);
+    say(stdout, "  sample %.0f: loss %.4g, gradient %.3g of %.3g; %s %s --at %.0f --tokens %zu",
+        s->sample, s->loss, s->norm, step_norm, show, visible, s->start, run->loader.T + 1);
 }
 
 // Rank 0 reports the worst sequences by one measure, and then those by the other that are not among them.
