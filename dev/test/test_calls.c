@@ -538,6 +538,7 @@ static const struct { const char *site, *reason; } NOT_MADE[] = {
     {"close llmtrain/base/files.h file_clean", "after another failure"},
     {"close llmtrain/base/files.h directory_remove", "after another failure"},
     {"llmtrain/ranks/launch.h launch_report", "after another failure"},
+    {"llmtrain/ranks/split.h", "between groups of ranks: test_comm"},
     {"kill llmtrain/ranks/launch.h launch_fork", "after another failure"},
     {"waitpid llmtrain/ranks/launch.h launch_fork", "after another failure"},
     {"kill llmtrain/ranks/launch.h launch_reap", "when a rank hangs: test_ranks"},
