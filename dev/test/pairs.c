@@ -336,10 +336,12 @@ static const Row* row_after(const Row* row) {
 }
 
 // exact: the sums are the same, and only the order in which ranks add up their losses and norms differs.
-static void expect_log(const Result* result, const Result* of, bool exact, bool bf16) {
+// Without master weights another last bit of a gradient rounds a weight the other way: then norms are alike, no more.
+static void expect_log(const Result* result, const Result* of, bool exact, int dtype) {
+    double of_norms = dtype == 2 ? 1 : 0.1;
     for (size_t key = 0; key < KEY_COUNT; key++) {
         double difference = apart(result, of, key);
-        double bound = exact || key >= RATE ? 1e-12 : !bf16 ? 1e-4 : key == NORM ? 0.1 : 0.03;
+        double bound = exact || key >= RATE ? 1e-12 : dtype == 0 ? 1e-4 : key == NORM ? of_norms : 0.03;
         expect(difference <= bound, "%s is %.1e apart, more than %.0e", KEYS[key], difference, bound);
     }
 }
@@ -373,7 +375,7 @@ static void row_test(const Row* row, const Result* plain, const Result* same, Re
     run_train(row, run, row->values[START] == 1 ? TRAINS " --resume" : TRAINS);
     *whole = result_read(run);
     expect(whole->hash != 0 && (same == NULL || same->hash == whole->hash), "other bits");
-    expect_log(whole, plain, is_exact(row), bf16);
+    expect_log(whole, plain, is_exact(row), row->values[DTYPE]);
     int kept = row->values[SAVES] == 2 ? 2 : 3;  // of steps 4 and 6; otherwise of 2, 4, 6 or of 4, 5, 6
     expect(directory_count(run, "step_") == kept, "%d checkpoints, not %d", directory_count(run, "step_"), kept);
     remove_tree(text_of("%s/step_%08d", run, STEPS));
@@ -382,7 +384,7 @@ static void row_test(const Row* row, const Result* plain, const Result* same, Re
     expect(resumes && first && resumes < first, "it does not resume");
     Result resumed = result_read(run);
     expect(resumed.hash == whole->hash, "other bits when it is resumed");
-    expect_log(&resumed, whole, true, bf16);
+    expect_log(&resumed, whole, true, row->values[DTYPE]);
     double loss = evaluated(text_of("--out %s", run));
     if (row->values[DOCUMENTS] == 0) expect_loss(loss, whole->log[VAL_LOSS][STEPS], bf16, "evaluate");
     if (!is_last_of_class(row)) return;
@@ -391,11 +393,11 @@ static void row_test(const Row* row, const Result* plain, const Result* same, Re
 }
 
 // The first of the rows before this one that adds the same numbers in the same order; NULL: none does. One rank adds
-// floats to those of the micro-batches before, but in stage 2 to zeros.
+// floats to those of the micro-batches before, but from stage 2 on to zeros.
 static const Result* result_with_same_bits(const Row* row, const Result* results) {
     for (const Row* other = cover.rows; other < row; other++) {
         bool alone = row->values[RANKS] == 0 && other->values[RANKS] == 0;
-        bool as_stage = (row->values[ZERO] == 2) == (other->values[ZERO] == 2);
+        bool as_stage = (row->values[ZERO] >= 2) == (other->values[ZERO] >= 2);
         bool as_kind = (row->values[REDUCE] == 3) == (other->values[REDUCE] == 3);
         bool same = is_exact(row) ? is_exact(other) : !is_exact(other) && alone && as_stage && as_kind;
         if (same && class_of(other) == class_of(row)) return &results[other - cover.rows];

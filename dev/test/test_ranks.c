@@ -654,7 +654,7 @@ static void test_overlap(void) {
         Steps plain = {NAN, NAN}, late = plain, blocking = plain, blocking_late = plain;
         double delay = 0, step = NAN, wait = NAN;
         bool good = false;
-        for (int attempt = 0; attempt < 4 && !good; attempt++) {
+        for (int attempt = 0; attempt < 8 && !good; attempt++) {
             time_steps(&plain, zero, 0, false);
             if (attempt == 0) delay = 0.6 * plain.step * (zero == 0 ? 0.5 : 0.3) / BUCKETS;
             time_steps(&late, zero, delay, false);

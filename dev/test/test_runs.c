@@ -1132,13 +1132,27 @@ static void test_lost_validation(void) {
     remove_tree("a");
     remove("output");
     pid_t child = train_start("rank 0 step 10 at validate do delay 2000",
-                              tiny_run("--val-every 10 --ckpt-every 10 --ckpt-keep 1 --ckpt-async off --keep-best "
+                              tiny_run("--val-every 10 --ckpt-every 9 --ckpt-keep 1 --ckpt-async off --keep-best "
                                        "--lr 0 --ranks 2"));
-    output_await("saved a/step_00000010");
+    output_await("saved a/step_00000009");
     bool cut = truncate("a/metrics.jsonl", 0) == 0;
     check(train_wait(child) == 0 && cut && output_contains("which therefore does not count") &&
               directory_count("a", "step_") == 1 && file_exists("a/step_00000020/manifest.json"),
           "a validation that the log lacks keeps no checkpoint");
+    remove_tree("a");
+}
+
+// A run that diverges again after each rewind goes back as far as --ckpt-keep lets it, and then says so.
+static void test_no_checkpoint_left(void) {
+    for (int keep = 1; keep <= 3; keep++) {
+        remove_tree("a");
+        int code = train_apart("", tiny_run(text_of("--clip 0 --spike-skip 0.5 --spike-warmup 3 --total-batch 48 "
+                                                    "--diverged-after 1 --ckpt-every 1 --ckpt-keep %d --rewind 9",
+                                                    keep)));
+        expect(code == 1 && output_contains(text_of("also after the rewind to step %d, and --ckpt-keep %d has left no "
+                                                    "checkpoint before that", 4 - keep, keep)), "--ckpt-keep %d", keep);
+    }
+    verdict("a run without a checkpoint to go back to says which it had");
     remove_tree("a");
 }
 
@@ -1637,6 +1651,7 @@ int main(int argc, char** argv) {
         {"--runs", test_runs}, {"--files", test_files}, {"--files", test_tier_waits}, {"--signals", test_signal},
         {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_no_number},
         {"--signals", test_lost_line}, {"--signals", test_lost_validation}, {"--signals", test_visible_names},
+        {"--runs", test_no_checkpoint_left},
         {"--signals", test_events}, {"--signals", test_torn_events},
         {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning},
         {"--damage", test_keep_rules}, {"--damage", test_setting_aside},

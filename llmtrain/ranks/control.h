@@ -103,7 +103,7 @@ struct Comm {
     pthread_cond_t changed;
     bool failed, aborting;
     Error error;                     // why it has failed, or is aborting
-    bool late;                       // that is because a group has waited too long for a rank
+    bool late;                       // that is because a group, or this one, has waited too long for a rank
     void (*on_failure)(void* context);  // see comm_on_failure; NULL: nothing
     void* on_failure_context;
     bool calling;                    // on_failure
@@ -361,8 +361,8 @@ static inline bool comm_ask_why(Comm* comm, Error* error) {
 // The timeout has passed without a byte: those that owe data are to blame. Of a group the parent asks why.
 static inline bool comm_fail_late(Comm* comm, Error* error) {
     char ranks[160];
-    comm->late = true;
-    if (!comm->parent && !comm_ask_why(comm, error)) return false;
+    if (comm->parent) comm->late = true;
+    else if (!comm_ask_why(comm, error)) return false;
     for (size_t p = 0; p < comm->world; p++) comm->links[p].reported = comm_events(&comm->links[p]) != 0;
     comm_list_ranks(ranks, comm, "is", "are");
     return fail_with(error, "%s late: rank %zu has waited for %.1f s %s%s; raise --timeout if this is expected",

@@ -126,8 +126,8 @@ static inline void heartbeats_clean(const char* directory) {
     if (result == 0) globfree(&found);
 }
 
-// For the supervisor: maps a new file, all zero, and stores its path; NULL after a failure. *lock: a descriptor that
-// stays open as long as the file is in use.
+// For the supervisor: maps a new file, all zero but `locked`, and stores its path; NULL after a failure. *lock: a
+// descriptor that stays open as long as the file is in use.
 static inline Heartbeats* heartbeats_make(int* lock, char path[HEARTBEAT_PATH_BYTES], Error* error) {
     static const char* const directories[] = {SYSTEM_MEMORY_FOLDER, "/tmp"};
     static Heartbeats none;  // written, so that the file has all its memory and no store to it can fail
