@@ -113,8 +113,8 @@ static inline bool comm_split(Comm* group, Comm* comm, size_t color, Error* erro
         // A rank that has closed its listener because of a failure is not to blame.
         if (!good && comm_await_parent(group, now_ms() + COMM_GRACE_MS, error)) comm_fail(comm, error, false);
     }
+    if (group->queue == NULL || !group->queue->running) socket_close(&group->listener);  // a thread reads it
     good = good && comm_barrier(comm, error);
-    socket_close(&group->listener);
     free(colors);
     if (good) {
         const Transport transport = {group, group->rank, group->world, group->local_world, comm_start, comm_wait,
