@@ -616,6 +616,17 @@ static inline bool comm_start_thread(Comm* comm, Error* error) {
                                        comm_rank(comm, comm->rank), strerror(errno));
 }
 
+// The end of opening a Comm or a group, good or not; returns that. After a failure nothing of it is left.
+static inline bool comm_finish_open(Comm* comm, bool good) {
+    const Transport transport = {comm, comm->rank, comm->world, comm->local_world, comm_start, comm_wait, comm_failed,
+                                 comm_statistics};
+    comm->transport = transport;
+    if (good) return true;
+    if (comm->queue == NULL || !comm->queue->running) comm->failed = true;
+    comm_close(comm);
+    return false;
+}
+
 // Connects to the other ranks; returns when all are connected. After a failure there is nothing to close.
 static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms, Error* error) {
     bool several = launch->world > 1;
@@ -630,15 +641,7 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     bool good = comm_allocate(comm, error);
     if (good && several) good = comm->mpi ? comm_mpi_open(comm, error) : comm_rendezvous(comm, launch, error);
     if (good && several) good = comm_start_thread(comm, error);
-    if (good && comm_find_local(comm, error)) {
-        const Transport transport = {comm, comm->rank, comm->world, comm->local_world, comm_start, comm_wait,
-                                     comm_failed, comm_statistics};
-        comm->transport = transport;
-        return true;
-    }
-    if (comm->queue == NULL || !comm->queue->running) comm->failed = true;
-    comm_close(comm);
-    return false;
+    return comm_finish_open(comm, good && comm_find_local(comm, error));
 }
 
 // The texts of all ranks, one after the other; rank p's is *texts + begins[p]. begins: (world + 1). The caller frees

@@ -116,15 +116,7 @@ static inline bool comm_split(Comm* group, Comm* comm, size_t color, Error* erro
     if (group->queue == NULL || !group->queue->running) socket_close(&group->listener);  // a thread reads it
     good = good && comm_barrier(comm, error);
     free(colors);
-    if (good) {
-        const Transport transport = {group, group->rank, group->world, group->local_world, comm_start, comm_wait,
-                                     comm_failed, comm_statistics};
-        group->transport = transport;
-        return true;
-    }
-    if (group->queue == NULL || !group->queue->running) group->failed = true;
-    comm_close(group);
-    return false;
+    return comm_finish_open(group, good);
 }
 
 #endif  // LLMTRAIN_SPLIT_H
