@@ -27,6 +27,7 @@
 #include "llmtrain/model/watch.h"                // watch_at
 #include "llmtrain/model/weights.h"              // Weights; with it config.h: Config
 #include "llmtrain/ranks/agreement.h"            // StepClock, RankStats; with it zero.h: FlatVector
+#include "llmtrain/ranks/pipeline.h"             // Pipeline: the blocks of this rank, if it has not all
 
 // ------------------------------------------------------------------------------------------------
 // 1. Model
@@ -50,6 +51,7 @@ typedef struct {
     RecomputeLevel recompute; // activations that the backward computes again
     const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all
     RankOptions ranks;        // all 0: one rank
+    PipelineOptions pipeline; // with ranks.pp; it chooses the slots
     int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not on the device
     const char* offload_dir;  // NULL, GPU builds only: in host memory
 } ModelOptions;
@@ -68,7 +70,9 @@ typedef struct {
     FlatVector flat;          // this rank's part of parameters, gradients, master weights and optimizer state
     size_t first_trained;     // first bucket with a tensor that trains: the backward ends at it
     float* discarded[2];      // (C or D) where norms add the gradients of weights and biases that do not train
+    Pipeline pipeline;        // with several stages: which blocks this rank has
     size_t first_block;       // 0, or where a pipeline stage begins: its input is complete, the others lack a branch
+    const DeferredGradients* deferred;  // NULL; or where a block's backward leaves what its weights' gradients need
     bool decoding;            // with the KV cache: the tokens of the batch follow those in it
     Activations* slots;       // (options.slots)
     Activations* activations; // the slot in use: model_use_slot
@@ -108,19 +112,28 @@ static inline size_t model_scratch_bytes(const Model* model) {
 // Forward, head and backward work on this slot from now on.
 static inline void model_use_slot(Model* model, size_t slot) { model->activations = &model->slots[slot]; }
 
+// The blocks that a slot has: those of this rank's longest piece.
+static inline size_t model_blocks(const Model* model) {
+    return model->pipeline.pp > 1 ? model->pipeline.longest : model->config.layers;
+}
+
+// Whether this rank has the head.
+static inline bool model_has_head(const Model* model) { return pipeline_is_last(&model->pipeline); }
+
 // Takes every array from the arena. Called twice: in model_plan, which has no memory yet, to add up the sizes; and in
 // model_allocate, to set the pointers.
 static inline void model_layout(Model* model) {
     const Config* c = &model->config;
     const ModelOptions* o = &model->options;
     Arena* arena = &model->memory;
-    size_t N = o->B * o->T, C = c->channels, D = config_head_size(c);
+    size_t N = o->B * o->T, C = c->channels, D = config_head_size(c), K = model_blocks(model);
+    size_t logits = model_has_head(model) ? model->logits_rows * config_padded_vocab(c) : 0;
     BlockShape shape = model_block_shape(model);
     flat_layout(&model->flat, arena);
     if (o->training) gradients_layout(&model->gradients, &shape, arena);
-    offload_blocks_layout(&model->offloaded, model->slots->blocks, c->layers, model_backward_ends(model), &shape,
-                          arena);
-    slots_layout(model->slots, o->slots, c->layers, &shape, model->logits_rows * config_padded_vocab(c), arena);
+    offload_blocks_layout(&model->offloaded, model->slots->kept, K, model_backward_ends(model), &shape, arena);
+    slots_layout(model->slots, o->slots, K, &shape, logits, arena);
+    pipeline_layout(&model->pipeline, N * C, o->training, arena);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(arena, "batches", 3 * N * sizeof(int32_t));
     model->scratch = arena_take(arena, "scratch of the operations", model_scratch_bytes(model));
     for (int i = 0; i < 2 && o->train; i++)
@@ -140,6 +153,7 @@ static inline void model_free(Model* model) {
     device_close(model->stream);  // waits for what is still queued on the device
     if (model->memory.base) device_free(model->memory.base, arena_bytes(&model->memory));
     slots_free(model->slots, model->options.slots);
+    pipeline_free(&model->pipeline);
     free(model->positions);
     free(model->weights.blocks);
     parameters_free(&model->parameters);
@@ -163,8 +177,12 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     if (options.T > device_longest())
         return fail_with(error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make "
                          "--seq smaller", options.T, device_longest());
-    if (options.slots > 1 && (options.offload & OFFLOAD_ACTIVATIONS))
-        return fail_with(error, "activations cannot be offloaded with several slots; set slots to 1");
+    if ((options.slots > 1 || ranks_pp(&options.ranks) > 1) && (options.offload & OFFLOAD_ACTIVATIONS))
+        return fail_with(error, "activations cannot be offloaded with %s", options.slots > 1 ?
+                         "several slots; set slots to 1" : "--pp, whose stages hold several micro-batches");
+    if (ranks_pp(&options.ranks) > 1 && pipeline_splits(options.pipeline.kind) && options.recompute != RECOMPUTE_NONE)
+        return fail_with(error, "--pipeline zb-h1 and zb-h2 need what --recompute would drop; choose 1f1b, or leave out "
+                         "--recompute");
     // Logits of all rows at once would be the largest array, so the rows are cut into equal parts of at most
     // head_elements() logits.
     size_t N = options.B * options.T, Vp = config_padded_vocab(config);
@@ -174,13 +192,17 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
                          options.offload_dir};
     // Only a backward needs separate activations for each block.
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
-    model->slots = slots_create(options.slots, config->layers, recomputed, options.mask_documents ? N : 1);
+    bool ok = pipeline_plan(&model->pipeline, &options.pipeline, &options.ranks, config, options.T, error);
+    if (ok && model->pipeline.pp > 1) model->options.slots = pipeline_slots(&model->pipeline);
+    if (ok)
+        model->slots = slots_create(model->options.slots, config->layers, model_blocks(model), recomputed,
+                                    model->pipeline.table.splits, options.mask_documents ? N : 1);
     model->activations = model->slots;
-    bool ok = model->slots || fail_with(error, "out of memory for the table of activations");
+    ok = ok && (model->slots || fail_with(error, "out of memory for the table of activations"));
     ok = ok && matmul_choices_workspace(options.matmul_algorithms, &model->workspace, error) &&
          weights_create(&model->weights, &model->parameters, config, options.train, error) &&
-         flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error) &&
-         offload_blocks_plan(&model->offloaded, config->layers, options.training ? options.offload : 0, error);
+         flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, model->pipeline.stages, error) &&
+         offload_blocks_plan(&model->offloaded, model_blocks(model), options.training ? options.offload : 0, error);
     while (ok && model->flat.buckets[model->first_trained].first == model->flat.buckets[model->first_trained].end)
         model->first_trained++;
     if (ok) model_layout(model);
@@ -202,6 +224,7 @@ static inline bool model_allocate(Model* model, Error* error) {
     if (model->positions == NULL) return fail_with(error, "out of memory for a batch; make --batch smaller");
     if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
     if (!flat_prepare(&model->flat, model->stream, error)) return false;
+    if (!pipeline_allocate_batches(&model->pipeline, o->B * o->T, error)) return false;
     if (!stats_open(&model->stats, &o->ranks, model->flat.count, error)) return false;
     if (!offload_blocks_open(&model->offloaded, o->offload_dir, o->ranks.rank, o->ranks.local_rank, model->stream,
                              error)) return false;
@@ -218,7 +241,9 @@ static inline bool model_allocate(Model* model, Error* error) {
 }
 
 // Opens the collectives: all ranks together.
-static inline bool model_connect(Model* model, Error* error) { return flat_connect(&model->flat, error); }
+static inline bool model_connect(Model* model, Error* error) {
+    return flat_connect(&model->flat, error) && pipeline_connect(&model->pipeline, &model->flat, error);
+}
 
 static inline bool model_create(Model* model, const Config* config, ModelOptions options, Error* error) {
     if (!model_plan(model, config, options, error)) return false;
@@ -287,6 +312,7 @@ static inline void linear_backward_weight(const Model* model, const floatX* dout
                                           bool accumulate, size_t N) {
     float *dweight = model_grad(model, linear.weight), *dbias = model_grad(model, linear.bias);
     bool adds = accumulate || flat_adds(&model->flat, model_tensor(model, linear.weight));
+    if (model->deferred) return;  // block_weights does it
     if (dweight || dbias)
         matmul_backward_weight(dweight, dbias, dout, in, adds, N, linear_outputs(model, linear),
                                linear_inputs(model, linear), model->stream);
@@ -308,6 +334,18 @@ static inline void linear_backward_gelu(const Model* model, floatX* din, const f
     linear_backward_weight(model, dout, in, linear, false, N);
 }
 
+// Where a norm's gradient waits for block_weights.
+static inline size_t model_norm_size(const Model* model) {
+    return max_size(model->config.channels, config_head_size(&model->config));
+}
+static inline float* deferred_norm(const Model* model, TensorId id) {
+    TensorId norms[BLOCK_NORMS];
+    size_t i = 0;
+    block_norms(norms, &model->weights.blocks[model_tensor(model, id)->bucket - 1]);
+    while (norms[i].row != id.row) i++;
+    return model->deferred->norms + i * model_norm_size(model);
+}
+
 // residual = in + branch, out = norm(residual), all (N, C): each branch is added to the stream by the norm that follows
 // it. Without a branch (NULL) the residual is `in` itself.
 static inline void norm_forward(const Model* model, floatX* out, floatX* residual, float* mean, float* rstd,
@@ -324,7 +362,8 @@ static inline void norm_forward(const Model* model, floatX* out, floatX* residua
 
 // The gradient of the weight (0) or bias (1) of a norm, which needs memory for both even if one does not train.
 static inline float* model_norm_grad(const Model* model, TensorId id, size_t number) {
-    float* gradient = model_grad(model, id);
+    bool defers = model->deferred && tensor_exists(id);
+    float* gradient = defers ? deferred_norm(model, id) : model_grad(model, id);
     return gradient ? gradient : model->discarded[number];
 }
 
@@ -354,7 +393,7 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
 // gradients, with the same site.
 static inline void model_dropout(const Model* model, floatX* out, const floatX* in, size_t site, size_t N) {
     size_t C = model->config.channels;
-    dropout_apply(out, in, model->dropout.p, model->dropout.seed, site, model->dropout.first_token * C, N * C,
+    dropout_apply(out, in, model->dropout.p, model->dropout.seed, site, model->activations->first_token * C, N * C,
                   model->stream);
 }
 
@@ -374,6 +413,7 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
     model->decoding = decoding;
     a->B = B;
     a->T = T;
+    a->first_token = model->dropout.first_token;
     a->spans[0] = whole;
     a->span_count = 1;
     if (model->options.mask_documents)
@@ -488,24 +528,35 @@ static inline void block_output(const Model* model, floatX* out, size_t l) {
                      model->stream);
 }
 
-// Fills hidden for the batch of the slot; waits for each bucket of parameters before it uses it.
-static inline void model_forward(Model* model) {
-    const Config* c = &model->config;
+// The input of block 0 = the embedding of the slot's tokens.
+static inline void model_embed(Model* model) {
     const Weights* w = &model->weights;
     Activations* a = model->activations;
-    size_t N = a->B * a->T, last = c->layers - 1;
+    size_t N = a->B * a->T;
     flat_await(&model->flat, 0);
     offload_block_forward(&model->offloaded, 0);  // if offloaded, sets where block 0's arrays are
     floatX* x = a->blocks[0].input;
     embedding_forward(x, a->tokens, a->positions, model_param(model, w->token_embedding),
-                      model_param(model, w->position_embedding), N, c->channels, model->stream);
+                      model_param(model, w->position_embedding), N, model->config.channels, model->stream);
     if (model->dropout.p > 0) model_dropout(model, x, x, SITE_EMBEDDING, N);
-    for (size_t l = 0; l < c->layers; l++) block_forward(model, l);
-    flat_await(&model->flat, c->layers + 1);
-    norm_forward(model, a->hidden, a->output, a->mean, a->rstd, a->blocks[last].attention_residual, a->branch,
-                 w->final_norm, N);
+}
+
+// hidden = norm(the residual stream after the last block).
+static inline void model_final_norm(Model* model) {
+    Activations* a = model->activations;
+    size_t L = model->config.layers;
+    flat_await(&model->flat, L + 1);
+    norm_forward(model, a->hidden, a->output, a->mean, a->rstd, a->blocks[L - 1].attention_residual, a->branch,
+                 model->weights.final_norm, a->B * a->T);
     watch_at(&model->watch, WATCH_HIDDEN, 0);
-    if (model->decoding) model->cache.length += a->T;
+}
+
+// Fills hidden for the batch of the slot; waits for each bucket of parameters before it uses it.
+static inline void model_forward(Model* model) {
+    model_embed(model);
+    for (size_t l = 0; l < model->config.layers; l++) block_forward(model, l);
+    model_final_norm(model);
+    if (model->decoding) model->cache.length += model->activations->T;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -556,9 +607,12 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
 
 // The gradient of the residual stream as the branch at a dropout site receives it.
 static inline const floatX* branch_gradient(const Model* model, size_t site, size_t N) {
-    if (model->dropout.p == 0) return model->gradients.residual;
-    model_dropout(model, model->gradients.branch, model->gradients.residual, site, N);
-    return model->gradients.branch;
+    const ActivationGradients* g = &model->gradients;
+    floatX* branch = model->deferred && site > 0 ? model->deferred->branch[site % 2] : g->branch;
+    if (model->dropout.p > 0) model_dropout(model, branch, g->residual, site, N);
+    else if (branch == g->branch) return g->residual;
+    else device_copy(branch, g->residual, N * model->config.channels * sizeof(floatX), model->stream);
+    return branch;
 }
 
 // Recomputes what block_forward did not keep of block l. Its input and attention_residual, if kept, already include the
@@ -625,7 +679,7 @@ static inline void block_backward(Model* model, size_t l) {
     flat_await(&model->flat, l + 1);          // its parameters, if they are sharded
     offload_block_backward(&model->offloaded, l);
     block_recompute(model, l);
-    flat_begin_bucket(&model->flat, l + 1);   // its gradients get their memory
+    if (!model->deferred) flat_begin_bucket(&model->flat, l + 1);  // its gradients get their memory
     // 5. through the feed-forward to norm2's output, then through norm2: residual += d(attention_residual)
     block_ffn_backward(model, l, branch_gradient(model, site_ffn(l), N));
     norm_backward(model, g->residual, g->hidden, s->attention_residual, s->mean2, s->rstd2, b->norm2, N);
@@ -647,7 +701,26 @@ static inline void block_backward(Model* model, size_t l) {
     // 1. through norm1: residual += d(input)
     norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1, N);
     watch_at(&model->watch, WATCH_QKV_BACKWARD, l);
-    flat_end_bucket(&model->flat, l + 1);     // its gradients are complete: their reduction starts
+    if (!model->deferred) flat_end_bucket(&model->flat, l + 1);    // they are complete: their reduction starts
+}
+
+// The gradients of a block's weights, from what its backward has left.
+static inline void block_weights(Model* model, size_t l, const DeferredGradients* d) {
+    const Block* b = &model->weights.blocks[l];
+    const BlockActivations* s = &model->activations->blocks[l];
+    size_t N = model->activations->B * model->activations->T;
+    TensorId norms[BLOCK_NORMS];
+    flat_begin_bucket(&model->flat, l + 1);
+    linear_backward_weight(model, d->branch[0], s->ffn_act, b->ffn_out, false, N);
+    linear_backward_weight(model, d->ffn_in, s->norm2, b->ffn_in, false, N);
+    linear_backward_weight(model, d->branch[1], s->attention, b->attention_out, false, N);
+    linear_backward_weight(model, d->qkv, s->norm1, b->qkv, false, N);
+    block_norms(norms, b);
+    for (size_t i = 0; i < BLOCK_NORMS; i++)
+        if (tensor_exists(norms[i]) && model_grad(model, norms[i]))
+            vector_add(model_grad(model, norms[i]), d->norms + i * model_norm_size(model),
+                       model_tensor(model, norms[i])->rows, model->stream);
+    flat_end_bucket(&model->flat, l + 1);
 }
 
 // The bucket of the head's weight: that of the token embedding if the head is tied.
@@ -655,27 +728,38 @@ static inline size_t model_head_bucket(const Model* model) {
     return model->config.tied ? 0 : model->config.layers + 1;
 }
 
+// The gradient of the residual stream after the last block, from gradients.hidden.
+static inline void model_final_norm_backward(Model* model) {
+    const Activations* a = model->activations;
+    const ActivationGradients* g = &model->gradients;
+    size_t N = a->B * a->T, L = model->config.layers;
+    if (model->config.tied) flat_begin_bucket(&model->flat, L + 1);
+    fill_zero(g->residual, N * model->config.channels * sizeof(floatX), model->stream);
+    norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, model->weights.final_norm, N);
+    watch_at(&model->watch, WATCH_HIDDEN_BACKWARD, 0);
+    flat_end_bucket(&model->flat, L + 1);
+}
+
+// The gradients of the embeddings, from that of the residual stream.
+static inline void model_embed_backward(Model* model) {
+    const Weights* w = &model->weights;
+    const Activations* a = model->activations;
+    size_t N = a->B * a->T;
+    if (model->first_trained > 0) return;
+    if (!model->config.tied || model->pipeline.pp > 1) flat_begin_bucket(&model->flat, 0);
+    embedding_backward(model_grad(model, w->token_embedding), model_grad(model, w->position_embedding),
+                       branch_gradient(model, SITE_EMBEDDING, N), a->tokens, a->positions, N, model->config.channels,
+                       model->stream);
+    watch_at(&model->watch, WATCH_EMBEDDING_BACKWARD, 0);
+    flat_end_bucket(&model->flat, 0);
+}
+
 // Needs the forward's activations of the slot's batch, and gradients.hidden from model_head. Buckets end in the order
 // L + 1, L ... 1, 0. The caller must have called flat_begin_bucket for model_head_bucket.
 static inline void model_backward(Model* model) {
-    const Config* c = &model->config;
-    const Weights* w = &model->weights;
-    const Activations* a = model->activations;
-    const ActivationGradients* g = &model->gradients;
-    FlatVector* flat = &model->flat;
-    size_t N = a->B * a->T, C = c->channels;
-    if (c->tied) flat_begin_bucket(flat, c->layers + 1);
-    fill_zero(g->residual, N * C * sizeof(floatX), model->stream);
-    norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, w->final_norm, N);
-    watch_at(&model->watch, WATCH_HIDDEN_BACKWARD, 0);
-    flat_end_bucket(flat, c->layers + 1);
-    for (size_t l = c->layers; l-- > model_backward_ends(model);) block_backward(model, l);
-    if (model->first_trained > 0) return;
-    if (!c->tied) flat_begin_bucket(flat, 0);
-    embedding_backward(model_grad(model, w->token_embedding), model_grad(model, w->position_embedding),
-                       branch_gradient(model, SITE_EMBEDDING, N), a->tokens, a->positions, N, C, model->stream);
-    watch_at(&model->watch, WATCH_EMBEDDING_BACKWARD, 0);
-    flat_end_bucket(flat, 0);
+    model_final_norm_backward(model);
+    for (size_t l = model->config.layers; l-- > model_backward_ends(model);) block_backward(model, l);
+    model_embed_backward(model);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -701,11 +785,21 @@ static inline void model_losses(Model* model, const int32_t* tokens, const int32
     exact_sum(&model->flat.sums->losses, model->activations->losses, B * T, model->stream);
 }
 
+// The head of a micro-batch of a step, forward and backward. The gradients of a tied head are complete.
+static inline void model_head_step(Model* model) {
+    FlatVector* flat = &model->flat;
+    size_t N = model->activations->B * model->activations->T;
+    double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->dp_world) / (double)N;
+    flat_begin_bucket(flat, model_head_bucket(model));
+    model_head(model, NULL, (float)dloss);
+    if (model->config.tied && model->pipeline.pp > 1) flat_end_bucket(flat, 0);
+    else if (model->config.tied) flat_end_head(flat);
+}
+
 // Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host.
 static inline void model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     FlatVector* flat = &model->flat;
     size_t N = B * T;
-    double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)N;
     flat_begin_micro_batch(flat, N, targets_count(targets, N));
     if (!flat->discards) flat_barrier(flat);  // discards: for a trace, which each rank does alone
     model_upload(model, tokens, targets, B, T, false);
@@ -713,8 +807,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     model->offloaded.backward = true;         // will follow: what is offloaded is kept for it
     model_forward(model);
     fault_point("backward");
-    flat_begin_bucket(flat, model_head_bucket(model));
-    model_head(model, NULL, (float)dloss);
+    model_head_step(model);
     model_backward(model);
     exact_sum(&flat->sums->losses, model->activations->losses, N, model->stream);
 }
@@ -722,7 +815,8 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
 // Reads the next micro-batch, tokens and targets (B, T); false on an error.
 typedef bool (*NextBatch)(void* source, const int32_t** tokens, const int32_t** targets, Error* error);
 
-// The gradients of a step: of n micro-batches on each rank, each from next(source). A pipeline replaces this loop.
+// The gradients of a step: of n micro-batches on each rank, each from next(source). A pipeline has another loop
+// (run/stages.h).
 static inline bool model_step(Model* model, NextBatch next, void* source, double loss_scale, size_t n, Error* error) {
     const int32_t *tokens, *targets;
     model_begin_step(model, loss_scale, n);

@@ -13,12 +13,13 @@
 // Under mpirun, torchrun or srun, or with --ranks N, several processes train together; rank 0 writes the console, the
 // log and the manifests.
 
-#include "llmtrain.h"                // Model: model_step, model_finish_step, model_update
+#include "llmtrain.h"                // Model: model_finish_step, model_update
 #include "llmtrain/run/describe.h"   // what is printed before the first step
 #include "llmtrain/run/flops.h"      // model_flops_per_token
 #include "llmtrain/run/join.h"       // run_join, run_exit; with it ranks/launch.h: Launch
 #include "llmtrain/run/plan.h"       // --plan: plan_fit, plan_show
 #include "llmtrain/run/rewind.h"     // run_rewind
+#include "llmtrain/run/stages.h"     // pipeline_step
 #include "llmtrain/run/step.h"       // Due; with it run.h (Run), save.h, checks.h, log.h (StepLog), state.h (guard)
 #include "llmtrain/run/validation.h" // run_validate
 #include "llmtrain/text/generate.h"  // Sampler
@@ -145,7 +146,7 @@ static bool options_check(const Options* o, const Cadence* cadence, Error* error
 
 // Micro-batches per rank and step.
 static uint64_t options_micro_batches(const Options* o, size_t world) {
-    return o->total_batch ? o->total_batch / (o->batch * o->seq * world) : 1;
+    return o->total_batch ? o->total_batch / (o->batch * o->seq * layout_pipelines(&o->layout, world)) : 1;
 }
 
 static ModelOptions model_options(Run* run, const Options* o, size_t world) {
@@ -153,12 +154,13 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     RankOptions ranks = {.transport = o->plan.show ? NULL : &run->comm.transport, .rank = run->comm.rank,
                          .world = world, .local_rank = run->comm.local_rank, .stage = o->layout.zero,
                          .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : automatic, .shard = o->layout.shard,
-                         .groups = MESH_TRANSPORTS(run->mesh)};
+                         .pp = o->layout.pp, .groups = MESH_TRANSPORTS(run->mesh)};
+    PipelineOptions pipeline = {o->layout.pipeline, o->layout.chunks, o->plan.micro_batches};
     ModelOptions m = {.B = o->batch, .T = o->seq, .training = true, .optimizer = o->optimizer,
                       .cached_sequences = o->sample_every > 0, .mask_documents = run->train.mask_documents,
                       .end_of_text = run->train.end_of_text, .tf32 = o->tf32,
                       .matmul_algorithms = o->matmul_algorithms, .recompute = o->plan.recompute, .train = o->train,
-                      .ranks = ranks, .offload = o->plan.offload, .offload_dir = o->plan.offload_dir};
+                      .ranks = ranks, .pipeline = pipeline, .offload = o->plan.offload, .offload_dir = o->plan.offload_dir};
     return m;
 }
 
@@ -170,12 +172,13 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (c->vocab == 0) c->vocab = (size_t)run->train.vocabulary;
     if (!config_complete(c, error)) return false;
     if (o->seq == 0) o->seq = c->context;
-    if (o->total_batch % (o->batch * o->seq * world) != 0)
-        return fail_with(error, "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that "
-                         "is", (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
-                         (unsigned long long)(o->batch * o->seq * world));
-    if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
     if (!layout_check(&o->layout, world, o->sample_every > 0, error)) return false;
+    uint64_t pipelines = layout_pipelines(&o->layout, world), tokens = o->batch * o->seq * pipelines;
+    if (o->total_batch % tokens != 0)
+        return fail_with(error, "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that "
+                         "is", (unsigned long long)o->total_batch, pipelines == 1 ? "" : pipelines == world ?
+                         " times the ranks" : " times the pipelines", (unsigned long long)tokens);
+    if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.tiers = o->run.ckpt_tiers.count;
@@ -224,8 +227,8 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     // Memory may be short on one machine; model_connect is the first collective of the model.
     ok = model_allocate(model, error) && run_allocate(run, error);
     if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, &run->tokenizer, error);
-    if (!run_agree(run, ok, error) || !mesh_open(&run->mesh, &run->comm, o->layout.shard, error)) return false;
-    if (!model_connect(model, error)) return false;
+    if (!run_agree(run, ok, error) || !mesh_open(&run->mesh, &run->comm, &o->layout, model->config.tied, error) ||
+        !model_connect(model, error)) return false;
     run_print_device(run, &o->peak_tflops);
     if (!run_compare_devices(run, error)) return false;
     model->dropout.p = (float)o->dropout;
@@ -235,8 +238,8 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     if (!run_agree(run, ok, error) || !run_open_out(run, &found, error)) return false;
     run_print_notes(run, &o->schedule);
     // One rank may be unable to read its shards; the first step reduces gradients.
-    ok = loader_open(&run->loader, &run->train, (int32_t)model->config.vocab, o->seed, run->comm.rank, run->comm.world,
-                     o->batch, o->seq, error) &&
+    ok = loader_open(&run->loader, &run->train, (int32_t)model->config.vocab, o->seed, model->flat.dp_rank,
+                     model->flat.dp_world, o->batch, o->seq, error) &&
          loader_start(&run->loader, run->record.state.samples, error);
     if (!run_agree(run, ok, error)) return false;
     shard_check_begin(&run->check, &run->train, &run->val, model->config.vocab, run->comm.local_rank,
@@ -263,7 +266,7 @@ static void interrupt(int signal_number) {
     if (first && write(STDOUT_FILENO, message, sizeof message - 1) < 0) return;  // only rank 0's goes to the console
 }
 
-// The next micro-batch of this rank: model_step calls it. heartbeat_send() informs a supervisor (run/heartbeat.h);
+// The next micro-batch of this rank: pipeline_step calls it. heartbeat_send() informs a supervisor (run/heartbeat.h);
 // fault_*() do nothing outside of tests (base/fault.h).
 static bool next_batch(void* source, const int32_t** tokens, const int32_t** targets, Error* error) {
     Run* run = (Run*)source;
@@ -276,8 +279,8 @@ static bool next_batch(void* source, const int32_t** tokens, const int32_t** tar
     (void)error;  // step_read knows of a batch that cannot be read
     *tokens = run->tokens;
     *targets = run->targets;
-    model->dropout.first_token = (state->samples + run->comm.rank * B) * T;  // the same masks for any number of ranks
-    state->samples += B * run->comm.world;
+    model->dropout.first_token = (state->samples + model->flat.dp_rank * B) * T;  // the same masks for any layout
+    state->samples += B * model->flat.dp_world;
     return true;
 }
 
@@ -305,9 +308,10 @@ static void write_log(Run* run, const Options* o, StepLog* s) {
     s->sent = flat_bytes_so_far(&model->flat) - s->sent;  // since step_begin
     s->entropy_floor = run->val.entropy_floor;
     s->mixture = mixture_count(&run->mixture, &run->train, o->seed, state->samples);
-    s->tokens_per_second = 1e3 * tokens * (double)run->comm.world / s->ms;
+    s->tokens_per_second = 1e3 * tokens * (double)model->flat.dp_world / s->ms;
     s->mfu = NAN;
-    if (o->peak_tflops > 0) s->mfu = 1e-9 * tokens * model_flops_per_token(model, o->seq) / (s->ms * o->peak_tflops);
+    double flops = model_flops_per_token(model, o->seq) / (double)model->flat.pp;
+    if (o->peak_tflops > 0) s->mfu = 1e-9 * tokens * flops / (s->ms * o->peak_tflops);
     s->minutes_left = (now_ms() - run->began_ms) / 6e4 / done * left;
     s->memory = device_is_host() ? memory_peak() : arena_bytes(&model->memory);
     s->ranks = run->comm.world;
@@ -341,7 +345,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
     while (!due.stop && state->step < steps) {
         StepLog s = step_begin(run);
         RunState before = *state;
-        if (!model_step(model, next_batch, run, state->loss_scale, micro_batches, error)) return false;
+        if (!pipeline_step(model, next_batch, run, state->loss_scale, micro_batches, error)) return false;
         if (!step_read(run, &s, error)) return false;       // loss, norm and flags of all ranks
         if (s.result.flags.broken) return run_end_broken(run, s.result.flags.broken, &before, error);
 

@@ -18,6 +18,13 @@ typedef struct {
     Linear ffn_out;                           // (C, F)
 } Block;
 
+// The tensors of a block that its backward adds to while it goes through norms; TENSOR_NONE where there is none.
+static inline void block_norms(TensorId norms[], const Block* b) {
+    const TensorId all[] = {b->norm1.weight, b->norm1.bias, b->norm2.weight, b->norm2.bias, b->q_norm_weight,
+                            b->k_norm_weight};
+    memcpy(norms, all, sizeof all);
+}
+
 typedef struct {
     Block* blocks;                            // (L)
     TensorId token_embedding;                 // (Vp, C)

@@ -26,7 +26,9 @@ static inline double clock_waited_ms(StepClock* c, FlatVector* flat) {
     double before = c->waited_ms;
     const Transport* t = flat->options.transport;
     if (t) c->waited_ms = t->statistics(t->comm).waited_ms;
-    return c->waited_ms - before + collective_waited_ms(&flat->collectives) + collective_waited_ms(&flat->copying);
+    double waited_ms = c->waited_ms - before;
+    for (size_t g = 0; g < GROUPS; g++) waited_ms += collective_waited_ms(&flat->groups[g]);
+    return waited_ms;
 }
 
 // Starts a step's clock: set-up, validation and saves are not part of a step.
@@ -115,18 +117,34 @@ static inline int stats_end(const RankStats* s, size_t column) {
     return ends;
 }
 
-// Minimum, median (of an even number the lower of the two) and maximum of a statistic; returns the rank of the maximum.
-static inline size_t stats_min_median_max(double* min, double* median, double* max, const RankStats* s, size_t column) {
-    size_t world = s->world, rank = 0;
-    for (size_t r = 0; r < world; r++) {
-        s->sorted[r] = stats_of(s, r, column);
-        if (compare_doubles(&s->sorted[r], &s->sorted[rank]) > 0) rank = r;
+// Minimum, median (of an even number the lower of the two) and maximum of a statistic of the ranks first, first + every
+// ...: those of a stage of the pipeline. Returns the rank of the maximum.
+static inline size_t stats_min_median_max(double* min, double* median, double* max, const RankStats* s, size_t column,
+                                          size_t first, size_t every) {
+    size_t count = 0, most = 0;
+    for (size_t r = first; r < s->world; r += every) {
+        s->sorted[count] = stats_of(s, r, column);
+        if (compare_doubles(&s->sorted[count], &s->sorted[most]) > 0) most = count;
+        count++;
     }
-    *max = s->sorted[rank];
-    qsort(s->sorted, world, sizeof(double), compare_doubles);
+    *max = s->sorted[most];
+    qsort(s->sorted, count, sizeof(double), compare_doubles);
     *min = s->sorted[0];
-    *median = s->sorted[(world - 1) / 2];
-    return rank;
+    *median = s->sorted[(count - 1) / 2];
+    return first + most * every;
+}
+
+// Sets the slowest rank: the one whose time is the largest multiple of the median of its stage; and the times there.
+static inline void stats_find_slowest(StepResult* result, const RankStats* s, size_t column, size_t pp) {
+    for (size_t stage = 0; stage < pp; stage++) {
+        double min, median, max;
+        size_t rank = stats_min_median_max(&min, &median, &max, s, column, stage, pp);
+        if (stage > 0 && !(max * result->busy_median > result->busy_max * median)) continue;
+        result->slowest = rank;
+        result->busy_min = min;
+        result->busy_median = median;
+        result->busy_max = max;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -138,9 +156,9 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     enum { LOSS, BUSY, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, LOSSES, SQUARES = LOSSES + STATS_OF_SUM,
            COUNT = SQUARES + STATS_OF_SUM };
     static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
-    size_t world = stats->world, saved = 0;
+    size_t world = stats->world, saved = 0, last = flat->pp - 1;  // the stage that has the losses
     StepSums* sums = &flat->sums_host;
-    double tokens = (double)flat->tokens, targets = (double)flat->targets, of_all = 0;
+    double tokens = (double)flat->tokens, targets = flat->pp_rank == last ? (double)flat->targets : 0, of_all = 0;
     double waited = clock_waited_ms(clock, flat), busy = now_ms() - clock->began_ms - waited;
     double own[COUNT] = {exact_value(sums->losses) / fmax(targets, 1), busy, (double)flags.stop, (double)flags.save,
                          (double)flags.saved, (double)flags.failed, (double)flags.broken, targets};
@@ -151,7 +169,7 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     waited += clock_waited_ms(clock, flat);
     memset(result, 0, sizeof *result);
     for (size_t r = 0; r < world; r++) of_all += stats_of(stats, r, TARGETS);
-    flat->mean_factor = tokens * (double)world / fmax(of_all, 1);
+    flat->mean_factor = tokens * (double)flat->dp_world / fmax(of_all, 1);
     for (size_t r = 0; r < world; r++) {
         result->flags.failed |= stats_of(stats, r, FAILED) != 0;
         int broken = (int)stats_of(stats, r, BROKEN);
@@ -163,8 +181,8 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     result->flags.save = stats_of(stats, 0, SAVE) != 0;
     result->flags.saved = saved == world;
     result->grad_norm = sqrt(exact_value(stats_sum(stats, SQUARES))) * flat_scale(flat);
-    stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS);
-    result->slowest = stats_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, stats, BUSY);
+    stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS, last, flat->pp);
+    stats_find_slowest(result, stats, BUSY, flat->pp);
     result->wait_share = waited / (busy + waited);
     clock->began_ms = now_ms();
     return true;
@@ -181,29 +199,32 @@ static inline void describe_bucket(char* text, size_t size, size_t buckets, size
 }
 
 // Whether all ranks have the same `count` checksums, at most one for each bucket; this rank's are in s->checksums +
-// rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
-// same everywhere. names (count): what they are checksums of; NULL: of the parameters of all buckets.
+// rank * count, 0 for what it does not have. Otherwise the error reports the rank that differs from most ranks in the
+// first checksum that is not the same everywhere. names (count): what they are checksums of; NULL: of the parameters of
+// all buckets.
 static inline bool ranks_same(RankStats* s, size_t count, const char* const* names, Error* error) {
     size_t world = s->world;
     uint64_t* sums = s->checksums;
     if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
     for (size_t i = 0; i < count; i++) {
-        size_t usual = 0, most = 0;
+        size_t usual = 0, most = 0, have = 0;
         for (size_t r = 0; r < world; r++) {
             size_t same = 0;
+            if (sums[r * count + i] == 0) continue;
             for (size_t q = 0; q < world; q++) same += sums[r * count + i] == sums[q * count + i];
             if (same > most) usual = r;
             most = max_size(most, same);
+            have++;
         }
-        for (size_t r = 0; r < world && most < world; r++) {
+        for (size_t r = 0; r < world && most < have; r++) {
             char what[96];
-            if (sums[r * count + i] == sums[usual * count + i]) continue;
+            if (sums[r * count + i] == sums[usual * count + i] || sums[r * count + i] == 0) continue;
             if (names) snprintf(what, sizeof what, "%s", names[i]);
             else describe_bucket(what, sizeof what, count, i);
             fail_with(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume "
                       "from a checkpoint before it, without that machine", r,
-                      world == 2 ? "the other rank" : "most ranks", what,
-                      2 * most > world ? "" : ", and it is unknown whose, since no more than half of the ranks agree");
+                      have == 2 ? "the other rank" : "most ranks", what,
+                      2 * most > have ? "" : ", and it is unknown whose, since no more than half of the ranks agree");
             return fail_on_all_ranks(error);
         }
     }
@@ -219,6 +240,8 @@ static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         flat_await(flat, b);
+        if (!k->here) fill_zero(flat->checksums + b, sizeof(uint64_t), flat->stream);
+        if (!k->here) continue;
         const floatX* params = k->sharded ? flat->gathered[k->buffer] : flat_kept(flat, k, k->first);
         vector_checksum(flat->checksums + b, params, k->first, (k->sharded ? k->end : k->frozen_end) - k->first,
                         flat->stream);

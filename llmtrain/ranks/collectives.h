@@ -30,7 +30,7 @@ static inline bool collective_open(Collectives* c, const Transport* ranks, size_
                                    Error* error) {
     (void)with;
     memset(c, 0, sizeof *c);
-    if (ranks == NULL || ranks->world == 1) return true;
+    if (ranks == NULL || ranks->world <= 1) return true;
 #ifdef LLMTRAIN_CUDA
     (void)slots;
     return fail_with(error, "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev "

@@ -1,26 +1,36 @@
 // mesh.h: how a run is laid out over its ranks, and the groups of ranks that this needs.
 //
-//   mesh_open(&mesh, &comm, 8, &error)        GROUP_SHARD: 8 neighbors; GROUP_COPIES: every 8th rank
+//   mesh_open(&mesh, &comm, &layout, tied, &error)
 //   RankOptions options = {..., .groups = MESH_TRANSPORTS(mesh)};
 //   mesh_close(&mesh);                        before the Comm
 //
-// Ranks are numbered so that those of a machine are neighbors, as launchers do.
+// Ranks are numbered so that those of a machine are neighbors, as launchers do. Rank r is in stage r mod pp of pipeline
+// r / pp. With --shard S the pipelines 0 to S - 1 share a copy of the state, each stage its part of it, and so on:
+//
+//   8 ranks, --pp 2 --shard 2      pipeline 0   1 | 2   3        copies: of ranks 0 and 2, of ranks 4 and 6
+//               stage 0       rank          0   2 | 4   6                of ranks 1 and 3, of ranks 5 and 7
+//               stage 1       rank          1   3 | 5   7
 
 #ifndef LLMTRAIN_MESH_H
 #define LLMTRAIN_MESH_H
 
+#include "schedule.h"
 #include "split.h"
 #include "../base/flags.h"
 
 typedef struct {
-    uint64_t ranks, zero, shard;  // --ranks, --zero, --shard
+    uint64_t ranks, zero, shard, pp, chunks;  // --ranks, --zero, --shard, --pp, --chunks
+    PipelineKind pipeline;
 } Layout;
 
 typedef struct {
-    Comm groups[GROUPS];
-    size_t count;  // of groups that are open
+    Comm groups[GROUPS];  // those that this rank is in
 } Mesh;
-#define MESH_TRANSPORTS(mesh) {&(mesh).groups[GROUP_SHARD].transport, &(mesh).groups[GROUP_COPIES].transport}
+#define MESH_TRANSPORT(mesh, group) &(mesh).groups[group].transport
+#define MESH_TRANSPORTS(mesh) \
+    {MESH_TRANSPORT(mesh, GROUP_SHARD), MESH_TRANSPORT(mesh, GROUP_COPIES), MESH_TRANSPORT(mesh, GROUP_TIED), \
+     MESH_TRANSPORT(mesh, GROUP_FORWARD_IN), MESH_TRANSPORT(mesh, GROUP_FORWARD_OUT), \
+     MESH_TRANSPORT(mesh, GROUP_BACKWARD_IN), MESH_TRANSPORT(mesh, GROUP_BACKWARD_OUT)}
 
 static inline void layout_flags(Flags* flags, Layout* l) {
     const Flag rows[] = {
@@ -31,17 +41,49 @@ static inline void layout_flags(Flags* flags, Layout* l) {
                    "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients, 3 also parameters of blocks"),
         FLAG_COUNT("shard", &l->shard, 0, 0, 65536, 0,
                    "ranks that share a copy of what ZeRO shards, as those of a machine; 0: all ranks"),
+        FLAG_COUNT("pp", &l->pp, 1, 1, 512, 0,
+                   "pipeline stages, each with a part of the blocks: ranks / N pipelines train together"),
+        FLAG_CHOICE("pipeline", &l->pipeline, PIPELINE_1F1B, PIPELINE_NAMES, 0,
+                    "with --pp: schedule of the micro-batches: gpipe keeps the activations of all, 1f1b those of N; "
+                    "interleaved waits less and sends more; zb-h1 and zb-h2 defer gradients of weights to wait less"),
+        FLAG_COUNT("chunks", &l->chunks, 0, 0, 255, 0,
+                   "with --pipeline interleaved: parts of the model that each stage has; 0: 2"),
     };
     flags_append(flags, rows, sizeof rows / sizeof *rows);
 }
 
+// Pipelines that train together, each on other samples.
+static inline uint64_t layout_pipelines(const Layout* l, uint64_t world) { return world / max_size(l->pp, 1); }
+
+// Completes and checks what concerns pipelines.
+static inline bool layout_check_pipeline(Layout* l, uint64_t world, bool samples, Error* error) {
+    unsigned long long pp = l->pp, ranks = world;
+    bool interleaved = l->pipeline == PIPELINE_INTERLEAVED;
+    if (l->chunks > 1 && !interleaved)
+        return fail_with(error, "--chunks %llu is for --pipeline interleaved; choose it, or leave out --chunks",
+                         (unsigned long long)l->chunks);
+    if (l->chunks == 0) l->chunks = interleaved && pp > 1 ? 2 : 1;
+    if (l->chunks > 1 && pp == 1)
+        return fail_with(error, "--chunks %llu needs several stages; choose --pp", (unsigned long long)l->chunks);
+    if (world % l->pp != 0)
+        return fail_with(error, "--pp %llu does not divide the %llu ranks; choose a divisor", pp, ranks);
+    if (pp > 1 && l->zero > 1)
+        return fail_with(error, "--zero %llu with --pp %llu would move gradients or parameters for every micro-batch; "
+                         "choose --zero 1", (unsigned long long)l->zero, pp);
+    return pp == 1 || !samples ||
+           fail_with(error, "--sample-every needs all blocks on rank 0, and with --pp %llu it has a part; sample from "
+                     "checkpoints with build/generate", pp);
+}
+
 // Completes and checks it; world: the number of ranks; samples: rank 0 samples text, which the others do not compute.
 static inline bool layout_check(Layout* l, uint64_t world, bool samples, Error* error) {
+    if (!layout_check_pipeline(l, world, samples, error)) return false;
+    world = layout_pipelines(l, world);
     if (l->shard > 0 && l->zero == 0)
         return fail_with(error, "--shard says over how many ranks ZeRO shards; choose --zero 1, 2 or 3 with it");
     if (l->shard > 0 && world % l->shard != 0)
-        return fail_with(error, "--shard %llu does not divide the %llu ranks; choose a divisor",
-                         (unsigned long long)l->shard, (unsigned long long)world);
+        return fail_with(error, "--shard %llu does not divide the %llu %s; choose a divisor",
+                         (unsigned long long)l->shard, (unsigned long long)world, l->pp > 1 ? "pipelines" : "ranks");
     if (l->zero == 3 && samples && world > 1 && l->shard != 1)
         return fail_with(error, "--sample-every needs all parameters on rank 0, and --zero 3 shards them; choose --zero "
                          "2, or sample from checkpoints with build/generate");
@@ -49,20 +91,58 @@ static inline bool layout_check(Layout* l, uint64_t world, bool samples, Error* 
     return true;
 }
 
-// Called by all ranks together. shard: as layout_check has left it.
-static inline bool mesh_open(Mesh* mesh, Comm* comm, size_t shard, Error* error) {
-    while (shard > 0 && mesh->count < GROUPS) {
-        size_t color = mesh->count == GROUP_SHARD ? comm->rank / shard : comm->rank % shard;
-        if (!comm_split(&mesh->groups[mesh->count], comm, color, error)) return false;
-        // Ranks wait for the copies of those that wait inside theirs: only these know for whom.
-        if (mesh->count == GROUP_COPIES) mesh->groups[GROUP_COPIES].timeout_ms *= 1.25;
-        mesh->count++;
-    }
+// Whether this rank is in a group, and its color there: the group's number, or one of its own.
+static inline bool mesh_color(size_t* color, const Comm* comm, const Layout* l, size_t group, size_t turn, bool tied) {
+    size_t pp = l->pp, pipelines = comm->world / pp, stage = comm->rank % pp, pipeline = comm->rank / pp;
+    size_t S = l->shard ? l->shard : pipelines;
+    bool channel = group >= GROUP_FORWARD_IN, in = false, to_next;
+    *color = comm->world + comm->rank;
+    if (group == GROUP_SHARD) in = S < pipelines || pp > 1, *color = pipeline / S * pp + stage;
+    if (group == GROUP_COPIES) in = S < pipelines, *color = pipeline % S * pp + stage;
+    if (group == GROUP_TIED) in = tied && pp > 1 && (stage == 0 || stage + 1 == pp);
+    if (group == GROUP_TIED && in) *color = pipeline / S;
+    if (!channel || pp == 1) return in;
+    to_next = group == GROUP_FORWARD_OUT || group == GROUP_BACKWARD_IN;
+    size_t edge = to_next ? stage : (stage + pp - 1) % pp;
+    in = (edge + 1 < pp || l->chunks > 1) && ring_turn(edge, pp) == turn;
+    if (in) *color = pipeline * pp + edge;
+    return in;
+}
+
+// Opens one group, or of channels the two of a turn that are at the same time: a rank sends in one, or receives.
+static inline bool mesh_open_group(Mesh* mesh, Comm* comm, const Layout* l, size_t first, size_t end, size_t turn,
+                                   bool tied, Error* error) {
+    Comm none, *group = &none;
+    size_t color = 0, own;
+    for (size_t g = first; g < end; g++)
+        if (mesh_color(&own, comm, l, g, turn, tied)) group = &mesh->groups[g], color = own;
+    if (group == &none) color = comm->world + comm->rank;
+    if (!comm_split(group, comm, color, error)) return false;
+    // Ranks wait for those that wait elsewhere: only these know for whom.
+    if (first > GROUP_SHARD || l->pp > 1) group->timeout_ms *= 1.25;
+    if (group == &none) comm_close(group);
     return true;
 }
 
+// Called by all ranks together. The layout is as layout_check has left it; tied: the model's head.
+static inline bool mesh_open(Mesh* mesh, Comm* comm, const Layout* l, bool tied, Error* error) {
+    bool divided = l->shard > 0, stages = l->pp > 1, wraps = l->chunks > 1;
+    bool ok = true;
+    if (divided || stages)
+        ok = mesh_open_group(mesh, comm, l, GROUP_SHARD, GROUP_SHARD + 1, 0, tied, error);
+    if (ok && divided) ok = mesh_open_group(mesh, comm, l, GROUP_COPIES, GROUP_COPIES + 1, 0, tied, error);
+    if (ok && stages && tied) ok = mesh_open_group(mesh, comm, l, GROUP_TIED, GROUP_TIED + 1, 0, tied, error);
+    for (size_t turn = 0; ok && stages && turn < RING_TURNS; turn++) {
+        bool any = wraps ? turn < 2 || l->pp % 2 == 1 : turn + 1 < l->pp && turn < 2;
+        for (size_t g = GROUP_FORWARD_IN; ok && any && g < GROUPS; g += 2)
+            ok = mesh_open_group(mesh, comm, l, g, g + 2, turn, tied, error);
+    }
+    return ok;
+}
+
 static inline void mesh_close(Mesh* mesh) {
-    while (mesh->count > 0) comm_close(&mesh->groups[--mesh->count]);
+    for (size_t g = GROUPS; g-- > 0;)
+        if (mesh->groups[g].world > 0) comm_close(&mesh->groups[g]);
 }
 
 #endif  // LLMTRAIN_MESH_H

@@ -64,8 +64,18 @@ typedef struct {
 
 typedef struct Comm Comm;  // control.h
 
-// Groups of ranks (mesh.h): those that share a copy of the sharded state; those that have the same shard of the copies.
-typedef enum { GROUP_SHARD, GROUP_COPIES, GROUPS } RankGroup;
+// Groups of ranks (mesh.h): those that share a copy of the sharded state; those that have the same shard of the copies;
+// those that share a copy of a tied embedding, which the first and the last stage of a pipeline have; and, for messages
+// in one direction, this rank and a neighbor in its pipeline: activations that come in and go out, and gradients.
+typedef enum {
+    GROUP_SHARD, GROUP_COPIES, GROUP_TIED, GROUP_FORWARD_IN, GROUP_FORWARD_OUT, GROUP_BACKWARD_IN, GROUP_BACKWARD_OUT,
+    GROUPS
+} RankGroup;
+
+// The groups of two in a ring of n ranks are opened in turns, so that each rank is in at most one group at a time. Edge
+// i joins rank i and the next.
+enum { RING_TURNS = 3 };
+static inline size_t ring_turn(size_t edge, size_t n) { return n % 2 == 1 && edge + 1 == n ? 2 : edge % 2; }
 
 typedef struct {
     Comm* comm;            // the first argument of all that follows

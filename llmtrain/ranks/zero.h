@@ -34,6 +34,10 @@
 //   exact     in fixed point, 64 bits: no order and no grouping changes a bit, so that the weights depend neither on
 //             the stage nor on how NCCL adds
 // With one rank the code is the same, and the collectives do nothing.
+//
+// In a pipeline (pipeline.h) a rank has only the buckets of its stage, and N above are the ranks of that stage, one of
+// each pipeline. The bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its two
+// gradients, of the embedding and of the head, are converted to fixed point one by one, with one stage too.
 
 #ifndef LLMTRAIN_ZERO_H
 #define LLMTRAIN_ZERO_H
@@ -59,8 +63,11 @@ typedef struct {
     size_t stage;                // of ZeRO: 0 to 3
     ReduceKind reduce;
     size_t shard;                // ranks that share a copy of the state, from stage 1 on; 0: all
-    const Transport* groups[GROUPS];  // between them, and between the copies (mesh.h); NULL where shard is 0
+    size_t pp;                   // stages of the pipeline, 0 means 1; rank r is in stage r mod pp
+    const Transport* groups[GROUPS];  // of mesh.h; not used where shard is 0 and there is one stage
 } RankOptions;
+
+static inline size_t ranks_pp(const RankOptions* o) { return max_size(o->pp, 1); }
 
 // What the vector holds besides parameters.
 typedef struct {
@@ -89,9 +96,12 @@ static inline bool flat_has_masters(const FlatOptions* holds) {
 // ranks are the whole bucket.
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
-    size_t frozen_end;        // what does not train is [end, frozen_end)
-    size_t* own_begins;       // (world + 1) where the ranks' own parts begin, counted from `first`, in shards' order
-    size_t* shard_begins;     // (ranks of a copy + 1) where their shards begin
+    size_t frozen_end;        // what does not train is [end, frozen_end): on all ranks
+    bool here;                // this rank's stage has it; otherwise all slices are empty
+    bool split;               // two stages have it: a tied embedding
+    size_t owners, shard_world;  // ranks that have it; those of them that share a copy
+    size_t* own_begins;       // (owners + 1) where the ranks' own parts begin, counted from `first`, in shards' order
+    size_t* shard_begins;     // (shard_world + 1) where their shards begin
     size_t* part_begins;      // (copies + 1) where the parts of this rank's shard begin, counted from the shard's first
     Slice own;                // what this rank saves, and whose gradients it squares
     Slice shard;              // this rank's
@@ -104,6 +114,7 @@ typedef struct {
     Slice kept;               // whose parameters are here always: all, or shard
     size_t kept_offset;       // where these begin in params; those that do not train follow
     size_t staging;           // the index of its staging buffer
+    bool added;               // it holds a part of the micro-batch's gradients, which is in the sums too
     bool reducing, sharing, gathering;  // a collective is in flight: over the shards, over the copies, of parameters
 } Bucket;
 
@@ -133,7 +144,9 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
-    size_t shard_world, copies;  // ranks that share a copy of the state; copies
+    size_t pp, pp_rank;       // stages of the pipeline, and this rank's
+    size_t dp_rank, dp_world; // among the ranks of this stage: each has a pipeline, and other samples
+    size_t shard_world, copies;  // of these: ranks that share a copy of the state; copies
     size_t* begins;           // of the buckets
     size_t sharded;           // buckets that are
     size_t params_size;       // parameters that are here always,
@@ -158,8 +171,7 @@ typedef struct {
     StepSums* sums;           // on the device: what the host reads once per step
     uint64_t* checksums;      // (count) on the device
     StepSums sums_host;       // the same after flat_finish_step
-    Collectives collectives;  // of the ranks of a copy
-    Collectives copying;      // of the ranks with the same shard
+    Collectives groups[GROUPS];
     double loss_scale;        // of the step in progress
     size_t tokens, targets;   // of this rank in the step so far; targets that are not masked
     double mean_factor;       // tokens of the step per such target: gradients are divided by tokens
@@ -227,7 +239,7 @@ static inline const Tensor* flat_tensor(const FlatVector* flat, size_t b, size_t
 static inline void flat_shard_tensors(FlatVector* flat, size_t b, double* loads) {
     const Parameters* p = flat->parameters;
     Bucket* k = &flat->buckets[b];
-    size_t world = flat->options.world, owner = 0, left = 0;
+    size_t world = k->owners, owner = 0, left = 0;
     for (size_t i = 0; i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
         left += t->bucket == b && t->trains && t->cols > 0;
@@ -249,11 +261,11 @@ static inline void flat_shard_tensors(FlatVector* flat, size_t b, double* loads)
     }
 }
 
-// Sets where the ranks' slices of a bucket begin, as evenly as the optimizer allows. loads (world): the work of each
+// Sets where the ranks' slices of a bucket begin, as evenly as the optimizer allows. loads (owners): the work of each
 // rank from the previous buckets, to which that from this one is added.
 static inline void flat_shard(FlatVector* flat, size_t b, double* loads) {
     Bucket* k = &flat->buckets[b];
-    size_t world = flat->options.world, n = k->end - k->first;
+    size_t world = k->owners, n = k->end - k->first;
     ShardRule rule = flat->holds.training ? OPTIMIZERS[flat->holds.optimizer->kind].rule : SHARD_ANYWHERE;
     bool whole = rule == SHARD_TENSORS;
     for (size_t i = 0; i < flat->parameters->count; i++) {
@@ -290,9 +302,15 @@ static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
     return ok;
 }
 
-// The rank whose own part of each bucket is number `i` in the bucket.
+// The ranks in the order of what they own: own parts of each bucket follow each other.
 static inline size_t flat_owner(const FlatVector* flat, size_t i) {
-    return i % flat->copies * flat->shard_world + i / flat->copies;
+    size_t copy = i % flat->copies, stage = i / flat->copies % flat->pp, shard = i / flat->copies / flat->pp;
+    return (copy * flat->shard_world + shard) * flat->pp + stage;
+}
+
+// The collectives of the ranks that share a copy of a bucket.
+static inline Collectives* flat_sharing(FlatVector* flat, const Bucket* k) {
+    return &flat->groups[k->split ? GROUP_TIED : GROUP_SHARD];
 }
 
 // A rank's slice of a bucket.
@@ -301,21 +319,50 @@ static inline Slice bucket_slice(const Bucket* k, const size_t* begins, size_t r
     return slice;
 }
 
-// Makes the table of buckets; allocates nothing on the device. `p` must outlive it.
+// Sets where the slices of a bucket begin, and those of this rank. begins: memory for the tables; loads: see flat_shard.
+static inline void flat_slice_bucket(FlatVector* flat, size_t b, size_t* begins, double* loads) {
+    Bucket* k = &flat->buckets[b];
+    const RankOptions* o = &flat->options;
+    size_t stages = k->split ? 2 : 1, copies = flat->copies, S = k->shard_world = stages * flat->shard_world;
+    size_t s = flat->dp_rank % flat->shard_world * stages + (k->split && flat->pp_rank > 0);
+    Slice whole = {k->first, k->here ? k->end : k->first};
+    k->owners = copies * S;
+    k->own_begins = begins;
+    k->shard_begins = k->own_begins + k->owners + 1;
+    k->part_begins = k->shard_begins + S + 1;
+    k->shard = k->own = k->sums = k->state = k->kept = whole;
+    if (!k->here) return;
+    flat_shard(flat, b, loads);
+    const size_t* parts = k->own_begins + s * copies;
+    for (size_t r = 0; r <= S; r++) k->shard_begins[r] = k->own_begins[r * copies];
+    for (size_t c = 0; c <= copies; c++) k->part_begins[c] = parts[c] - parts[0];
+    k->shard = bucket_slice(k, k->shard_begins, s);
+    k->own = bucket_slice(k, parts, flat->dp_rank / flat->shard_world);
+    if (o->stage >= 2) k->sums = k->shard;
+    if (o->stage >= 1) k->state = k->shard;
+    k->sharded = o->stage >= 3 && S > 1 && b > 0 && b + 1 < flat->count && k->end > k->first;
+    if (k->sharded) k->kept = k->shard;
+}
+
+// Makes the table of buckets; allocates nothing on the device. `p` must outlive it. stages (buckets): the stage of the
+// pipeline that has each bucket; NULL: there is one stage.
 static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
-                               const FlatOptions* holds, Error* error) {
+                               const FlatOptions* holds, const size_t* stages, Error* error) {
     size_t count = p->tensors[p->count - 1].bucket + 1;
     const FlatVector empty = {.options = *options, .holds = *holds, .parameters = p, .count = count};
     *flat = empty;
-    size_t world = flat->options.world = max_size(options->world, 1), of_bucket = 2 * world + 4;
-    size_t S = options->shard && options->stage > 0 ? options->shard : world, s = options->rank % S;
-    flat->shard_world = S;
-    flat->copies = world / S;
+    flat->options.world = max_size(options->world, 1);
+    flat->pp = ranks_pp(options);
+    flat->pp_rank = options->rank % flat->pp;
+    flat->dp_rank = options->rank / flat->pp;
+    size_t world = flat->dp_world = flat->options.world / flat->pp, of_bucket = 5 * world + 3;
+    flat->shard_world = options->shard && options->stage > 0 ? options->shard : world;
+    flat->copies = world / flat->shard_world;
     flat->buckets = (Bucket*)memory_allocate(count * sizeof(Bucket));
     flat->state_parts = (StatePart(*)[OPTIMIZER_STATES])memory_allocate(p->count * sizeof *flat->state_parts);
     flat->slices = (OptimizerSlice*)memory_allocate(p->count * sizeof *flat->slices);
     flat->begins = (size_t*)memory_allocate(count * of_bucket * sizeof(size_t));
-    double* loads = (double*)memory_allocate(world * sizeof(double));
+    double* loads = (double*)memory_allocate(3 * world * sizeof(double));
     if (!flat->buckets || !flat->state_parts || !flat->slices || !flat->begins || !loads) {
         free(loads);
         return fail_with(error, "out of memory for the table of buckets");
@@ -331,21 +378,10 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         Bucket* k = &flat->buckets[b];
         k->frozen_end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
         k->end = max_size(k->end, k->first);
-        Slice whole = {k->first, k->end};
-        k->own_begins = flat->begins + b * of_bucket;
-        k->shard_begins = k->own_begins + world + 1;
-        k->part_begins = k->shard_begins + S + 1;
-        flat_shard(flat, b, loads);
-        const size_t* parts = k->own_begins + s * flat->copies;
-        for (size_t r = 0; r <= S; r++) k->shard_begins[r] = k->own_begins[r * flat->copies];
-        for (size_t c = 0; c <= flat->copies; c++) k->part_begins[c] = parts[c] - parts[0];
-        k->shard = bucket_slice(k, k->shard_begins, s);
-        k->own = bucket_slice(k, parts, options->rank / S);
-        k->sums = options->stage < 2 ? whole : k->shard;
-        k->state = options->stage < 1 ? whole : k->shard;
-        k->sharded = options->stage >= 3 && S > 1 && b > 0 && b + 1 < count && k->end > k->first;
+        k->split = p->tied && b == 0 && flat->pp > 1;
+        k->here = stages == NULL || stages[b] == flat->pp_rank || (k->split && flat->pp_rank + 1 == flat->pp);
+        flat_slice_bucket(flat, b, flat->begins + b * of_bucket, k->split ? loads + world : loads);
         k->buffer = flat->sharded % 2;
-        k->kept = k->sharded ? k->shard : whole;
         k->kept_offset = flat->params_size;
         flat->sharded += k->sharded;
         flat->params_size += round_up(slice_length(k->kept), 64) + (k->frozen_end - k->end);
@@ -361,9 +397,13 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     return !flat_offloads(flat) || flat_plan_offload(flat, error);
 }
 
+// The collectives of all groups, before the ranks' connections.
+static inline void flat_disconnect(FlatVector* flat) {
+    for (size_t g = GROUPS; g-- > 0;) collective_close(&flat->groups[g]);
+}
+
 static inline void flat_free(FlatVector* flat) {
-    collective_close(&flat->copying);
-    collective_close(&flat->collectives);
+    flat_disconnect(flat);
     offload_states_free(&flat->offloaded);
     free(flat->buckets);
     free(flat->state_parts);
@@ -393,7 +433,7 @@ static inline void flat_layout_staging(FlatVector* flat, Arena* arena) {
     size_t longest[STAGINGS] = {0, 0, 0};
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
-        longest[k->staging] = max_size(longest[k->staging], k->end - k->first);
+        if (k->here) longest[k->staging] = max_size(longest[k->staging], k->end - k->first);
     }
     longest[STAGING_EVEN] = longest[STAGING_ODD] = max_size(longest[STAGING_EVEN], longest[STAGING_ODD]);
     for (int s = 0; s < STAGINGS; s++) {
@@ -464,15 +504,22 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 // Called by all ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
     const RankOptions* o = &flat->options;
-    if (flat->copies == 1) return collective_open(&flat->collectives, o->transport, 2 * flat->count, NULL, error);
-    return collective_open(&flat->collectives, o->groups[GROUP_SHARD], 2 * flat->count, NULL, error) &&
-           collective_open(&flat->copying, o->groups[GROUP_COPIES], flat->count, &flat->collectives, error);
+    bool divided = flat->copies > 1 || flat->pp > 1;
+    for (size_t g = 0; g <= GROUP_TIED; g++) {
+        const Transport* ranks = divided ? o->groups[g] : g == GROUP_SHARD ? o->transport : NULL;
+        const Collectives* with = g == GROUP_SHARD ? NULL : &flat->groups[GROUP_SHARD];
+        if (!collective_open(&flat->groups[g], ranks, 2 * flat->count, with, error)) return false;
+    }
+    return true;
 }
 
 // The collective slot of a bucket's reduction; the slots of the all-gathers follow.
 static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) {
     return (size_t)(bucket - flat->buckets);
 }
+
+// Whether something of a bucket trains, on this rank.
+static inline bool flat_has(const Bucket* k) { return k->here && k->first < k->end; }
 
 // Where parameter `at` of the flat vector is kept, which must be here.
 static inline floatX* flat_kept(const FlatVector* flat, const Bucket* k, size_t at) {
@@ -587,10 +634,12 @@ static inline bool flat_randomize(FlatVector* flat, uint64_t seed, Error* error)
 static inline void flat_clear(FlatVector* flat, size_t bucket, float* grads) {
     const Bucket* k = &flat->buckets[bucket];
     size_t first = k->first, end = k->first;  // neighbors are cleared together
+    bool adds = k->added || (k->split && flat->pp_rank == 0);  // the tied head's matmul is done, or another stage's
+    if (!k->here) return;
     for (size_t i = 0; i < flat->parameters->count; i++) {
         const Tensor* t = &flat->parameters->tensors[i];
         if (t->bucket != bucket || !t->trains) continue;
-        size_t begins = t->offset + (t->overwritten ? t->size : 0);
+        size_t begins = t->offset + (t->overwritten && !adds ? t->size : 0);
         if (begins != end) {
             if (end > first) fill_zero(grads + (first - k->first), (end - first) * sizeof(float), flat->stream);
             first = begins;
@@ -644,7 +693,7 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
     if (!k->reducing) return;
-    collective_wait(&flat->collectives, flat_slot(flat, k), flat->stream);
+    collective_wait(flat_sharing(flat, k), flat_slot(flat, k), flat->stream);
     k->reducing = false;
     if (staging->comm_buffer == NULL) return;
     staging->pending = NULL;
@@ -672,20 +721,20 @@ static inline const float* flat_summed(FlatVector* flat, const Bucket* k, Slice 
 // After the last micro-batch: the summed gradients of this rank's shard of a bucket are added up over the copies, in
 // place, as soon as they are here. Started when the backward of the next bucket is done, it runs during the rest of it.
 static inline void flat_share(FlatVector* flat, Bucket* k) {
-    if (flat->copies == 1 || k->first == k->end || k->sharing) return;
+    if (flat->copies == 1 || !flat_has(k) || k->sharing) return;
     flat_collect(flat, k);
     size_t at = k->sums_offset + (k->shard.first - k->sums.first);
     void* sums = flat->exact ? (void*)(flat->exact + at) : (void*)(flat->grads + at);
-    collective_start(&flat->copying, flat_slot(flat, k), COMM_ALL_REDUCE, sums, k->part_begins,
+    collective_start(&flat->groups[GROUP_COPIES], flat_slot(flat, k), COMM_ALL_REDUCE, sums, k->part_begins,
                      flat->exact ? DTYPE_I64 : DTYPE_F32, flat->stream);
     k->sharing = true;
 }
 
 // After the last micro-batch: waits for the reduction of a bucket, and sums the squares of its own slice's gradients.
 static inline void flat_square(FlatVector* flat, Bucket* k) {
-    if (k->first == k->end) return;
+    if (!flat_has(k)) return;
     flat_collect(flat, k);
-    if (k->sharing) collective_wait(&flat->copying, flat_slot(flat, k), flat->stream);
+    if (k->sharing) collective_wait(&flat->groups[GROUP_COPIES], flat_slot(flat, k), flat->stream);
     k->sharing = false;
     exact_sum_squares(&flat->sums->squares, flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
 }
@@ -693,9 +742,32 @@ static inline void flat_square(FlatVector* flat, Bucket* k) {
 static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
-    if (staging->grads == NULL || k->first == k->end) return;
+    if (staging->grads == NULL || !flat_has(k)) return;
     if (staging->grads == staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
     flat_clear(flat, bucket, staging->grads);
+}
+
+// Adds the gradients in a bucket's staging buffer to sums in fixed point: its own, or those in comm_buffer.
+static inline void flat_add_exact(FlatVector* flat, Bucket* k) {
+    Staging* staging = &flat->staging[k->staging];
+    size_t n = k->end - k->first, parts = k == flat->buckets && flat->parameters->tied ? 2 : 1;
+    int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
+    double limit = EXACT_LIMIT * flat->loss_scale / (double)(parts * flat->micro_batches * flat->dp_world);
+    if (staging->comm_buffer && !k->added) {
+        if (staging->pending) flat_collect(flat, staging->pending);
+        fill_zero(fixed, n * sizeof(int64_t), flat->stream);
+    }
+    exact_add(fixed, &flat->sums->bad, staging->grads, EXACT_SCALE / flat->loss_scale, limit, n, flat->stream);
+    k->added = !k->added && parts == 2 && !k->split;
+}
+
+// Called when the head's gradients are done, if the head is tied: the embedding's are added separately, as in a
+// pipeline, whose first and last stage have one of the two each.
+static inline void flat_end_head(FlatVector* flat) {
+    Bucket* k = &flat->buckets[0];
+    if (flat->options.reduce != REDUCE_EXACT || flat->discards || !flat_has(k)) return;
+    flat_add_exact(flat, k);
+    flat_clear(flat, 0, flat->staging[k->staging].grads);
 }
 
 // Called when the backward of the bucket is done: adds its gradients to the rank's sums, and starts a due reduction.
@@ -704,20 +776,15 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
     size_t n = k->end - k->first;
-    if (n == 0) return;
+    if (!flat_has(k)) return;
     if (flat->discards) {
         exact_sum_squares(&flat->sums->squares, flat_bucket_gradient(flat, k), n, flat->stream);
         return;
     }
     bool reduces = o->stage >= 2 || flat->micro == flat->micro_batches;
-    if (reduces && staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
-    if (o->reduce == REDUCE_EXACT) {
-        int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
-        double limit = EXACT_LIMIT * flat->loss_scale / (double)(flat->micro_batches * o->world);
-        if (staging->comm_buffer) fill_zero(fixed, n * sizeof(int64_t), flat->stream);
-        exact_add(fixed, &flat->sums->bad, staging->grads, EXACT_SCALE / flat->loss_scale, limit, n,
-                  flat->stream);
-    } else if (reduces && o->reduce == REDUCE_STORAGE) {
+    if (o->reduce == REDUCE_EXACT) flat_add_exact(flat, k);
+    else if (reduces && staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
+    if (reduces && o->reduce == REDUCE_STORAGE) {
         cast_from_float((floatX*)staging->comm_buffer, staging->grads ? staging->grads : flat->grads + k->sums_offset,
                         n, flat->stream);
     }
@@ -726,13 +793,13 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     void* data = staging->comm_buffer ? staging->comm_buffer : summed;
     Dtype type = reduce_type(o->reduce);
     const size_t *begins = k->shard_begins, slot = flat_slot(flat, k);
-    collective_start(&flat->collectives, slot, o->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER, data, begins,
+    collective_start(flat_sharing(flat, k), slot, o->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER, data, begins,
                      type, flat->stream);
     k->reducing = true;
     if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
     // One rank does not wait for others: it squares while caches still hold a part of what the backward wrote.
-    if (o->world == 1 && flat->micro == flat->micro_batches) flat_square(flat, k);
+    if (k->owners == 1 && flat->micro == flat->micro_batches) flat_square(flat, k);
     if (bucket + 1 < flat->count && flat->micro == flat->micro_batches) flat_share(flat, k + 1);
 }
 
@@ -741,7 +808,8 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
 // device_upload_batch keeps it at most two micro-batches ahead.
 static inline void flat_finish_step(FlatVector* flat) {
     for (size_t b = flat->count; b-- > 0;) flat_share(flat, &flat->buckets[b]);
-    for (size_t b = flat->count; b-- > 0 && flat->options.world > 1;) flat_square(flat, &flat->buckets[b]);
+    for (size_t b = flat->count; b-- > 0;)
+        if (flat->buckets[b].owners > 1) flat_square(flat, &flat->buckets[b]);
     device_download(&flat->sums_host, flat->sums, sizeof flat->sums_host, flat->stream);
 }
 
@@ -787,7 +855,7 @@ static inline void flat_update_offloaded(FlatVector* flat, size_t i, const float
 }
 
 static inline void flat_await_gathering(FlatVector* flat, Bucket* k) {
-    if (k->gathering) collective_wait(&flat->collectives, flat->count + flat_slot(flat, k), flat->stream);
+    if (k->gathering) collective_wait(flat_sharing(flat, k), flat->count + flat_slot(flat, k), flat->stream);
     k->gathering = false;
 }
 
@@ -799,7 +867,7 @@ static inline void flat_gather(FlatVector* flat, Bucket* k) {
     if (*there) flat_await_gathering(flat, *there);
     device_copy(all + (k->shard.first - k->first), flat_kept(flat, k, k->shard.first),
                 slice_length(k->shard) * sizeof(floatX), flat->stream);
-    collective_start(&flat->collectives, flat->count + flat_slot(flat, k), COMM_ALL_GATHER, all, k->shard_begins,
+    collective_start(flat_sharing(flat, k), flat->count + flat_slot(flat, k), COMM_ALL_GATHER, all, k->shard_begins,
                      FLOATX_DTYPE, flat->stream);
     k->gathering = true;
     k->stale = false;
@@ -834,7 +902,7 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
     size_t i = 0, count = 0;
     for (size_t b = 0; b < flat->count; b++) {
         Bucket* k = &flat->buckets[b];
-        const float* grads = k->first < k->end ? flat_summed(flat, k, k->state) : NULL;
+        const float* grads = flat_has(k) ? flat_summed(flat, k, k->state) : NULL;
         for (; i < p->count && p->tensors[i].bucket == b; i++) {
             if (flat_offloads(flat)) {
                 flat_update_offloaded(flat, i, grads, step);
@@ -846,8 +914,8 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
         if (together && b + 1 < flat->count) continue;
         optimizer_update_list(flat->slices, count, step, flat->stream);
         count = 0;
-        if (flat->options.stage == 0 || k->first == k->end || k->sharded) continue;
-        collective_start(&flat->collectives, flat->count + flat_slot(flat, k), COMM_ALL_GATHER,
+        if (flat->options.stage == 0 || !flat_has(k) || k->sharded) continue;
+        collective_start(flat_sharing(flat, k), flat->count + flat_slot(flat, k), COMM_ALL_GATHER,
                          flat_kept(flat, k, k->first), k->shard_begins, FLOATX_DTYPE, flat->stream);
         k->gathering = true;
         fault_point("gather");
@@ -887,18 +955,21 @@ static inline bool flat_check(FlatVector* flat, Error* error) {
 static inline bool flat_await_all(FlatVector* flat, Error* error) {
     for (size_t b = 0; b < flat->count; b++) flat_await_gathering(flat, &flat->buckets[b]);
     device_wait(flat->stream);
-    return collective_check(&flat->collectives, error) && collective_check(&flat->copying, error) &&
-           flat_check(flat, error);
+    for (size_t g = 0; g < GROUPS; g++)
+        if (!collective_check(&flat->groups[g], error)) return false;
+    return flat_check(flat, error);
 }
 
 // Waits until all ranks have come here; see collective_barrier.
 static inline void flat_barrier(FlatVector* flat) {
-    collective_barrier(flat->shard_world > 1 ? &flat->collectives : &flat->copying);
+    collective_barrier(&flat->groups[flat->shard_world > 1 ? GROUP_SHARD : GROUP_COPIES]);
 }
 
 // What this rank has sent so far, in bytes.
 static inline uint64_t flat_bytes_so_far(const FlatVector* flat) {
-    return collective_bytes_sent(&flat->collectives) + collective_bytes_sent(&flat->copying);
+    uint64_t bytes = 0;
+    for (size_t g = 0; g < GROUPS; g++) bytes += collective_bytes_sent(&flat->groups[g]);
+    return bytes;
 }
 
 // Bytes that this rank sends in a step of `micro_batches` to gather parameters. Of sharded buckets the first two that a
@@ -912,7 +983,7 @@ static inline size_t flat_bytes_gathered(const FlatVector* flat, size_t micro_ba
             times = 2 * micro_batches - (i < 2 ? micro_batches - 1 : 0) - (i + 2 >= n ? micro_batches : 0);
             i++;
         }
-        elements += times * slice_length(k->shard) * (flat->shard_world - 1);
+        elements += times * slice_length(k->shard) * (k->shard_world - 1);
     }
     return flat->options.stage == 0 ? 0 : elements * sizeof(floatX);
 }
@@ -924,7 +995,8 @@ static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batche
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         size_t own = slice_length(k->own), shard = slice_length(k->shard);
-        elements += k->end - k->first - shard + (o->stage == 0 ? own * (o->world - 1) : 0);
+        if (!k->here) continue;
+        elements += k->end - k->first - shard + (o->stage == 0 ? own * (k->owners - 1) : 0);
         copied += shard - own + own * (flat->copies - 1);
     }
     return size * elements * (o->stage >= 2 ? micro_batches : 1) + flat_bytes_gathered(flat, micro_batches) +

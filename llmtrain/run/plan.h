@@ -63,7 +63,10 @@ static inline Arena plan_outside(const Model* model, const PlanOptions* o) {
         arena_take(&outside, "outside: the program", o->program);
     }
     const FlatVector* flat = &model->flat;
-    size_t of_groups = flat->copies > 1 ? comm_bytes(flat->shard_world) + comm_bytes(flat->copies) : 0;
+    size_t of_groups = flat->copies > 1 ? comm_bytes(flat->copies) : 0;
+    if (flat->copies > 1 || flat->pp > 1) of_groups += comm_bytes(flat->shard_world);
+    if (flat->buckets[0].split && flat->buckets[0].here) of_groups += comm_bytes(2 * flat->shard_world);
+    for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++) of_groups += model->pipeline.channels[g].room ? comm_bytes(2) : 0;
     if (world > 1) arena_take(&outside, "outside: comm buffers", comm_bytes(world) + of_groups);
     return outside;
 }
@@ -77,13 +80,14 @@ static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
 // activations take turns in memory (--offload), all blocks use the same level, the first that fits.
 static inline double model_recompute_within(Model* model, double bytes) {
     const Rates rates = {.matmul = 300e9, .other = 90e9, .memory = 25e9, .comm = 0, .offload = 0, .update = {{0}}};
-    BlockActivations* blocks = model->activations->blocks;
+    BlockActivations* blocks = model->activations->kept;
+    size_t K = model_blocks(model);
     BlockShape shape = model_block_shape(model);
     bool moves = model->offloaded.moved > 0;
     double excess = 0;  // the first pass keeps every array
     for (int pass = 0; pass == 0 || (excess > 0 && pass < (moves ? RECOMPUTE_AUTO : 2)); pass++) {
-        if (moves) blocks_recompute(blocks, model->config.layers, recompute_operations((RecomputeLevel)pass));
-        else recompute_choose(blocks, model->config.layers, excess, &shape, &rates);
+        if (moves) blocks_recompute(blocks, K, recompute_operations((RecomputeLevel)pass));
+        else recompute_choose(blocks, K, excess / (double)model->options.slots, &shape, &rates);
         memset(&model->memory, 0, sizeof model->memory);
         model_layout(model);
         excess = fmax(0, (double)model->memory.total - bytes);
@@ -122,11 +126,11 @@ static inline void plan_show_recompute(const Model* model) {
     size_t shown = 0;
     for (int o = 0; o < BLOCK_OPERATIONS; o++) {
         size_t blocks = 0;
-        for (size_t l = model_backward_ends(model); l < model->config.layers; l++)
-            blocks += block_recomputes(&model->activations->blocks[l], (BlockOperation)o);
+        for (size_t l = model->pipeline.pp > 1 ? 0 : model_backward_ends(model); l < model_blocks(model); l++)
+            blocks += block_recomputes(&model->activations->kept[l], (BlockOperation)o);
         if (blocks > 0) printf("%s %s in %zu", shown++ ? "," : "  recomputed:", names[o], blocks);
     }
-    if (shown > 0) printf(" of %zu blocks\n", model->config.layers);
+    if (shown > 0) printf(" of %zu blocks\n", model_blocks(model));
 }
 
 static inline void plan_show(const Model* model, const PlanOptions* o) {

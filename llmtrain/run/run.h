@@ -238,8 +238,7 @@ static inline bool run_allocate(Run* run, Error* error) {
 }
 
 static inline void run_free(Run* run) {
-    collective_close(&run->model.flat.copying);
-    collective_close(&run->model.flat.collectives);
+    flat_disconnect(&run->model.flat);
     mesh_close(&run->mesh);
     if (run->comm.world > 0) comm_close(&run->comm);
     saver_close(&run->saver);

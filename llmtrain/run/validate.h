@@ -9,7 +9,7 @@
 #ifndef LLMTRAIN_VALIDATE_H
 #define LLMTRAIN_VALIDATE_H
 
-#include "../../llmtrain.h"
+#include "stages.h"
 #include "../base/files.h"
 #include "../text/data.h"
 
@@ -31,7 +31,7 @@ typedef struct {
 static inline bool model_validate(Model* model, Validation* v, Error* error) {
     enum { TOKENS, ENDS, MS, LOSSES, COUNT = LOSSES + STATS_OF_SUM };
     FlatVector* flat = &model->flat;
-    size_t windows = dataset_windows(v->data, v->T, v->overlap), rank = flat->options.rank, world = flat->options.world;
+    size_t windows = dataset_windows(v->data, v->T, v->overlap), rank = flat->dp_rank, world = flat->dp_world;
     if (v->windows > 0) windows = min_size(windows, v->windows);
     size_t rounds = (windows + world * v->B - 1) / (world * v->B), look = 0;  // look: the next round to look up after
     Dropout dropout = model->dropout;
@@ -47,13 +47,14 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
         size_t first = (round * world + rank) * v->B, batch = first < windows ? min_size(v->B, windows - first) : 0;
         good = good && (batch == 0 || dataset_batch(v->tokens, v->targets, v->data, first,
                                                     (int32_t)model->config.vocab, batch, v->T, v->overlap, error));
-        if (good && batch > 0) {
-            model_losses(model, v->tokens, v->targets, batch, v->T);
-            own[TOKENS] += (double)targets_count(v->targets, batch * v->T);
+        if (!good) memset(v->tokens, 0, v->B * v->T * sizeof(int32_t));  // other stages wait for what it computes
+        if (batch > 0 && (good || flat->pp > 1)) {
+            pipeline_losses(model, v->tokens, v->targets, batch, v->T);
+            if (model_has_head(model)) own[TOKENS] += (double)targets_count(v->targets, batch * v->T);
         } else {
             flat_accompany(flat);
         }
-        if (rank == 0) progress_show(&progress, first + batch);
+        if (flat->options.rank == 0) progress_show(&progress, first + batch);
         if (round < look && round + 1 < rounds) continue;
         // About once a second, and at the end, the ranks tell each other how far they are, and whether to go on.
         device_download(&losses, &flat->sums->losses, sizeof losses, model->stream);
@@ -62,10 +63,10 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
         own[MS] = (now_ms() - began) / (double)(round + 1);
         connected = stats_gather(&model->stats, own, COUNT, error);
         memset(sum, 0, sizeof sum);
-        for (size_t r = 0; connected && r < world; r++)
+        for (size_t r = 0; connected && r < model->stats.world; r++)
             for (size_t i = 0; i < COUNT; i++) sum[i] += stats_of(&model->stats, r, i);
         if (connected) v->ended = stats_end(&model->stats, ENDS);
-        look = round + 1 + (size_t)fmin(1000 / fmax(sum[MS] / (double)world, 1e-3), 1e6);
+        look = round + 1 + (size_t)fmin(1000 / fmax(sum[MS] / (double)model->stats.world, 1e-3), 1e6);
     }
     progress_end(&progress);
     model->dropout = dropout;

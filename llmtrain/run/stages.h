@@ -1,0 +1,165 @@
+// stages.h: the computation of one stage of a pipeline: model_step and model_losses over the stages of a model.
+//
+//   if (!pipeline_step(&model, next, source, loss_scale, n, &error)) ...      as model_step, with any number of stages
+//   pipeline_losses(&model, tokens, targets, B, T);                           as model_losses
+//
+// Every rank of a pipeline calls them with the same micro-batches: the first stage needs the tokens, the last one the
+// targets, and all of them where documents end. The operations of a step, and so all bits, are those of one stage: a
+// residual stream is rounded where it is sent as it is where the next norm reads it, and gradients of a block are added
+// over its micro-batches in their order.
+
+#ifndef LLMTRAIN_STAGES_H
+#define LLMTRAIN_STAGES_H
+
+#include "../../llmtrain.h"
+
+// The forward of a piece of the model, for the slot's micro-batch.
+static inline void piece_forward(Model* model, size_t piece) {
+    Pipeline* p = &model->pipeline;
+    Activations* a = model->activations;
+    size_t first = p->begins[piece], end = p->begins[piece + 1], n = a->B * a->T * model->config.channels;
+    Channel* out = &p->channels[GROUP_FORWARD_OUT];
+    slot_take(a, p->longest, first, end);
+    model->first_block = first;
+    if (piece == 0) model_embed(model);
+    else channel_receive(&p->channels[GROUP_FORWARD_IN], a->blocks[first].input, model->stream);
+    for (size_t l = first; l < end; l++) block_forward(model, l);
+    if (piece + 1 == pipeline_pieces(p)) {
+        model_final_norm(model);
+        return;
+    }
+    block_output(model, channel_message(out, model->stream), end - 1);
+    channel_send(out, n, model->stream);
+}
+
+// The backward of block l of a piece that ends at block `end`. If the gradients of weights are an operation of their own,
+// it leaves what that needs in the slot.
+static inline void piece_block_backward(Model* model, size_t l, size_t end) {
+    DeferredGradients* d = slot_deferred(model->activations, model->pipeline.longest, l, end);
+    ActivationGradients usual = model->gradients;
+    if (d) {
+        fill_zero(d->norms, BLOCK_NORMS * model_norm_size(model) * sizeof(float), model->stream);
+        model->gradients.qkv = d->qkv;
+        model->gradients.ffn_in = d->ffn_in;
+    }
+    model->deferred = d;
+    block_backward(model, l);
+    model->deferred = NULL;
+    model->gradients = usual;
+}
+
+// Its backward, from the losses or from the gradient that the next stage sends.
+static inline void piece_backward(Model* model, size_t piece) {
+    Pipeline* p = &model->pipeline;
+    const Activations* a = model->activations;
+    size_t first = p->begins[piece], end = p->begins[piece + 1], ends = model_backward_ends(model);
+    size_t n = a->B * a->T * model->config.channels;
+    Channel* out = &p->channels[GROUP_BACKWARD_OUT];
+    if (piece + 1 == pipeline_pieces(p)) {
+        model_head_step(model);
+        exact_sum(&model->flat.sums->losses, a->losses, a->B * a->T, model->stream);
+        model_final_norm_backward(model);
+    } else if (pipeline_sends_back(p, piece + 1, ends)) {
+        channel_receive(&p->channels[GROUP_BACKWARD_IN], model->gradients.residual, model->stream);
+    }
+    for (size_t l = end; l-- > max_size(first, ends);) piece_block_backward(model, l, end);
+    if (piece == 0) model_embed_backward(model);
+    if (!pipeline_sends_back(p, piece, ends)) return;
+    device_copy(channel_message(out, model->stream), model->gradients.residual, n * sizeof(floatX), model->stream);
+    channel_send(out, n, model->stream);
+}
+
+// The gradients of its weights, where these are an operation of their own.
+static inline void piece_weights(Model* model, size_t piece) {
+    const Pipeline* p = &model->pipeline;
+    size_t first = p->begins[piece], end = p->begins[piece + 1];
+    for (size_t l = end; l-- > max_size(first, model_backward_ends(model));)
+        block_weights(model, l, slot_deferred(model->activations, p->longest, l, end));
+}
+
+// Says how many messages of n elements will come: for `count` micro-batches, forward and perhaps backward.
+static inline void pipeline_expect(Model* model, size_t count, size_t n, bool backward) {
+    Pipeline* p = &model->pipeline;
+    size_t from_previous = 0, from_next = 0, ends = model_backward_ends(model);
+    for (size_t chunk = 0; chunk < p->options.chunks; chunk++) {
+        size_t piece = pipeline_piece_of(p, chunk);
+        from_previous += piece > 0;
+        from_next += piece + 1 < pipeline_pieces(p) && pipeline_sends_back(p, piece + 1, ends);
+    }
+    channel_expect(&p->channels[GROUP_FORWARD_IN], count * from_previous, n, model->stream);
+    if (backward) channel_expect(&p->channels[GROUP_BACKWARD_IN], count * from_next, n, model->stream);
+}
+
+// Makes a micro-batch that of the slot: the next one of the step or, for a later chunk, one that was read before.
+static inline bool pipeline_load(Model* model, NextBatch next, void* source, const PipelineOp* op, Error* error) {
+    Pipeline* p = &model->pipeline;
+    FlatVector* flat = &model->flat;
+    size_t B = model->options.B, T = model->options.T, N = B * T;
+    PipelineBatch* kept = p->batches ? &p->batches[op->micro % p->pp] : NULL;
+    const int32_t *tokens, *targets;
+    if (op->chunk > 0) {
+        tokens = kept->tokens;
+        targets = kept->targets;
+        model->dropout.first_token = kept->first_token;
+    } else {
+        if (!next(source, &tokens, &targets, error)) return false;
+        flat->tokens += N;
+        flat->targets += targets_count(targets, N);
+        if (kept) {
+            memcpy(kept->tokens, tokens, N * sizeof(int32_t));
+            memcpy(kept->targets, targets, N * sizeof(int32_t));
+            kept->first_token = model->dropout.first_token;
+        }
+    }
+    model_upload(model, tokens, targets, B, T, false);
+    return true;
+}
+
+// The gradients of a step, of n micro-batches on each rank.
+static inline bool pipeline_step(Model* model, NextBatch next, void* source, double loss_scale, size_t n,
+                                 Error* error) {
+    Pipeline* p = &model->pipeline;
+    const PipelineTable* table = &p->table;
+    FlatVector* flat = &model->flat;
+    if (p->pp == 1) return model_step(model, next, source, loss_scale, n, error);
+    model_begin_step(model, loss_scale, n);
+    flat_barrier(flat);
+    pipeline_expect(model, n, model->options.B * model->options.T * model->config.channels, true);
+    for (size_t i = table->begins[p->rank]; i < table->begins[p->rank + 1]; i++) {
+        const PipelineOp* op = &table->ops[i];
+        size_t piece = pipeline_piece_of(p, op->chunk);
+        model_use_slot(model, op->slot);
+        flat->micro = op->micro + 1;
+        if (op->work == PIPELINE_FORWARD) {
+            if (!pipeline_load(model, next, source, op, error)) return false;
+            fault_point("forward");
+            piece_forward(model, piece);
+        } else if (op->work == PIPELINE_BACKWARD) {
+            fault_point("backward");
+            piece_backward(model, piece);
+        } else {
+            fault_point("weights");
+            piece_weights(model, piece);
+        }
+    }
+    return true;
+}
+
+// Adds the losses of a batch, tokens and targets (B, T) on the host, to flat.sums->losses of the last stage, without
+// gradients. All ranks of a pipeline call it with the same batch.
+static inline void pipeline_losses(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
+    Pipeline* p = &model->pipeline;
+    if (p->pp == 1) {
+        model_losses(model, tokens, targets, B, T);
+        return;
+    }
+    pipeline_expect(model, 1, B * T * model->config.channels, false);
+    model_use_slot(model, 0);
+    model_upload(model, tokens, targets, B, T, false);
+    for (size_t chunk = 0; chunk < p->options.chunks; chunk++) piece_forward(model, pipeline_piece_of(p, chunk));
+    if (!model_has_head(model)) return;
+    model_head(model, NULL, 0.0f);
+    exact_sum(&model->flat.sums->losses, model->activations->losses, B * T, model->stream);
+}
+
+#endif  // LLMTRAIN_STAGES_H
