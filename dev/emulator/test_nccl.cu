@@ -284,7 +284,8 @@ static void halves(Rank* r) {
         free(mesh);
         return;
     }
-    need(mesh && mesh_open(mesh, &r->comm, half, &error) &&
+    const Layout layout = {.shard = half, .pp = 1, .chunks = 1};
+    need(mesh && mesh_open(mesh, &r->comm, &layout, false, &error) &&
              collective_open(&inside, &mesh->groups[GROUP_SHARD].transport, COUNT, NULL, &error) &&
              collective_open(&across, &mesh->groups[GROUP_COPIES].transport, COUNT, &inside, &error), "%s", error.text);
     for (size_t p = 0; p <= half; p++) cuts[p] = p < half ? shard_slice(LENGTH, p, half).first : (size_t)LENGTH;

@@ -53,9 +53,10 @@ static void rank_open(Rank* r, const Case* c) {
     memset(r, 0, sizeof *r);
     r->optimizer = optimizer_defaults(OPTIMIZER_ADAMW);
     need(launch_fork(&r->launch, c->world, &error), "%s", error.text);
-    need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error) && mesh_open(&r->mesh, &r->comm, c->shard, &error), "%s",
-         error.text);
-    RankOptions options = {&r->comm.transport, r->comm.rank, c->world, r->comm.rank, c->stage, c->reduce, c->shard,
+    const Layout layout = {.shard = c->shard, .pp = 1, .chunks = 1};
+    need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error) &&
+             mesh_open(&r->mesh, &r->comm, &layout, false, &error), "%s", error.text);
+    RankOptions options = {&r->comm.transport, r->comm.rank, c->world, r->comm.rank, c->stage, c->reduce, c->shard, 1,
                            MESH_TRANSPORTS(r->mesh)};
     for (size_t b = 0; b < BUCKETS; b++) {
         parameters_add(&r->parameters, text_of("tensor %zu", b), ROWS[b], ROWS[b], COLS, b, INIT_ZERO, 0);
@@ -63,7 +64,7 @@ static void rank_open(Rank* r, const Case* c) {
     }
     need(parameters_finish(&r->parameters, train, &error), "%s", error.text);
     need(stats_open(&r->stats, &options, BUCKETS, &error), "%s", error.text);
-    need(flat_create(&r->flat, &r->parameters, &options, &holds, &error), "%s", error.text);
+    need(flat_create(&r->flat, &r->parameters, &options, &holds, NULL, &error), "%s", error.text);
     need(device_open(&r->stream, false, &error), "%s", error.text);
     flat_layout(&r->flat, &r->plan);
     need(arena_allocate(&r->plan, 1, r->stream, &error), "%s", error.text);
@@ -139,14 +140,14 @@ static void test_slices(void) {
 static void owners_compare(const Parameters* p, const char* model, OptimizerKind kind, size_t world) {
     OptimizerOptions optimizer = optimizer_defaults(kind);
     FlatOptions holds = {.training = true, .optimizer = &optimizer};
-    RankOptions options = {NULL, 0, world, 0, 1, REDUCE_EXACT, 0, {NULL, NULL}};
+    RankOptions options = {.world = world, .stage = 1, .reduce = REDUCE_EXACT};
     FlatVector flat;
     Error error;
     double loads[16] = {0}, sum = 0, most = 0, largest = 0;
     bool by_matrix = kind == OPTIMIZER_MUON || kind == OPTIMIZER_GALORE || kind == OPTIMIZER_LDADAM;
     bool by_tensor = kind == OPTIMIZER_ADAFACTOR || kind == OPTIMIZER_CAME || kind == OPTIMIZER_ADAM_MINI ||
                      kind == OPTIMIZER_SM3;
-    need(flat_create(&flat, p, &options, &holds, &error), "%s", error.text);
+    need(flat_create(&flat, p, &options, &holds, NULL, &error), "%s", error.text);
     for (size_t b = 0; b < flat.count; b++) {
         const Bucket* k = &flat.buckets[b];
         bool ordered = k->shard_begins[0] == 0 && k->shard_begins[world] == k->end - k->first;
