@@ -178,11 +178,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
         return fail_with(error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make "
                          "--seq smaller", options.T, device_longest());
     if ((options.slots > 1 || ranks_pp(&options.ranks) > 1) && (options.offload & OFFLOAD_ACTIVATIONS))
-        return fail_with(error, "activations cannot be offloaded with %s", options.slots > 1 ?
-                         "several slots; set slots to 1" : "--pp, whose stages hold several micro-batches");
-    if (ranks_pp(&options.ranks) > 1 && pipeline_splits(options.pipeline.kind) && options.recompute != RECOMPUTE_NONE)
-        return fail_with(error, "--pipeline zb-h1 and zb-h2 need what --recompute would drop; choose 1f1b, or leave out "
-                         "--recompute");
+        return fail_with(error, "activations cannot be offloaded with several slots, or stages; use one");
     // Logits of all rows at once would be the largest array, so the rows are cut into equal parts of at most
     // head_elements() logits.
     size_t N = options.B * options.T, Vp = config_padded_vocab(config);
@@ -192,16 +188,16 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
                          options.offload_dir};
     // Only a backward needs separate activations for each block.
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
-    bool ok = pipeline_plan(&model->pipeline, &options.pipeline, &options.ranks, config, options.T, error);
-    if (ok && model->pipeline.pp > 1) model->options.slots = pipeline_slots(&model->pipeline);
-    if (ok)
-        model->slots = slots_create(model->options.slots, config->layers, model_blocks(model), recomputed,
-                                    model->pipeline.table.splits, options.mask_documents ? N : 1);
+    Pipeline* p = &model->pipeline;
+    bool ok = pipeline_plan(p, &options.pipeline, &options.ranks, config, options.T, error);
+    if (ok && p->pp > 1) model->options.slots = pipeline_slots(p);
+    ok = ok && ((model->slots = slots_create(model->options.slots, config->layers, model_blocks(model), recomputed,
+                                             p->table.splits, options.mask_documents ? N : 1)) ||
+                fail_with(error, "out of memory for the table of activations"));
     model->activations = model->slots;
-    ok = ok && (model->slots || fail_with(error, "out of memory for the table of activations"));
     ok = ok && matmul_choices_workspace(options.matmul_algorithms, &model->workspace, error) &&
          weights_create(&model->weights, &model->parameters, config, options.train, error) &&
-         flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, model->pipeline.stages, error) &&
+         flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, p->stages, error) &&
          offload_blocks_plan(&model->offloaded, model_blocks(model), options.training ? options.offload : 0, error);
     while (ok && model->flat.buckets[model->first_trained].first == model->flat.buckets[model->first_trained].end)
         model->first_trained++;
@@ -702,25 +698,6 @@ static inline void block_backward(Model* model, size_t l) {
     norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1, N);
     watch_at(&model->watch, WATCH_QKV_BACKWARD, l);
     if (!model->deferred) flat_end_bucket(&model->flat, l + 1);    // they are complete: their reduction starts
-}
-
-// The gradients of a block's weights, from what its backward has left.
-static inline void block_weights(Model* model, size_t l, const DeferredGradients* d) {
-    const Block* b = &model->weights.blocks[l];
-    const BlockActivations* s = &model->activations->blocks[l];
-    size_t N = model->activations->B * model->activations->T;
-    TensorId norms[BLOCK_NORMS];
-    flat_begin_bucket(&model->flat, l + 1);
-    linear_backward_weight(model, d->branch[0], s->ffn_act, b->ffn_out, false, N);
-    linear_backward_weight(model, d->ffn_in, s->norm2, b->ffn_in, false, N);
-    linear_backward_weight(model, d->branch[1], s->attention, b->attention_out, false, N);
-    linear_backward_weight(model, d->qkv, s->norm1, b->qkv, false, N);
-    block_norms(norms, b);
-    for (size_t i = 0; i < BLOCK_NORMS; i++)
-        if (tensor_exists(norms[i]) && model_grad(model, norms[i]))
-            vector_add(model_grad(model, norms[i]), d->norms + i * model_norm_size(model),
-                       model_tensor(model, norms[i])->rows, model->stream);
-    flat_end_bucket(&model->flat, l + 1);
 }
 
 // The bucket of the head's weight: that of the token embedding if the head is tied.

@@ -136,18 +136,14 @@ static void options_flags(Flags* flags, Options* o) {
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
     if (o->sampler.prompt[0] == 0) return fail_with(error, "--prompt is empty; give at least one character");
     if (!validation_options_check(&o->validation, o->run.keep_best, o->val != NULL, error)) return false;
-    if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
+    if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, &o->layout, error))
+        return false;
     return o->data || o->plan.show ||
            fail_with(error, "no training data: give --data (build/generate --out DIR --prompt TEXT samples text)");
 }
 
 // ------------------------------------------------------------------------------------------------
 // Set-up
-
-// Micro-batches per rank and step.
-static uint64_t options_micro_batches(const Options* o, size_t world) {
-    return o->total_batch ? o->total_batch / (o->batch * o->seq * layout_pipelines(&o->layout, world)) : 1;
-}
 
 static ModelOptions model_options(Run* run, const Options* o, size_t world) {
     ReduceKind automatic = world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
@@ -160,7 +156,8 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
                       .cached_sequences = o->sample_every > 0, .mask_documents = run->train.mask_documents,
                       .end_of_text = run->train.end_of_text, .tf32 = o->tf32,
                       .matmul_algorithms = o->matmul_algorithms, .recompute = o->plan.recompute, .train = o->train,
-                      .ranks = ranks, .pipeline = pipeline, .offload = o->plan.offload, .offload_dir = o->plan.offload_dir};
+                      .ranks = ranks, .pipeline = pipeline, .offload = o->plan.offload,
+                      .offload_dir = o->plan.offload_dir};
     return m;
 }
 
@@ -179,7 +176,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
                          "is", (unsigned long long)o->total_batch, pipelines == 1 ? "" : pipelines == world ?
                          " times the ranks" : " times the pipelines", (unsigned long long)tokens);
     if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
-    o->plan.micro_batches = options_micro_batches(o, world);
+    o->plan.micro_batches = o->total_batch ? o->total_batch / tokens : 1;
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.tiers = o->run.ckpt_tiers.count;
     return model_plan(&run->model, c, model_options(run, o, world), error) && plan_fit(&run->model, &o->plan, error);
@@ -221,7 +218,7 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     // Before the first collective: a rank whose files or flags are wrong must not leave the others waiting in it.
     if (!run_agree(run, run_prepare(run, o, flags, error), error)) return false;
     run_print_model(run);
-    if (o->plan.show) return plan_show(&run->model, &o->plan), output_written(error);
+    if (o->plan.show) return plan_show(&run->model, &o->plan, error) && output_written(error);
     if (!run_compare_ranks(run, flags, error)) return false;
     record_fill(run, o, flags);
     // Memory may be short on one machine; model_connect is the first collective of the model.
@@ -338,14 +335,14 @@ static bool finish_step(Run* run, Options* o, StepLog* s, Due* due, Error* error
 static bool run_train(Run* run, Options* o, Error* error) {
     Model* model = &run->model;
     RunState* state = &run->record.state;
-    uint64_t micro_batches = options_micro_batches(o, run->comm.world), steps = o->schedule.steps;
+    uint64_t steps = o->schedule.steps;
     Due due = {0};
     if (!run_catch_up(run, &o->validation, steps, &due, error)) return run_save_whole(run, state);
     run_begin_clock(run);
     while (!due.stop && state->step < steps) {
         StepLog s = step_begin(run);
         RunState before = *state;
-        if (!pipeline_step(model, next_batch, run, state->loss_scale, micro_batches, error)) return false;
+        if (!pipeline_step(model, next_batch, run, state->loss_scale, o->plan.micro_batches, error)) return false;
         if (!step_read(run, &s, error)) return false;       // loss, norm and flags of all ranks
         if (s.result.flags.broken) return run_end_broken(run, s.result.flags.broken, &before, error);
 

@@ -230,11 +230,12 @@ static char* command_ranks(size_t* ranks, char* const* words, size_t world) {
 static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) {
     uint64_t micro = command_number(command_find(words, "--batch")) * command_number(command_find(words, "--seq"));
     uint64_t total = command_number(command_find(words, "--total-batch"));
-    uint64_t parts = total == 0 ? 0 : micro ? total / micro : ranks;
-    uint64_t shard = command_number(command_find(words, "--shard"));  // must divide the ranks
-    size_t fewer = ranks - 1;
+    uint64_t pp = max_size(command_number(command_find(words, "--pp")), 1);  // a pipeline has as many ranks
+    uint64_t parts = total == 0 ? 0 : micro ? total / micro : ranks / pp;
+    uint64_t shard = command_number(command_find(words, "--shard"));         // must divide the pipelines
+    size_t fewer = (ranks - 1) / pp;
     while (fewer > 0 && (parts % fewer != 0 || (shard > 0 && fewer % shard != 0))) fewer--;
-    return fewer >= min ? fewer : 0;
+    return fewer * pp >= min ? fewer * pp : 0;
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ static inline bool layout_check_pipeline(Layout* l, uint64_t world, bool samples
     if (world % l->pp != 0)
         return fail_with(error, "--pp %llu does not divide the %llu ranks; choose a divisor", pp, ranks);
     if (pp > 1 && l->zero > 1)
-        return fail_with(error, "--zero %llu with --pp %llu would move gradients or parameters for every micro-batch; "
-                         "choose --zero 1", (unsigned long long)l->zero, pp);
+        return fail_with(error, "--zero %llu with --pp %llu would move gradients or parameters for every "
+                         "micro-batch; choose --zero 1", (unsigned long long)l->zero, pp);
     return pp == 1 || !samples ||
            fail_with(error, "--sample-every needs all blocks on rank 0, and with --pp %llu it has a part; sample from "
                      "checkpoints with build/generate", pp);

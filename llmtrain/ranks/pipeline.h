@@ -8,11 +8,11 @@
 // A model of `pp` stages with V chunks each is cut into pp V pieces of consecutive blocks; piece i is chunk i / pp of
 // stage i mod pp. The first piece has the embeddings too, the last the final norm and the head. Pieces have as many
 // blocks as make the most expensive of them cheapest. A stage sends the residual stream after its last block, and the
-// gradient of the one that it has received: (N, C) each, in floatX. schedule.h says in which order, run/stages.h computes.
+// gradient of the one that it has received: (N, C) each, in floatX. schedule.h has the order, run/stages.h computes.
 //
 // Messages of a direction arrive in the order in which they are sent. A sender goes on at once, unless its buffers are
-// full; a receiver has buffers too, which are filled while it computes. Together they hold as many messages as there are
-// stages, and at least four, so that no schedule can get stuck.
+// full; a receiver has buffers too, which are filled while it computes. Together they hold as many messages as there
+// are stages, and at least four, so that no schedule can get stuck.
 
 #ifndef LLMTRAIN_PIPELINE_H
 #define LLMTRAIN_PIPELINE_H
@@ -129,6 +129,7 @@ typedef struct {
     size_t* stages;           // (L + 2) the stage of each bucket
     size_t longest;           // blocks of the longest piece of this stage
     PipelineTable table;
+    double busy;              // how long this stage computes in it
     Channel channels[GROUPS]; // from GROUP_FORWARD_IN on
     PipelineBatch* batches;   // (pp) by the number of the micro-batch modulo pp; with several chunks only
 } Pipeline;
@@ -144,6 +145,19 @@ static inline size_t pipeline_slots(const Pipeline* p) { return p->table.slots[p
 // backward ends.
 static inline bool pipeline_sends_back(const Pipeline* p, size_t piece, size_t ends) {
     return piece > 0 && p->begins[piece] > ends;
+}
+
+// The share of a step in which this stage waits for others.
+static inline double pipeline_idle(const Pipeline* p) { return 1 - p->busy / p->table.end; }
+
+// Messages that this stage sends for a micro-batch.
+static inline size_t pipeline_messages(const Pipeline* p, size_t ends) {
+    size_t count = 0;
+    for (size_t chunk = 0; p->pp > 1 && chunk < p->options.chunks; chunk++) {
+        size_t piece = pipeline_piece_of(p, chunk);
+        count += (piece + 1 < pipeline_pieces(p)) + pipeline_sends_back(p, piece, ends);
+    }
+    return count;
 }
 
 static inline void pipeline_free(Pipeline* p) {
@@ -170,6 +184,8 @@ static inline bool pipeline_make_table(Pipeline* p, double head, Error* error) {
     }
     bool ok = pipeline_table_make(&p->table, p->options.kind, p->pp, p->options.micro_batches, p->options.chunks, costs,
                                   0, error);
+    for (size_t w = 0; w < PIPELINE_WORKS; w++)
+        p->busy += costs[w * p->pp + p->rank] * (double)(p->options.micro_batches * p->options.chunks);
     free(costs);
     return ok;
 }
@@ -187,8 +203,8 @@ static inline bool pipeline_plan(Pipeline* p, const PipelineOptions* options, co
     if (p->pp == 1) return true;
     pieces = pipeline_pieces(p);
     if (L < pieces)
-        return fail_with(error, "a pipeline of %zu stages with --chunks %zu needs at least %zu blocks, and the model has "
-                         "%zu; make --pp or --chunks smaller", p->pp, p->options.chunks, pieces, L);
+        return fail_with(error, "a pipeline of %zu stages with --chunks %zu needs at least %zu blocks, and the model "
+                         "has %zu; make --pp or --chunks smaller", p->pp, p->options.chunks, pieces, L);
     double head = pipeline_head_cost(c, T);
     last = pipeline_last_piece(L, pieces, head);
     p->begins = (size_t*)memory_allocate((pieces + 1) * sizeof(size_t));

@@ -36,8 +36,8 @@
 // With one rank the code is the same, and the collectives do nothing.
 //
 // In a pipeline (pipeline.h) a rank has only the buckets of its stage, and N above are the ranks of that stage, one of
-// each pipeline. The bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its two
-// gradients, of the embedding and of the head, are converted to fixed point one by one, with one stage too.
+// each pipeline. The bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its
+// gradients, the embedding's and the head's, are converted to fixed point one by one, with one stage too.
 
 #ifndef LLMTRAIN_ZERO_H
 #define LLMTRAIN_ZERO_H
@@ -319,7 +319,7 @@ static inline Slice bucket_slice(const Bucket* k, const size_t* begins, size_t r
     return slice;
 }
 
-// Sets where the slices of a bucket begin, and those of this rank. begins: memory for the tables; loads: see flat_shard.
+// Sets where the slices of a bucket begin, and this rank's. begins: memory for the tables; loads: see flat_shard.
 static inline void flat_slice_bucket(FlatVector* flat, size_t b, size_t* begins, double* loads) {
     Bucket* k = &flat->buckets[b];
     const RankOptions* o = &flat->options;

@@ -2,13 +2,13 @@
 // chooses. tools/plan.cu adds the time of a step, and finds the flags that fit.
 //
 //   PlanOptions o = {.micro_batches = 4, .snapshots = true};
-//   if (plan_fit(&model, &o, &error)) plan_show(&model, &o);      after model_plan, before anything is allocated
+//   if (plan_fit(&model, &o, &error)) plan_show(&model, &o, &error);      after model_plan, before it is allocated
 
 #ifndef LLMTRAIN_PLAN_H
 #define LLMTRAIN_PLAN_H
 
 #include "../checkpoint/checkpoint.h"
-#include "../ranks/comm.h"
+#include "../ranks/mesh.h"
 #include "../text/data.h"
 #include "../../llmtrain.h"
 
@@ -42,7 +42,12 @@ static inline void plan_flags(Flags* flags, PlanOptions* o) {
     flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
-static inline bool plan_options_check(const PlanOptions* o, Error* error) {
+static inline bool plan_options_check(const PlanOptions* o, const Layout* layout, Error* error) {
+    if (layout->pp > 1 && (o->offload & OFFLOAD_ACTIVATIONS))
+        return fail_with(error, "--offload activations is for a model in one piece; leave it out, or --pp");
+    if (layout->pp > 1 && pipeline_splits(layout->pipeline) && o->recompute != RECOMPUTE_NONE)
+        return fail_with(error, "--pipeline zb-h1 and zb-h2 need what --recompute would drop; choose 1f1b, or leave "
+                         "out --recompute");
     if (o->offload_dir && !o->offload) return fail_with(error, "--offload-dir needs --offload, what to keep there");
     if (o->offload && o->offload_dir == NULL && device_is_host())
         return fail_with(error, "--offload needs --offload-dir, a directory on a fast disk");
@@ -66,7 +71,8 @@ static inline Arena plan_outside(const Model* model, const PlanOptions* o) {
     size_t of_groups = flat->copies > 1 ? comm_bytes(flat->copies) : 0;
     if (flat->copies > 1 || flat->pp > 1) of_groups += comm_bytes(flat->shard_world);
     if (flat->buckets[0].split && flat->buckets[0].here) of_groups += comm_bytes(2 * flat->shard_world);
-    for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++) of_groups += model->pipeline.channels[g].room ? comm_bytes(2) : 0;
+    for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++)
+        of_groups += model->pipeline.channels[g].room ? comm_bytes(2) : 0;
     if (world > 1) arena_take(&outside, "outside: comm buffers", comm_bytes(world) + of_groups);
     return outside;
 }
@@ -108,6 +114,13 @@ static inline bool plan_fit(Model* model, PlanOptions* o, Error* error) {
                   "--seq or the model smaller, or --memory larger", 1e-9 * (double)plan_bytes(model, o), o->memory_gb);
 }
 
+// Bytes that this rank sends in a step.
+static inline size_t model_bytes_sent(const Model* model, size_t micro_batches) {
+    size_t n = model->options.B * model->options.T * model->config.channels;
+    return flat_bytes_sent(&model->flat, micro_batches) +
+           pipeline_messages(&model->pipeline, model_backward_ends(model)) * micro_batches * n * sizeof(floatX);
+}
+
 static inline void plan_print(const char* name, size_t size) { printf("  %-34s %12.2f\n", name, 1e-6 * (double)size); }
 
 // Prints how much is offloaded, to disk or to host memory, and how much of it moves in a step.
@@ -133,7 +146,33 @@ static inline void plan_show_recompute(const Model* model) {
     if (shown > 0) printf(" of %zu blocks\n", model_blocks(model));
 }
 
-static inline void plan_show(const Model* model, const PlanOptions* o) {
+// Prints what each stage of a pipeline has and takes.
+static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, Error* error) {
+    const Pipeline* p = &planned->pipeline;
+    printf("\n  %-8s %-24s %16s %12s %8s\n", "stage", "blocks", "micro-batches", "MB", "idle");
+    for (size_t stage = 0; stage < p->pp; stage++) {
+        Model model;
+        ModelOptions options = planned->options;
+        char blocks[512] = "";
+        options.ranks.rank = stage;
+        if (!model_plan(&model, &planned->config, options, error)) return false;
+        if (o->recompute == RECOMPUTE_AUTO) plan_recompute(&model, o);
+        for (size_t chunk = 0; chunk < p->options.chunks; chunk++) {
+            size_t piece = chunk * p->pp + stage, used = strlen(blocks);
+            snprintf(blocks + used, sizeof blocks - used, "%s%zu-%zu", chunk ? ", " : "", p->begins[piece],
+                     p->begins[piece + 1] - 1);
+        }
+        printf("  %-8zu %-24s %16zu %12.2f %7.1f%%\n", stage, blocks, pipeline_slots(&model.pipeline),
+               1e-6 * (double)plan_bytes(&model, o), 100 * pipeline_idle(&model.pipeline));
+        model_free(&model);
+    }
+    printf("  micro-batches: whose activations, of one part of its blocks, a stage holds at most; idle: while it waits "
+           "for\n  others, as the schedule has it; the first stage has the embeddings, the last the head\n");
+    return true;
+}
+
+// Prints the plan of rank 0, and of the stages.
+static inline bool plan_show(const Model* model, const PlanOptions* o, Error* error) {
     const RankOptions* ranks = &model->flat.options;
     const char* const sums[] = {"fp32", FLOATX_NAME, "64-bit fixed point"};  // by ReduceKind
     Arena outside = plan_outside(model, o);
@@ -144,11 +183,12 @@ static inline void plan_show(const Model* model, const PlanOptions* o) {
     arena_print(stdout, &model->memory);
     for (size_t i = 0; i < outside.count; i++) plan_print(outside.lines[i].name, outside.lines[i].bytes);
     if (o->tiers) plan_print("in --ckpt-tier: each checkpoint", checkpoint_bytes(&model->flat));
-    if (ranks->world > 1) plan_print("sent per step", flat_bytes_sent(&model->flat, o->micro_batches));
+    if (ranks->world > 1) plan_print("sent per step", model_bytes_sent(model, o->micro_batches));
     if (o->offload) plan_show_offload(model, o);
     plan_show_recompute(model);
     if (o->memory_gb > 0)
         printf("  %.3f GB in all, %s --memory %g\n", gb, gb > o->memory_gb ? "more than" : "within", o->memory_gb);
+    return model->pipeline.pp == 1 || plan_show_stages(model, o, error);
 }
 
 #endif  // LLMTRAIN_PLAN_H

@@ -32,8 +32,8 @@ static inline void piece_forward(Model* model, size_t piece) {
     channel_send(out, n, model->stream);
 }
 
-// The backward of block l of a piece that ends at block `end`. If the gradients of weights are an operation of their own,
-// it leaves what that needs in the slot.
+// The backward of block l of a piece that ends at block `end`. If the gradients of weights are an operation of their
+// own, it leaves what that needs in the slot.
 static inline void piece_block_backward(Model* model, size_t l, size_t end) {
     DeferredGradients* d = slot_deferred(model->activations, model->pipeline.longest, l, end);
     ActivationGradients usual = model->gradients;
@@ -69,7 +69,26 @@ static inline void piece_backward(Model* model, size_t piece) {
     channel_send(out, n, model->stream);
 }
 
-// The gradients of its weights, where these are an operation of their own.
+// The gradients of a block's weights, from what its backward has left.
+static inline void block_weights(Model* model, size_t l, const DeferredGradients* d) {
+    const Block* b = &model->weights.blocks[l];
+    const BlockActivations* s = &model->activations->blocks[l];
+    size_t N = model->activations->B * model->activations->T;
+    TensorId norms[BLOCK_NORMS];
+    flat_begin_bucket(&model->flat, l + 1);
+    linear_backward_weight(model, d->branch[0], s->ffn_act, b->ffn_out, false, N);
+    linear_backward_weight(model, d->ffn_in, s->norm2, b->ffn_in, false, N);
+    linear_backward_weight(model, d->branch[1], s->attention, b->attention_out, false, N);
+    linear_backward_weight(model, d->qkv, s->norm1, b->qkv, false, N);
+    block_norms(norms, b);
+    for (size_t i = 0; i < BLOCK_NORMS; i++)
+        if (tensor_exists(norms[i]) && model_grad(model, norms[i]))
+            vector_add(model_grad(model, norms[i]), d->norms + i * model_norm_size(model),
+                       model_tensor(model, norms[i])->rows, model->stream);
+    flat_end_bucket(&model->flat, l + 1);
+}
+
+// The gradients of a piece's weights, where these are an operation of their own.
 static inline void piece_weights(Model* model, size_t piece) {
     const Pipeline* p = &model->pipeline;
     size_t first = p->begins[piece], end = p->begins[piece + 1];
