@@ -528,12 +528,12 @@ static inline void block_output(const Model* model, floatX* out, size_t l) {
 static inline void model_embed(Model* model) {
     const Weights* w = &model->weights;
     Activations* a = model->activations;
-    size_t N = a->B * a->T;
+    size_t N = a->B * a->T, C = model->config.channels;
     flat_await(&model->flat, 0);
     offload_block_forward(&model->offloaded, 0);  // if offloaded, sets where block 0's arrays are
     floatX* x = a->blocks[0].input;
     embedding_forward(x, a->tokens, a->positions, model_param(model, w->token_embedding),
-                      model_param(model, w->position_embedding), N, model->config.channels, model->stream);
+                      model_param(model, w->position_embedding), N, C, model->stream);
     if (model->dropout.p > 0) model_dropout(model, x, x, SITE_EMBEDDING, N);
 }
 
@@ -721,12 +721,11 @@ static inline void model_final_norm_backward(Model* model) {
 static inline void model_embed_backward(Model* model) {
     const Weights* w = &model->weights;
     const Activations* a = model->activations;
-    size_t N = a->B * a->T;
+    size_t N = a->B * a->T, C = model->config.channels;
     if (model->first_trained > 0) return;
     if (!model->config.tied || model->pipeline.pp > 1) flat_begin_bucket(&model->flat, 0);
     embedding_backward(model_grad(model, w->token_embedding), model_grad(model, w->position_embedding),
-                       branch_gradient(model, SITE_EMBEDDING, N), a->tokens, a->positions, N, model->config.channels,
-                       model->stream);
+                       branch_gradient(model, SITE_EMBEDDING, N), a->tokens, a->positions, N, C, model->stream);
     watch_at(&model->watch, WATCH_EMBEDDING_BACKWARD, 0);
     flat_end_bucket(&model->flat, 0);
 }

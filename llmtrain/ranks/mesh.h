@@ -68,7 +68,7 @@ static inline bool layout_check_pipeline(Layout* l, uint64_t world, bool samples
     if (world % l->pp != 0)
         return fail_with(error, "--pp %llu does not divide the %llu ranks; choose a divisor", pp, ranks);
     if (pp > 1 && l->zero > 1)
-        return fail_with(error, "--zero %llu with --pp %llu would move gradients or parameters for every "
+        return fail_with(error, "--zero %llu with --pp %llu would move gradients or parameters in every "
                          "micro-batch; choose --zero 1", (unsigned long long)l->zero, pp);
     return pp == 1 || !samples ||
            fail_with(error, "--sample-every needs all blocks on rank 0, and with --pp %llu it has a part; sample from "
@@ -85,8 +85,8 @@ static inline bool layout_check(Layout* l, uint64_t world, bool samples, Error* 
         return fail_with(error, "--shard %llu does not divide the %llu %s; choose a divisor",
                          (unsigned long long)l->shard, (unsigned long long)world, l->pp > 1 ? "pipelines" : "ranks");
     if (l->zero == 3 && samples && world > 1 && l->shard != 1)
-        return fail_with(error, "--sample-every needs all parameters on rank 0, and --zero 3 shards them; choose --zero "
-                         "2, or sample from checkpoints with build/generate");
+        return fail_with(error, "--sample-every needs all parameters on rank 0, and --zero 3 shards them; choose "
+                         "--zero 2, or sample from checkpoints with build/generate");
     if (l->shard == world) l->shard = 0;
     return true;
 }

@@ -22,8 +22,8 @@
 //     copy 0: ranks 0 .. S-1   copy 1: ranks S .. 2S-1 ...          rank r has slice r mod S of copy r / S
 //
 // Below stage 3 every rank has all parameters. In stage 3 those of the blocks are gathered shortly before they are
-// used, forward and backward, into two buffers in turn. The embeddings, the final norm, the head and what does not train
-// stay whole. From stage 2 on the backward adds to staging buffers of a bucket's size, three of them: one
+// used, forward and backward, into two buffers in turn. The embeddings, the final norm, the head and what does not
+// train stay whole. From stage 2 on the backward adds to staging buffers of a bucket's size, three of them: one
 // for the embeddings (with a tied head they accumulate gradients from the start of the backward to its end, and with
 // two buffers they would have to be reduced twice), two for the blocks in turn (one, and two of the copies that are
 // reduced, unless gradients are reduced as they are, in float). See flat_layout_staging for the other stages.
