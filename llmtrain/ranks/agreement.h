@@ -199,10 +199,11 @@ static inline void describe_bucket(char* text, size_t size, size_t buckets, size
 }
 
 // Whether all ranks have the same `count` checksums, at most one for each bucket; this rank's are in s->checksums +
-// rank * count, 0 for what it does not have. Otherwise the error reports the rank that differs from most ranks in the
-// first checksum that is not the same everywhere. names (count): what they are checksums of; NULL: of the parameters of
-// all buckets.
-static inline bool ranks_same(RankStats* s, size_t count, const char* const* names, Error* error) {
+// rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
+// same everywhere. names (count): what they are checksums of, which in a pipeline the last stage has; NULL: of the
+// parameters of all buckets, on the ranks that have them.
+static inline bool ranks_same(RankStats* s, const FlatVector* flat, size_t count, const char* const* names,
+                              Error* error) {
     size_t world = s->world;
     uint64_t* sums = s->checksums;
     if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
@@ -210,15 +211,18 @@ static inline bool ranks_same(RankStats* s, size_t count, const char* const* nam
         size_t usual = 0, most = 0, have = 0;
         for (size_t r = 0; r < world; r++) {
             size_t same = 0;
-            if (sums[r * count + i] == 0) continue;
-            for (size_t q = 0; q < world; q++) same += sums[r * count + i] == sums[q * count + i];
+            if (!flat_rank_has(flat, r, names ? flat->count - 1 : i)) continue;
+            for (size_t q = 0; q < world; q++)
+                same += flat_rank_has(flat, q, names ? flat->count - 1 : i) &&
+                        sums[r * count + i] == sums[q * count + i];
             if (same > most) usual = r;
             most = max_size(most, same);
             have++;
         }
         for (size_t r = 0; r < world && most < have; r++) {
             char what[96];
-            if (sums[r * count + i] == sums[usual * count + i] || sums[r * count + i] == 0) continue;
+            if (!flat_rank_has(flat, r, names ? flat->count - 1 : i)) continue;
+            if (sums[r * count + i] == sums[usual * count + i]) continue;
             if (names) snprintf(what, sizeof what, "%s", names[i]);
             else describe_bucket(what, sizeof what, count, i);
             fail_with(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume "
@@ -240,7 +244,6 @@ static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         flat_await(flat, b);
-        if (!k->here) fill_zero(flat->checksums + b, sizeof(uint64_t), flat->stream);
         if (!k->here) continue;
         const floatX* params = k->sharded ? flat->gathered[k->buffer] : flat_kept(flat, k, k->first);
         vector_checksum(flat->checksums + b, params, k->first, (k->sharded ? k->end : k->frozen_end) - k->first,
@@ -254,7 +257,7 @@ static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
         device_download(&frozen, flat->checksums, sizeof frozen, flat->stream);
         own[b] += frozen;
     }
-    return ranks_same(s, flat->count, NULL, error);
+    return ranks_same(s, flat, flat->count, NULL, error);
 }
 
 #endif  // LLMTRAIN_AGREEMENT_H

@@ -91,53 +91,51 @@ static inline bool layout_check(Layout* l, uint64_t world, bool samples, Error* 
     return true;
 }
 
-// Whether this rank is in a group, and its color there: the group's number, or one of its own.
-static inline bool mesh_color(size_t* color, const Comm* comm, const Layout* l, size_t group, size_t turn, bool tied) {
+// Whether this rank is in a group of `pp` stages and `wraps` (ring_edge), and its color there.
+static inline bool mesh_color(size_t* color, const Comm* comm, const Layout* l, size_t group, bool tied) {
     size_t pp = l->pp, pipelines = comm->world / pp, stage = comm->rank % pp, pipeline = comm->rank / pp;
-    size_t S = l->shard ? l->shard : pipelines;
-    bool channel = group >= GROUP_FORWARD_IN, in = false, to_next;
-    *color = comm->world + comm->rank;
-    if (group == GROUP_SHARD) in = S < pipelines || pp > 1, *color = pipeline / S * pp + stage;
-    if (group == GROUP_COPIES) in = S < pipelines, *color = pipeline % S * pp + stage;
-    if (group == GROUP_TIED) in = tied && pp > 1 && (stage == 0 || stage + 1 == pp);
-    if (group == GROUP_TIED && in) *color = pipeline / S;
-    if (!channel || pp == 1) return in;
-    to_next = group == GROUP_FORWARD_OUT || group == GROUP_BACKWARD_IN;
-    size_t edge = to_next ? stage : (stage + pp - 1) % pp;
-    in = (edge + 1 < pp || l->chunks > 1) && ring_turn(edge, pp) == turn;
-    if (in) *color = pipeline * pp + edge;
-    return in;
+    size_t S = l->shard ? l->shard : pipelines, edge = RING_NONE;
+    bool end = stage == 0 || stage + 1 == pp;
+    switch (group) {
+    case GROUP_SHARD: *color = pipeline / S * pp + stage; return l->shard > 0 || pp > 1;
+    case GROUP_COPIES: *color = pipeline % S * pp + stage; return l->shard > 0;
+    case GROUP_TIED: *color = pipeline / S; return tied && pp > 1 && end;
+    default: edge = ring_edge(group, stage, pp, l->chunks > 1);
+    }
+    *color = pipeline * pp + edge;
+    return edge != RING_NONE;
 }
 
-// Opens one group, or of channels the two of a turn that are at the same time: a rank sends in one, or receives.
-static inline bool mesh_open_group(Mesh* mesh, Comm* comm, const Layout* l, size_t first, size_t end, size_t turn,
-                                   bool tied, Error* error) {
+#define MESH_PATIENCE 10  // timeouts for which a stage waits for another: it may have much to compute before it sends
+
+// Opens the groups [first, end), of which this rank is in one at most; turn: of channels.
+static inline bool mesh_open_groups(Mesh* mesh, Comm* comm, const Layout* l, size_t first, size_t end, size_t turn,
+                                    bool tied, Error* error) {
     Comm none, *group = &none;
-    size_t color = 0, own;
-    for (size_t g = first; g < end; g++)
-        if (mesh_color(&own, comm, l, g, turn, tied)) group = &mesh->groups[g], color = own;
-    if (group == &none) color = comm->world + comm->rank;
+    size_t color = comm->world + comm->rank, own;  // that of no other
+    for (size_t g = first; g < end; g++) {
+        bool in = mesh_color(&own, comm, l, g, tied);
+        if (!in || (g >= GROUP_FORWARD_IN && ring_turn(own % l->pp, l->pp) != turn)) continue;
+        group = &mesh->groups[g];
+        color = own;
+    }
     if (!comm_split(group, comm, color, error)) return false;
     // Ranks wait for those that wait elsewhere: only these know for whom.
-    if (first > GROUP_SHARD || l->pp > 1) group->timeout_ms *= 1.25;
+    if (first > GROUP_SHARD || l->pp > 1) group->timeout_ms *= first < GROUP_FORWARD_IN ? 1.25 : MESH_PATIENCE;
     if (group == &none) comm_close(group);
     return true;
 }
 
 // Called by all ranks together. The layout is as layout_check has left it; tied: the model's head.
 static inline bool mesh_open(Mesh* mesh, Comm* comm, const Layout* l, bool tied, Error* error) {
-    bool divided = l->shard > 0, stages = l->pp > 1, wraps = l->chunks > 1;
-    bool ok = true;
-    if (divided || stages)
-        ok = mesh_open_group(mesh, comm, l, GROUP_SHARD, GROUP_SHARD + 1, 0, tied, error);
-    if (ok && divided) ok = mesh_open_group(mesh, comm, l, GROUP_COPIES, GROUP_COPIES + 1, 0, tied, error);
-    if (ok && stages && tied) ok = mesh_open_group(mesh, comm, l, GROUP_TIED, GROUP_TIED + 1, 0, tied, error);
-    for (size_t turn = 0; ok && stages && turn < RING_TURNS; turn++) {
-        bool any = wraps ? turn < 2 || l->pp % 2 == 1 : turn + 1 < l->pp && turn < 2;
-        for (size_t g = GROUP_FORWARD_IN; ok && any && g < GROUPS; g += 2)
-            ok = mesh_open_group(mesh, comm, l, g, g + 2, turn, tied, error);
-    }
-    return ok;
+    size_t turns = l->pp == 1 ? 0 : l->chunks > 1 ? 2 + l->pp % 2 : min_size(l->pp - 1, 2);
+    bool opens[GROUP_FORWARD_IN] = {l->shard > 0 || l->pp > 1, l->shard > 0, tied && l->pp > 1};
+    for (size_t g = 0; g < GROUP_FORWARD_IN; g++)
+        if (opens[g] && !mesh_open_groups(mesh, comm, l, g, g + 1, 0, tied, error)) return false;
+    for (size_t turn = 0; turn < turns; turn++)
+        for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g += 2)  // activations, then gradients
+            if (!mesh_open_groups(mesh, comm, l, g, g + 2, turn, tied, error)) return false;
+    return true;
 }
 
 static inline void mesh_close(Mesh* mesh) {

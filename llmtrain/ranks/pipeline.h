@@ -40,17 +40,17 @@ static inline double pipeline_head_cost(const Config* c, size_t T) {
     return C * (double)config_padded_vocab(c) / block;
 }
 
-// The blocks of the last of `pieces` pieces of L blocks: the most of those with which the most expensive piece is
+// The blocks of the last of several pieces of L blocks: the most of those with which the most expensive piece is
 // cheapest. The others share the rest as evenly as possible.
 static inline size_t pipeline_last_piece(size_t L, size_t pieces, double head) {
     size_t best = 1;
     double least = INFINITY;
     for (size_t n = 1; n + pieces - 1 <= L; n++) {
-        double most = fmax((double)n + head, (double)divide_up(L - n, max_size(pieces - 1, 1)));
+        double most = fmax((double)n + head, (double)divide_up(L - n, pieces - 1));
         if (most <= least) best = n;
         least = fmin(least, most);
     }
-    return pieces == 1 ? L : best;
+    return best;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ static inline void channel_receive(Channel* c, floatX* out, Stream stream) {
 // A micro-batch that later chunks of this stage need again.
 typedef struct {
     int32_t *tokens, *targets;  // (N)
-    uint64_t first_token;       // its number in the run, for dropout
+    uint64_t first_token;       // index of its first token in the run, for dropout
 } PipelineBatch;
 
 typedef struct {
@@ -234,19 +234,12 @@ static inline bool pipeline_allocate_batches(Pipeline* p, size_t N, Error* error
     return ok || fail_with(error, "out of memory for %zu micro-batches; make --batch smaller", p->pp);
 }
 
-// The group of two ranks that a channel is, and whether there is one: stages are joined to the next, and with several
-// chunks the last to the first.
-static inline bool pipeline_has_channel(const Pipeline* p, size_t group) {
-    bool previous = group == GROUP_FORWARD_IN || group == GROUP_BACKWARD_OUT;
-    return p->options.chunks > 1 || (previous ? p->rank > 0 : p->rank + 1 < p->pp);
-}
-
 // Takes the channels' buffers from the plan, for messages of n elements.
 static inline void pipeline_layout(Pipeline* p, size_t n, bool training, Arena* arena) {
     for (size_t g = GROUP_FORWARD_IN; p->pp > 1 && g < GROUPS; g++) {
         Channel* c = &p->channels[g];
         bool backward = g == GROUP_BACKWARD_IN || g == GROUP_BACKWARD_OUT;
-        if (!pipeline_has_channel(p, g) || (backward && !training)) continue;
+        if (ring_edge(g, p->rank, p->pp, p->options.chunks > 1) == RING_NONE || (backward && !training)) continue;
         c->sends = g == GROUP_FORWARD_OUT || g == GROUP_BACKWARD_OUT;
         c->elements = n;
         c->room = max_size(divide_up(p->pp, 2), 2);
@@ -260,9 +253,7 @@ static inline bool pipeline_connect(Pipeline* p, FlatVector* flat, Error* error)
         for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++) {
             Channel* c = &p->channels[g];
             const Transport* ranks = flat->options.groups[g];
-            bool previous = g == GROUP_FORWARD_IN || g == GROUP_BACKWARD_OUT;
-            size_t edge = previous ? (p->rank + p->pp - 1) % p->pp : p->rank;
-            if (c->room == 0 || ring_turn(edge, p->pp) != turn) continue;
+            if (c->room == 0 || ring_turn(ring_edge(g, p->rank, p->pp, true), p->pp) != turn) continue;
             if (!collective_open(&flat->groups[g], ranks, c->room, NULL, error)) return false;
             c->ranks = &flat->groups[g];
             c->sender = c->sends ? ranks->rank : 1 - ranks->rank;

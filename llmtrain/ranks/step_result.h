@@ -22,8 +22,9 @@ typedef struct {
     double loss;             // mean over the targets of all ranks' micro-batches
     double grad_norm;        // L2 norm of the gradients of that loss, without the loss scale
     StepFlags flags;
-    double loss_min, loss_median, loss_max;  // of the ranks' own losses
-    double busy_min, busy_median, busy_max;  // ms since the last step, without the time a rank waited for others
+    double loss_min, loss_median, loss_max;  // of the own losses of ranks, in a pipeline of those of the last stage
+    double busy_min, busy_median, busy_max;  // ms since the last step, without the time a rank waited for others; in a
+                                             // pipeline of the ranks of the slowest one's stage
     size_t slowest;          // the rank of busy_max
     double wait_share;       // fraction of that time in which this rank waited
 } StepResult;

@@ -72,10 +72,19 @@ typedef enum {
     GROUPS
 } RankGroup;
 
-// The groups of two in a ring of n ranks are opened in turns, so that each rank is in at most one group at a time. Edge
-// i joins rank i and the next.
+// The stages of a pipeline are a ring: edge i joins stage i and the next. wraps: the last is joined to the first.
+enum { RING_NONE = 1 << 30 };
+
+// The edge of a channel of a stage; RING_NONE: it has no such channel.
+static inline size_t ring_edge(size_t group, size_t stage, size_t pp, bool wraps) {
+    bool to_next = group == GROUP_FORWARD_OUT || group == GROUP_BACKWARD_IN;
+    size_t edge = to_next ? stage : (stage + pp - 1) % pp;
+    return pp > 1 && (wraps || edge + 1 < pp) ? edge : (size_t)RING_NONE;
+}
+
+// Groups of two are opened in turns, so that each stage is in at most one at a time in each direction.
 enum { RING_TURNS = 3 };
-static inline size_t ring_turn(size_t edge, size_t n) { return n % 2 == 1 && edge + 1 == n ? 2 : edge % 2; }
+static inline size_t ring_turn(size_t edge, size_t pp) { return pp % 2 == 1 && edge + 1 == pp ? 2 : edge % 2; }
 
 typedef struct {
     Comm* comm;            // the first argument of all that follows

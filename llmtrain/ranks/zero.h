@@ -64,7 +64,7 @@ typedef struct {
     ReduceKind reduce;
     size_t shard;                // ranks that share a copy of the state, from stage 1 on; 0: all
     size_t pp;                   // stages of the pipeline, 0 means 1; rank r is in stage r mod pp
-    const Transport* groups[GROUPS];  // of mesh.h; not used where shard is 0 and there is one stage
+    const Transport* groups[GROUPS];  // those that mesh_open opens for this layout
 } RankOptions;
 
 static inline size_t ranks_pp(const RankOptions* o) { return max_size(o->pp, 1); }
@@ -145,6 +145,7 @@ typedef struct {
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
     size_t pp, pp_rank;       // stages of the pipeline, and this rank's
+    const size_t* stages;     // (count) that of each bucket; NULL: there is one
     size_t dp_rank, dp_world; // among the ranks of this stage: each has a pipeline, and other samples
     size_t shard_world, copies;  // of these: ranks that share a copy of the state; copies
     size_t* begins;           // of the buckets
@@ -319,6 +320,12 @@ static inline Slice bucket_slice(const Bucket* k, const size_t* begins, size_t r
     return slice;
 }
 
+// Whether a rank has a bucket.
+static inline bool flat_rank_has(const FlatVector* flat, size_t rank, size_t b) {
+    size_t stage = rank % flat->pp;
+    return flat->stages == NULL || flat->stages[b] == stage || (flat->buckets[b].split && stage + 1 == flat->pp);
+}
+
 // Sets where the slices of a bucket begin, and this rank's. begins: memory for the tables; loads: see flat_shard.
 static inline void flat_slice_bucket(FlatVector* flat, size_t b, size_t* begins, double* loads) {
     Bucket* k = &flat->buckets[b];
@@ -345,11 +352,11 @@ static inline void flat_slice_bucket(FlatVector* flat, size_t b, size_t* begins,
 }
 
 // Makes the table of buckets; allocates nothing on the device. `p` must outlive it. stages (buckets): the stage of the
-// pipeline that has each bucket; NULL: there is one stage.
+// pipeline that has each bucket, must outlive it too; NULL: there is one stage.
 static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
                                const FlatOptions* holds, const size_t* stages, Error* error) {
     size_t count = p->tensors[p->count - 1].bucket + 1;
-    const FlatVector empty = {.options = *options, .holds = *holds, .parameters = p, .count = count};
+    const FlatVector empty = {.options = *options, .holds = *holds, .parameters = p, .count = count, .stages = stages};
     *flat = empty;
     flat->options.world = max_size(options->world, 1);
     flat->pp = ranks_pp(options);
@@ -379,7 +386,7 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         k->frozen_end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
         k->end = max_size(k->end, k->first);
         k->split = p->tied && b == 0 && flat->pp > 1;
-        k->here = stages == NULL || stages[b] == flat->pp_rank || (k->split && flat->pp_rank + 1 == flat->pp);
+        k->here = flat_rank_has(flat, flat->options.rank, b);
         flat_slice_bucket(flat, b, flat->begins + b * of_bucket, k->split ? loads + world : loads);
         k->buffer = flat->sharded % 2;
         k->kept_offset = flat->params_size;
@@ -626,9 +633,10 @@ static inline bool flat_randomize(FlatVector* flat, uint64_t seed, Error* error)
 // ------------------------------------------------------------------------------------------------
 // 2. Gradients
 //
-// flat_begin_step; then for each micro-batch and each bucket, in an order that is the same on all ranks,
+// flat_begin_step; then for each micro-batch and each bucket, in an order that is the same on all ranks of a stage,
 // flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A
-// bucket is reduced while the backward of the buckets before it runs.
+// bucket is reduced while the backward of the buckets before it runs; one of two stages at the end, since the last stage
+// would have to wait for the first.
 
 // Zeroes the gradients of a bucket that the backward only adds to, and what lies between tensors.
 static inline void flat_clear(FlatVector* flat, size_t bucket, float* grads) {
@@ -770,6 +778,19 @@ static inline void flat_end_head(FlatVector* flat) {
     flat_clear(flat, 0, flat->staging[k->staging].grads);
 }
 
+// Starts the reduction of a bucket over the ranks that share a copy of it.
+static inline void flat_reduce(FlatVector* flat, Bucket* k) {
+    Staging* staging = &flat->staging[k->staging];
+    const RankOptions* o = &flat->options;
+    void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
+    collective_start(flat_sharing(flat, k), flat_slot(flat, k), o->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER,
+                     staging->comm_buffer ? staging->comm_buffer : summed, k->shard_begins, reduce_type(o->reduce),
+                     flat->stream);
+    k->reducing = true;
+    if (staging->comm_buffer) staging->pending = k;
+    fault_point("reduce");
+}
+
 // Called when the backward of the bucket is done: adds its gradients to the rank's sums, and starts a due reduction.
 static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
@@ -788,25 +809,18 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
         cast_from_float((floatX*)staging->comm_buffer, staging->grads ? staging->grads : flat->grads + k->sums_offset,
                         n, flat->stream);
     }
-    if (!reduces) return;
-    void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
-    void* data = staging->comm_buffer ? staging->comm_buffer : summed;
-    Dtype type = reduce_type(o->reduce);
-    const size_t *begins = k->shard_begins, slot = flat_slot(flat, k);
-    collective_start(flat_sharing(flat, k), slot, o->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER, data, begins,
-                     type, flat->stream);
-    k->reducing = true;
-    if (staging->comm_buffer) staging->pending = k;
-    fault_point("reduce");
+    if (!reduces || k->split) return;
+    flat_reduce(flat, k);
     // One rank does not wait for others: it squares while caches still hold a part of what the backward wrote.
     if (k->owners == 1 && flat->micro == flat->micro_batches) flat_square(flat, k);
-    if (bucket + 1 < flat->count && flat->micro == flat->micro_batches) flat_share(flat, k + 1);
+    bool next = bucket + 1 < flat->count && flat->micro == flat->micro_batches;
+    if (next && k[1].reducing) flat_share(flat, k + 1);  // otherwise its weights' gradients are computed later
 }
 
-// After the last micro-batch: squares the gradients of the buckets, in the order in which their reductions started,
-// where that is not done yet, and reads flat->sums. Only here does the host wait for the device in a step;
+// After the last micro-batch: squares the gradients of the buckets where that is not done yet, and reads flat->sums. Only here does the host wait for the device in a step;
 // device_upload_batch keeps it at most two micro-batches ahead.
 static inline void flat_finish_step(FlatVector* flat) {
+    if (flat->buckets[0].split && flat_has(&flat->buckets[0])) flat_reduce(flat, &flat->buckets[0]);
     for (size_t b = flat->count; b-- > 0;) flat_share(flat, &flat->buckets[b]);
     for (size_t b = flat->count; b-- > 0;)
         if (flat->buckets[b].owners > 1) flat_square(flat, &flat->buckets[b]);

@@ -45,6 +45,8 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     if (run->options->check_every && !run->same_devices)
         printf("note: ranks have different devices, compilers or --matmul-algorithms files; --check-every compares "
                "only their parameters\n");
+    if (run->options->check_every && run->model.flat.dp_world == 1)
+        printf("note: there is one pipeline, so no two ranks have the same parameters for --check-every to compare\n");
     return true;
 }
 
@@ -69,14 +71,13 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
     model->dropout.p = 0;
     pipeline_losses(model, tokens, targets, B, T);
     model->dropout = dropout;
-    memset(own, 0, 2 * sizeof *own);
     if (model_has_head(model)) {
         vector_checksum(flat->checksums, model->activations->hidden, 0, N * model->config.channels, model->stream);
         device_download(own, flat->checksums, sizeof(uint64_t), model->stream);
         device_download(&losses, &flat->sums->losses, sizeof losses, model->stream);
         own[1] = bits_from_double(exact_value(losses));
     }
-    return ranks_same(&model->stats, 2, names, error);
+    return ranks_same(&model->stats, flat, 2, names, error);
 }
 
 // Whether all ranks hold the same parameters, and compute the same values with them.
@@ -186,7 +187,8 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
     char sentence[200];
     double began = now_ms();
     Spike spike = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, s->updated, factor);
-    s->traced = spike != SPIKE_NONE && result->flags.stop == 0;  // a signal leaves time for the save alone
+    bool whole = model->flat.pp == 1;  // a sequence is traced by one rank, which in a pipeline has a part of the model
+    s->traced = spike != SPIKE_NONE && whole && result->flags.stop == 0;  // a signal leaves time for the save alone
     s->trace_ms = 0;
     if (!s->traced) return true;
     unsigned long long step = state->step + 1;

@@ -112,7 +112,6 @@ static inline void pipeline_expect(Model* model, size_t count, size_t n, bool ba
 // Makes a micro-batch that of the slot: the next one of the step or, for a later chunk, one that was read before.
 static inline bool pipeline_load(Model* model, NextBatch next, void* source, const PipelineOp* op, Error* error) {
     Pipeline* p = &model->pipeline;
-    FlatVector* flat = &model->flat;
     size_t B = model->options.B, T = model->options.T, N = B * T;
     PipelineBatch* kept = p->batches ? &p->batches[op->micro % p->pp] : NULL;
     const int32_t *tokens, *targets;
@@ -122,8 +121,7 @@ static inline bool pipeline_load(Model* model, NextBatch next, void* source, con
         model->dropout.first_token = kept->first_token;
     } else {
         if (!next(source, &tokens, &targets, error)) return false;
-        flat->tokens += N;
-        flat->targets += targets_count(targets, N);
+        flat_begin_micro_batch(&model->flat, N, targets_count(targets, N));
         if (kept) {
             memcpy(kept->tokens, tokens, N * sizeof(int32_t));
             memcpy(kept->targets, targets, N * sizeof(int32_t));
@@ -148,7 +146,7 @@ static inline bool pipeline_step(Model* model, NextBatch next, void* source, dou
         const PipelineOp* op = &table->ops[i];
         size_t piece = pipeline_piece_of(p, op->chunk);
         model_use_slot(model, op->slot);
-        flat->micro = op->micro + 1;
+        if (op->work != PIPELINE_FORWARD) flat->micro = op->micro + 1;  // whose gradients are added
         if (op->work == PIPELINE_FORWARD) {
             if (!pipeline_load(model, next, source, op, error)) return false;
             fault_point("forward");

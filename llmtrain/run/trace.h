@@ -240,7 +240,6 @@ static inline bool trace_begin(StepTrace* trace, Model* model, Error* error) {
     FlatVector* flat = &model->flat;
     memset(trace, 0, sizeof *trace);
     trace->model = model;
-    if (flat->pp > 1) return fail_with(error, "ranks do that alone, and in a pipeline none has the whole model");
     if (flat->sharded > 0) return fail_with(error, "ranks do that alone, and with --zero 3 none has all parameters");
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
