@@ -802,7 +802,7 @@ static void actor_do(Actor* a, const char* name, const char* value) {
         a->at = &a->comm;
     } else if (IS("mixed") || IS("blocks")) {  // groups of ranks: 0 2 4 and 1 3, or 0 1, 2 3 and 4
         a->at = &a->groups[a->group_count];
-        a->good = comm_split(a->at, &a->comm, IS("mixed") ? a->rank % (size_t)number : a->rank / (size_t)number,
+        a->good = comm_split(a->at, &a->comm, IS("mixed") ? a->rank % (size_t)number : a->rank / (size_t)number, 1,
                              &a->error);
         a->group_count += a->good;
         if (!a->good) a->at = &a->comm;
@@ -1515,7 +1515,7 @@ static int run_launched(const Launch* launch) {
     test_overlap(&comm);
     for (size_t blocks = 0; blocks < 2; blocks++) {
         Comm group;
-        if (!expect(comm_split(&group, &comm, blocks ? comm.rank / 2 : comm.rank % 2, &error), "%s", error.text)) break;
+        if (!expect(comm_split(&group, &comm, blocks ? comm.rank / 2 : comm.rank % 2, 1, &error), "%s", error.text)) break;
         test_all(&group);
         comm_close(&group);
     }

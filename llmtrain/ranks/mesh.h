@@ -119,9 +119,9 @@ static inline bool mesh_open_groups(Mesh* mesh, Comm* comm, const Layout* l, siz
         group = &mesh->groups[g];
         color = own;
     }
-    if (!comm_split(group, comm, color, error)) return false;
     // Ranks wait for those that wait elsewhere: only these know for whom.
-    if (first > GROUP_SHARD || l->pp > 1) group->timeout_ms *= first < GROUP_FORWARD_IN ? 1.25 : MESH_PATIENCE;
+    double patience = first >= GROUP_FORWARD_IN ? MESH_PATIENCE : first > GROUP_SHARD || l->pp > 1 ? 1.25 : 1;
+    if (!comm_split(group, comm, color, patience, error)) return false;
     if (group == &none) comm_close(group);
     return true;
 }

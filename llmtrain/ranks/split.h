@@ -1,6 +1,6 @@
 // split.h: groups of the ranks of a run, each with collectives of its own.
 //
-//   comm_split(&group, &comm, comm.rank / 8, &error)            groups of 8 neighbors
+//   comm_split(&group, &comm, comm.rank / 8, 1, &error)         groups of 8 neighbors
 //   comm_start(&group, COMM_ALL_REDUCE, ...)                    as with any Comm, between the members only
 //   comm_close(&group);                                         before the Comm that it is a part of
 //
@@ -82,12 +82,13 @@ static inline bool comm_make_group(Comm* group, const CommColor* colors, Error* 
                      strerror(errno));
 }
 
-// Makes the group of this rank: the ranks that give the same color, in their order. Called by all ranks of `comm`
+// Makes the group of this rank: the ranks that give the same color, in their order. Its timeout is `patience` times that
+// of `comm`. Called by all ranks of `comm`
 // together, each from the thread that uses it. After a failure there is nothing to close.
-static inline bool comm_split(Comm* group, Comm* comm, size_t color, Error* error) {
+static inline bool comm_split(Comm* group, Comm* comm, size_t color, double patience, Error* error) {
     size_t N = comm->world, port = 0;
     const Comm begun = {.local_rank = comm->local_rank, .local_world = comm->local_world,
-                        .timeout_ms = comm->timeout_ms, .mpi = comm->mpi, .listener = -1, .wake = -1, .waker = -1,
+                        .timeout_ms = patience * comm->timeout_ms, .mpi = comm->mpi, .listener = -1, .wake = -1, .waker = -1,
                         .parent = comm, .splits = ++comm->splits};
     *group = begun;
     snprintf(group->run, sizeof group->run, "%.40s/%zu", comm->run, comm->splits);

@@ -25,6 +25,7 @@ static inline void piece_forward(Model* model, size_t piece) {
     else channel_receive(&p->channels[GROUP_FORWARD_IN], a->blocks[first].input, model->stream);
     for (size_t l = first; l < end; l++) block_forward(model, l);
     if (piece + 1 == pipeline_pieces(p)) {
+        flat_await(&model->flat, model_head_bucket(model));  // a tied head is in no bucket that came before
         model_final_norm(model);
         return;
     }
