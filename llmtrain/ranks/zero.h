@@ -635,8 +635,8 @@ static inline bool flat_randomize(FlatVector* flat, uint64_t seed, Error* error)
 //
 // flat_begin_step; then for each micro-batch and each bucket, in an order that is the same on all ranks of a stage,
 // flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A
-// bucket is reduced while the backward of the buckets before it runs; one of two stages at the end, since the last stage
-// would have to wait for the first.
+// bucket is reduced while the backward of the buckets before it runs; one that two stages have at the end, since the
+// last stage would have to wait for the first.
 
 // Zeroes the gradients of a bucket that the backward only adds to, and what lies between tensors.
 static inline void flat_clear(FlatVector* flat, size_t bucket, float* grads) {
@@ -817,8 +817,8 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     if (next && k[1].reducing) flat_share(flat, k + 1);  // otherwise its weights' gradients are computed later
 }
 
-// After the last micro-batch: squares the gradients of the buckets where that is not done yet, and reads flat->sums. Only here does the host wait for the device in a step;
-// device_upload_batch keeps it at most two micro-batches ahead.
+// After the last micro-batch: squares the gradients of the buckets where that is not done yet, and reads flat->sums.
+// Only here does the host wait for the device in a step; device_upload_batch keeps it at most two micro-batches ahead.
 static inline void flat_finish_step(FlatVector* flat) {
     if (flat->buckets[0].split && flat_has(&flat->buckets[0])) flat_reduce(flat, &flat->buckets[0]);
     for (size_t b = flat->count; b-- > 0;) flat_share(flat, &flat->buckets[b]);
