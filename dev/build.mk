@@ -102,8 +102,8 @@ $(B)/emulated-plain-%:
 # Optimizing the code that the sanitizers add takes longer than running it. What is cut into pieces is cut into small
 # ones where memory is checked (LLMTRAIN_PIECE), here and in make sanitize.
 SMALL_PIECES := -include dev/test/small_pieces.h
-# The address sanitizer finds an access by a null pointer, or beyond an object, without the checks of the other sanitizer
-# for the same, which take a quarter of the time of compiling.
+# The address sanitizer finds an access by a null pointer, or beyond an object, without the other one's checks for the
+# same, which take a quarter of the time of compiling.
 ADDRESSES := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-sanitize=null,object-size
 $(B)/emulated-asan-%:
 	$(CXX) -O0 -g1 $(ADDRESSES) $(EMULATE) $(SMALL_PIECES) $(TYPE_AND_SOURCE) -o $@
@@ -143,9 +143,8 @@ NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -Werror all-warnings -c -o 
 NVCC_NAME = $(word 2,$(subst -, ,$*))
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x cu $(wildcard \
     $(addsuffix /$(NVCC_NAME).cu,. dev/emulator dev/test tools $(B)) $(addsuffix /$(NVCC_NAME).c,dev/bench dev/test))
-SYNTAX := FP32-test_train BF16-test_train BF16-test_model BF16-test_runs BF16-test_nccl BF16-bench $(TOOLS:%=BF16-%) \
-    BF16-ladders
-SYNTAX_MORE := FP16-test_train FP16-test_model FP16-test_runs FP32-ladders
+SYNTAX := FP32-test_train BF16-test_train BF16-test_nccl BF16-bench $(TOOLS:%=BF16-%) BF16-ladders
+SYNTAX_MORE := FP16-test_train $(foreach t,BF16 FP16,$t-test_model $t-test_runs) FP32-ladders
 CODE_MORE := BF16-ladders BF16-test_emulator
 COMPILED := $(if $(NVCC_FOUND),$(SYNTAX:%=$(B)/nvcc-syntax-%.ok))
 COMPILED_MORE := $(if $(NVCC_FOUND),$(SYNTAX_MORE:%=$(B)/nvcc-syntax-%.ok) $(CODE_MORE:%=$(B)/nvcc-code-%.ok) \
@@ -201,16 +200,18 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 # ---------------------------------------------------------------------------------------------------------------------
 # 5. Tests
 
+# SKIP=names leaves tests out of make test-more and make sanitize; .ci/run says which it skips, and why.
+export SKIP
 # Checks of sources, of what is installed, of bits: in a build with sanitizers they would find the same, or are of
 # pieces of ordinary size.
 PROGRAMS_CHECKS := golden compilers inlined tour single install floors
 PROCESSES_CHECKS := same_weights
 # With sanitizers it would take as long as all others; test_runs has its kills.
 SOAK := soak
-TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate \
-    test_plan test_text test_corpus test_errors test_trace test_optimizers test_optimizers_matrix test_comm test_zero \
-    test_seams test_ranks test_supervise $(SOAK) pairs first $(if $(CALLS),test_calls) \
-    test_runs-FP32 $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t)
+TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
+    test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers \
+    test_optimizers_matrix test_comm test_zero test_seams test_ranks test_supervise $(SOAK) pairs first \
+    $(if $(CALLS),test_calls) test_runs-FP32 $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
     export evaluate-FP32 plan-BF16 corpus tokenize $(if $(MPICC),train-mpi-FP32))
@@ -220,15 +221,16 @@ CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(RANKS_TESTS) $(CALLS) \
 PAIRED := $(addprefix $(B)/,pairs supervise train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export \
     tokenize corpus)
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
-# The programs for comparing the trainers of these dtypes.
+# The programs for comparing the trainers of a dtype.
 TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash \
-    $(foreach p,$(1),train-$p train-emulated-$p test_train-emulated-$p test_model-emulated-$p))
+    $(addsuffix -$(1),train train-emulated test_train-emulated))
 RUNS_TESTS := $(call TRAINERS_OF,FP32) $(addprefix $(B)/,test_cublaslt test_nccl launches-BF16) $(COMPILED)
 TEST_PARTS := cpu-programs cpu-processes cuda-kernels cuda-runs alone
 
 .PHONY: test-cpu test-cpu-programs test-cpu-processes test-cpu-only test-cuda test-cuda-kernels test-cuda-runs \
     test-more test-more-cpu test-more-cuda test-ranks test-pairs test-calls test-posix test-posix-suites soak sanitize \
-    races test-races mutants coverage fuzz peers-tokenizers emulated sectors bounds bench tour bench-checkpoint
+    races test-races test-races-comm test-races-runs mutants coverage fuzz peers-tokenizers emulated sectors bounds \
+    bench tour bench-checkpoint
 
 ##@ Tests
 ## test-cpu: the half of make test without CUDA
@@ -245,7 +247,7 @@ test-cpu-only: test-cpu
 
 ## test-cuda: the other half: CUDA only, run on the CPU
 ## test-cuda-kernels: its first part: every kernel in many orders of threads
-## test-cuda-runs: its second part: the model, the trainer, nvcc
+## test-cuda-runs: its second part: the libraries, the trainer, nvcc
 test-cuda: test-cuda-kernels test-cuda-runs
 TEST_EMULATED = sh dev/test/test_emulated.sh $(1) $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) "$(LADDERS)"
 test-cuda-kernels: $(KERNELS_TESTS)
@@ -253,14 +255,17 @@ test-cuda-kernels: $(KERNELS_TESTS)
 test-cuda-runs: $(RUNS_TESTS)
 	@$(call TEST_EMULATED,runs)
 
-## test-more: longer tests: FP16, ladders under sanitizers and race check, the emulator's own, clang, macOS, flags
-MORE_CUDA := $(EMULATED_MORE) $(call TRAINERS_OF,BF16) $(addprefix $(B)/,emulated-plain-BF16-ladders test_tune)
-test-more-cuda: $(MORE_CUDA) $(COMPILED_MORE)
-	@$(call TEST_EMULATED,more) $(EMULATED_MORE)
-MORE_CPU := test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
-    $(if $(shell command -v clang 2>/dev/null),golden-clang)
-test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(ISA_TESTS)
-	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) other_isas macos more_pairs gpu_check include
+## test-more: longer tests: FP16, ladders under sanitizers and race check, the emulator's own, macOS; SKIP=names
+NOT_SKIPPED = $(filter-out $(SKIP:%=$(B)/%),$(1))
+MORE_CUDA := $(call NOT_SKIPPED,$(EMULATED_MORE) $(call TRAINERS_OF,BF16) $(COMPILED_MORE) $(addprefix $(B)/, \
+    test_model-emulated-FP32 test_model-emulated-BF16 emulated-plain-BF16-ladders test_tune))
+test-more-cuda: $(MORE_CUDA)
+	@$(call TEST_EMULATED,more) $(call NOT_SKIPPED,$(EMULATED_MORE))
+MORE_CPU := $(filter-out $(SKIP),test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
+    $(if $(shell command -v clang 2>/dev/null),golden-clang))
+MORE_CHECKS := $(filter-out $(SKIP),other_isas macos $(foreach s,1 2 3 4,more_pairs-$s) gpu_check include)
+test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(call NOT_SKIPPED,$(ISA_TESTS))
+	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) $(MORE_CHECKS)
 test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
 	@sh dev/test/test.sh more-alone $(B) "$(CC)" $(LESSER_ISAS:%=cliffs-%)
 
@@ -292,17 +297,22 @@ sanitize:
 races:
 	@TSAN_OPTIONS=exitcode=66 $(MAKE) --no-print-directory B=build/races WARNINGS= OPENMP=-Wno-unknown-pragmas \
 	    OPTIMIZE="-Og -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
-test-races: $(addprefix $(B)/,test_data test_offload test_comm train-FP32 tokenize)
-	@sh dev/test/test.sh races $(B) "$(CC)" test_data test_offload test_comm races
+# test_comm mostly waits; the others compute meanwhile.
+test-races: test-races-comm test-races-runs
+test-races-comm: $(B)/test_comm
+	@sh dev/test/test.sh races-comm $(B) "$(CC)" test_comm
+test-races-runs: $(addprefix $(B)/,test_data test_offload train-FP32 tokenize)
+	@sh dev/test/test.sh races $(B) "$(CC)" test_data test_offload races
 
 ## test-posix: the code that macOS runs, on Linux, without the calls that only Linux has; POSIX_TESTS=names
 # llmtrain/base/system.h has the code that other systems run instead of those calls.
 POSIX_TESTS ?= test_files test_offload test_data test_comm test_supervise test_errors test_ranks \
     test_train-FP32 test_model-FP32 test_runs-FP32
 test-posix:
-	@$(MAKE) --no-print-directory B=build/posix MPI=off WARNINGS= OPTIMIZE="-O1 $(TUNE) -DLLMTRAIN_POSIX_ONLY" \
+	@$(MAKE) --no-print-directory B=build/posix MPI=off WARNINGS= OPTIMIZE="-Og $(TUNE) -DLLMTRAIN_POSIX_ONLY" \
 	    test-posix-suites
-test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-BF16 generate-FP32 corpus tokenize)
+test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 $(if $(filter test_ranks,$(POSIX_TESTS)), \
+    train-BF16) generate-FP32 corpus tokenize)
 	@sh dev/test/test.sh posix $(B) "$(CC)" posix $(POSIX_TESTS)
 
 ## mutants: checks the tests: they must find planted bugs, a list (ONLY=text SAMPLE=10) or MUTANTS=300 SEED=7 random

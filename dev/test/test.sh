@@ -209,7 +209,7 @@ for test in "$@"; do
         same_weights)
             suite "same weights as before" sh dev/test/same_weights.sh "$build"
             grep '^skipped' "$tally_out" ;;
-        more_pairs) for seed in 1 2 3 4; do suite "pairs --seed $seed" "$build/pairs" --build "$build" --seed $seed; done ;;
+        more_pairs-*) suite "pairs --seed ${test#*-}" "$build/pairs" --build "$build" --seed "${test#*-}" ;;
         macos)
             suite "macOS, compiled and linked" sh dev/test/macos.sh "$build"
             grep '^skipped' "$tally_out" ;;

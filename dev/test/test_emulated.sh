@@ -1,7 +1,7 @@
 # test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and
 # every rung of the ladders in many thread orders; the programs are build/emulated-BUILD-TYPE-NAME. PART runs: the
-# emulated libraries, the whole model, and the trainer's CUDA build, in FP32. PART more: more programs of the first kind,
-# the model and the trainer in BF16, operations alone in a folder, the emulator's own tests.
+# emulated libraries, and the trainer's CUDA build, in FP32. PART more: more programs of the first kind, the trainer in
+# BF16, the whole model in both, operations alone in a folder, the emulator's own tests.
 # NVCC: yes if nvcc has just compiled everything, which make does before it calls this. LADDERS: the names of the ladders
 # in the programs named ladders.
 set -u
@@ -125,17 +125,26 @@ kernels() {
         end "$(basename "$program")"
     done
 }
-# The whole model and the trainer, in these types.
+# skipped NAME: whether make was told SKIP=NAME; then says so.
+skipped() {
+    case " ${SKIP:-} " in *" $1 "*) echo "skipped $1" ;; *) return 1 ;; esac
+}
+# The trainer in this type.
 trainers() {
     begin
-    for type in $1; do
-        once "$build/test_train-emulated-$type"
-        once "$build/test_model-emulated-$type" --model
-    done
-    end "the whole model in its CUDA build against float64"
+    once "$build/test_train-emulated-$1"
+    end "parts of the trainer in its CUDA build, $1"
+    skipped "test_backends-$1" && return
     begin
     once env "TYPES=$1" sh dev/test/test_backends.sh "$build"
-    end "the trainer's CUDA build against its CPU build"
+    end "the trainer's CUDA build against its CPU build, $1"
+}
+# The whole model in this type.
+model() {
+    skipped "test_model-emulated-$1" && return
+    begin
+    once "$build/test_model-emulated-$1" --model
+    end "the whole model in its CUDA build against float64, $1"
 }
 if [ "$part" = kernels ]; then
     kernels "$@"
@@ -145,6 +154,8 @@ if [ "$part" = kernels ]; then
 elif [ "$part" = more ]; then
     kernels "$@"
     trainers BF16
+    model BF16
+    model FP32
     begin
     once sh dev/gpu/gpu_check.sh --try "$build"
     end "command lines of dev/gpu/gpu_check.sh"
@@ -154,10 +165,9 @@ elif [ "$part" = more ]; then
     begin
     once standins
     end "compiled without NVIDIA's headers"
-    begin
     # shellcheck disable=SC2086  # several words
-    once sh dev/test/copy.sh "$build" $cuda_include
-    end "operations copied into empty folders"
+    skipped copy || { begin; once sh dev/test/copy.sh "$build" $cuda_include
+        end "operations copied into empty folders"; }
     begin
     rm -f "$build/counts.jsonl"
     once env EMULATE_COUNT="$build/counts.jsonl" "$build/emulated-race-BF16-ladders" gelu --rows 4 --ffn 64 --rung sigmoid
@@ -169,10 +179,9 @@ elif [ "$part" = more ]; then
         cat "$tally_out"
     fi
     end "ladders and dev/gpu/sectors.sh: sectors and wavefronts"
-    begin
     # shellcheck disable=SC2086  # several words
-    once sh dev/emulator/test.sh "$build/emulator" $cuda_include
-    end "emulator: kernels, PTX, memory, streams, planted bugs"
+    skipped emulator || { begin; once sh dev/emulator/test.sh "$build/emulator" $cuda_include
+        end "emulator: kernels, PTX, memory, streams, planted bugs"; }
 else
     begin
     once "$build/test_cublaslt"
@@ -195,7 +204,7 @@ case $part-$nvcc in
     *-yes)  # otherwise make would have stopped
         passed=$((passed + 1))
         if [ "$part" = runs ]; then echo "ok      nvcc accepts everything"; else
-            echo "ok      nvcc compiles the kernels for sm_80, sm_90a and sm_100 in every dtype: $build/resources-*.txt"
+            echo "ok      nvcc compiles the kernels for sm_80, sm_90a and sm_100: $build/resources-*.txt"
         fi ;;
     *) echo "skipped nvcc: it is not installed" ;;
 esac
