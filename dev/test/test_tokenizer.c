@@ -405,7 +405,8 @@ static Text make_text(size_t bytes, bool plain) {
 static void test_threads(void) {
     static const char* const kinds[] = {"gpt2-added.json", "llama3.json", "o200k.json", "smollm2.json", "llama2.json",
                                         "mistral.json", "metaspace.json"};
-    Text texts[2] = {make_text(3 << 19, false), make_text(3 << 20, true)};
+    Text texts[2] = {make_text(LLMTRAIN_PIECE(3 << 19, 3 << 16), false),  // thousands of pieces are enough
+                     make_text(LLMTRAIN_PIECE(3 << 20, 3 << 17), true)};
     size_t before = threads_count();
     for (size_t k = 0; k < 2 * COUNT_OF(kinds); k++) {
         Tokenizer tokenizer;
@@ -435,7 +436,7 @@ static void test_patience(void) {
     static const char* const units[] = {"a", " ", "\n", "\xCC\x81", "\xCC\x95\xCC\x80", "<|endoftext|",
                                         "\xE2\x96\x81", "A1'"};
     static const char* const kinds[] = {"gpt2-added.json", "o200k.json", "llama2.json"};
-    enum { BYTES = 400000 };
+    enum { BYTES = LLMTRAIN_PIECE(400000, 40000) };
     char* text = (char*)malloc(BYTES + 16);
     size_t before = threads_count();
     need(text != NULL, "memory");

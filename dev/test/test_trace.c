@@ -350,7 +350,7 @@ static void test_planted(const char* train, const char* tokenize, const char* co
     need(rename("bad_train_000000.bin", "bad\x1b.bin") == 0, "a name that no terminal shows");
     p = program_of(train, text_of("--data bad?.bin --batch 1 --total-batch %d --layers 2 --heads 2 --channels 32 "
                                   "--seq %d --steps %d --lr 2e-3 --warmup 20 --threads 1", STEP_SAMPLES * LENGTH,
-                                  LENGTH, STEPS));
+                                  LENGTH, FIRST + 2 * EVERY));
     check(strstr(p.text[0], "; in 'bad\\x1b.bin' --at ") && !strstr(p.text[0], "--show"),
           "and no command is shown for a file that it would not find");
     program_free(&p);
