@@ -29,7 +29,7 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
 QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
 QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
-    test_optimizers_matrix test_seams test_text test_zero test_calls soak pairs first \
+    test_optimizers_matrix test_schedule test_seams test_text test_zero test_calls soak pairs first \
     test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
@@ -210,8 +210,8 @@ PROCESSES_CHECKS := same_weights
 SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
     test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers \
-    test_optimizers_matrix test_comm test_zero test_seams test_ranks test_supervise $(SOAK) pairs first \
-    $(if $(CALLS),test_calls) test_runs-FP32 $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t))
+    test_optimizers_matrix test_comm test_zero test_schedule test_seams test_ranks test_supervise $(SOAK) pairs \
+    first $(if $(CALLS),test_calls) test_runs-FP32 $(foreach t,FP32 BF16,test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
     export evaluate-FP32 plan-BF16 corpus tokenize $(if $(MPICC),train-mpi-FP32))
