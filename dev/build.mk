@@ -21,6 +21,8 @@ $(B)/bench-%: dev/bench/bench.c $(HEADERS) | $(B)
 	$(OF_DTYPE)
 $(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench/bench.c $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) $(NVCCARCH) -DPRECISION_$* -x cu $< -o $@ $(NVCCLIBS)
+$(B)/published: dev/bench/published.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 $(B)/gemm-amx: dev/bench/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)
 $(B)/test_supervise: launch/supervise.c | $(B)/supervise
@@ -230,7 +232,7 @@ TEST_PARTS := cpu-programs cpu-processes cuda-kernels cuda-runs alone
 .PHONY: test-cpu test-cpu-programs test-cpu-processes test-cpu-only test-cuda test-cuda-kernels test-cuda-runs \
     test-more test-more-cpu test-more-cuda test-ranks test-pairs test-calls test-posix test-posix-suites soak sanitize \
     races test-races test-races-comm test-races-runs mutants coverage fuzz peers-tokenizers emulated sectors bounds \
-    bench tour bench-checkpoint
+    bench tour bench-checkpoint plan-published
 
 ##@ Tests
 ## test-cpu: the half of make test without CUDA
@@ -357,6 +359,10 @@ endif
 FAMILY ?= gpt2
 tour: $(B)/bench-FP32
 	@$(B)/bench-FP32 --tour --model $(FAMILY):tiny --batch 4 --seq 32 --threads 1
+
+## plan-published: published training runs, next to what build/plan predicts: doc/published.md, doc/published.svg
+plan-published: $(B)/published
+	$(B)/published --table doc/published.md --plot doc/published.svg
 
 ## bench-checkpoint: the cost of saving and loading GPT-2 124M, compared with dd on the same disk
 bench-checkpoint: $(B)/checkpoint_cost

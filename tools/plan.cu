@@ -2,12 +2,14 @@
 //
 //   make build/plan && build/plan --model gpt2:124M --seq 1024 --batch 4 --memory 8
 //   build/plan --model llama:1B --seq 2048 --batch 1 --ranks 64 --memory 80 --rate 300000,2000,50
+//   build/plan --model llama:405B --seq 8192 --total-batch 16777216 --steps 900000 --gpus 16384 --gpu H100
 //
 // It contains the trainer, so it takes the same flags, and prints what ./train --plan prints; then the state of each
 // optimizer, the memory of each ZeRO stage, the predicted time of a step and, with --memory, the combinations of flags
-// that fit, fastest first. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
+// that fit, fastest first. With --gpus it plans for a cluster instead: layouts over its GPUs, fastest first, and what
+// the run takes. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
 
-#include "predict.h"
+#include "cluster_search.h"
 
 #define main train_main
 #include "../train.cu"
@@ -188,6 +190,116 @@ static bool show_choices(const Model* asked, const PlanOptions* o, const Rates* 
 }
 
 // ------------------------------------------------------------------------------------------------
+// A cluster of GPUs
+
+typedef struct {
+    uint64_t gpus, islands;
+    const char *gpu, *network;
+    double watts, mtbf, price, internet;  // of a GPU: limit, hours between failures, price of an hour; Gbit/s
+} ClusterOptions;
+
+#define CLUSTER_FLAGS(o) \
+    FLAG_HEADING("A cluster of GPUs: layouts, failures, cost"), \
+    FLAG_COUNT("gpus", &(o)->gpus, 0, 0, 1048576, FLAG_FREE, \
+               "GPUs to plan for, in machines of 8; 0: plan for --ranks with the measured or given rates"), \
+    FLAG_TEXT("gpu", &(o)->gpu, "H100", "NAME", FLAG_FREE, "their name: A100, H100, H200, B200 ..."), \
+    FLAG_REAL("gpu-watts", &(o)->watts, 0, 0, 10000, FLAG_FREE, "power limit of a GPU; 0: that of its data sheet"), \
+    FLAG_TEXT("network", &(o)->network, "400", "G[,N,X]", FLAG_FREE, \
+              "network of a GPU in Gbit/s[, GPUs of a pod, by what the rate between pods is divided]"), \
+    FLAG_REAL("gpu-mtbf", &(o)->mtbf, 50700, 1, 1e9, FLAG_FREE, \
+              "mean time between failures of one GPU in hours; default: as in Llama 3's training"), \
+    FLAG_REAL("gpu-price", &(o)->price, 2, 0, 1e6, FLAG_FREE, "price of an hour of a GPU"), \
+    FLAG_COUNT("islands", &(o)->islands, 1, 1, 4096, FLAG_FREE, \
+               "clusters of --gpus that train together over the internet by DiLoCo"), \
+    FLAG_REAL("internet", &(o)->internet, 1, 0.001, 1e5, FLAG_FREE, "Gbit/s between them, for each cluster")
+
+static bool cluster_of_flags(Cluster* c, const ClusterOptions* o, Error* error) {
+    unsigned long long pod = 0;
+    double rate, between = 1;
+    char rest;
+    int count = sscanf(o->network, "%lf,%llu,%lf%c", &rate, &pod, &between, &rest);
+    if ((count != 1 && count != 3) || !(rate > 0 && rate < 1e6) || !(between >= 1 && between < 1e6))
+        return fail_with(error, "--network is '%s'; give Gbit/s of a GPU, then optionally the GPUs of a pod and by "
+                         "what the rate between pods is divided, as in 400 or 400,3072,7", o->network);
+    if (!cluster_open(c, o->gpu, error)) return false;
+    c->network = rate / 8;
+    if (count == 3) c->pod = (size_t)pod, c->oversubscription = between;
+    if (o->watts > 0) c->watts = o->watts;
+    if (o->gpus < c->machine) c->machine = o->gpus;
+    return true;
+}
+
+// The model and the batch of the flags; no memory is planned on this machine.
+static bool cluster_model(ClusterModel* m, Options* o, Flags* flags, Error* error) {
+    memset(m, 0, sizeof *m);
+    if (!config_choose(&m->config, o->model, &o->config, flags, error)) return false;
+    m->T = o->seq ? o->seq : m->config.context;
+    if (m->config.context < m->T) m->config.context = m->T;
+    if (m->config.vocab == 0) return fail_with(error, "--gpus needs --vocab, or --model");
+    if (!config_complete(&m->config, error)) return false;
+    m->sequences = o->total_batch / m->T;
+    return (m->sequences > 0 && m->sequences * m->T == o->total_batch) ||
+        fail_with(error, "--gpus needs --total-batch, the tokens of a step, as a multiple of --seq, %zu", m->T);
+}
+
+static void cluster_choice_print(const ClusterChoice* c) {
+    char kind[32], level[32];
+    const ClusterLayout* l = &c->layout;
+    const ClusterStep* s = &c->step;
+    printf("  %10.1f %6.1f %6.1f %7.1f %5.1f %5.1f %5.1f  --tp %zu --cp %zu --pp %zu --dp %zu", s->ms, 100 * s->mfu,
+           1e-9 * s->bytes, 100 * s->bubble_ms / s->ms, 100 * s->tp_ms / s->ms, 100 * s->cp_ms / s->ms,
+           100 * s->dp_ms / s->ms, l->tp, l->cp, l->pp, l->dp);
+    choice_name(PIPELINE_NAMES, l->kind, kind, sizeof kind);
+    choice_name(RECOMPUTE_NAMES, l->recompute, level, sizeof level);
+    if (l->pp > 1) printf(" --pipeline %s", kind);
+    if (l->chunks > 1) printf(" --chunks %zu", l->chunks);
+    printf(" --batch %zu --zero %zu", l->B, l->zero);
+    if (l->shard) printf(" --shard %zu", l->shard);
+    printf(" --recompute %s\n", level);
+}
+
+// Prints what a run of `steps` steps takes on the fastest layout.
+static void show_months(const ClusterChoice* c, const Cluster* cluster, const ClusterModel* m, const ClusterOptions* o,
+                        double steps) {
+    double gpus = (double)o->gpus, P = cluster_parameters(&m->config), bytes = (12 + COST_X) * P;
+    // A checkpoint is copied to host memory over PCIe, at 25 GB/s, with a second for all ranks to meet, then written
+    // at 0.12 GB/s for each GPU: Llama 3's storage took 2 TB/s of 16,384. A restart takes ten minutes.
+    Goodput g = goodput_of(gpus, o->mtbf, 1 + bytes / gpus / 25e9, bytes / gpus / 0.12e9, 600);
+    double hours = g.share > 0 ? steps * c->step.ms / 3.6e6 / g.share : INFINITY;
+    printf("\n  a GPU fails every %.1f hours: with a checkpoint of %.2f TB every %.1f minutes, %.1f%% of the time is "
+           "training\n", g.mtbf_s / 3600, 1e-12 * bytes, g.every_s / 60, 100 * g.share);
+    printf("  %.0f steps, %.3g tokens: %.1f days, %.3g GPU hours, %.4g at %g an hour, %.4g MWh\n", steps,
+           steps * (double)(m->sequences * m->T), hours / 24, hours * gpus, hours * gpus * o->price, o->price,
+           1e-6 * hours * gpus * cluster->watts);
+    for (double H = 50; o->islands > 1 && H <= 500; H *= H < 100 ? 2 : 5)
+        printf("  %llu clusters that average every %.0f steps at %g Gbit/s: %.1f%% of the time is training\n",
+               (unsigned long long)o->islands, H, o->internet,
+               100 * islands_share(P, (double)o->islands, o->internet / 8, H, c->step.ms));
+}
+
+// Lists the fastest layouts, and what a run takes.
+static bool show_cluster(const ClusterOptions* c, Options* o, Flags* flags, Error* error) {
+    Cluster cluster;
+    ClusterModel model;
+    size_t count;
+    if (!cluster_of_flags(&cluster, c, error) || !cluster_model(&model, o, flags, error)) return false;
+    ClusterChoice* choices = (ClusterChoice*)memory_allocate(CLUSTER_CHOICES * sizeof(ClusterChoice));
+    if (choices == NULL) return fail_with(error, "out of memory for the list of layouts");
+    double limit = o->plan.memory_gb > 0 ? o->plan.memory_gb : 0.95 * cluster.gpu.memory_gb;
+    bool found = cluster_search(choices, &count, &cluster, &model, c->gpus, limit, error);
+    if (found) {
+        printf("%.4g parameters, steps of %zu sequences of %zu tokens on %llu GPUs (%s, %.4g TFLOP/s, %.4g GB, %.4g "
+               "W)\n\n", cluster_parameters(&model.config), model.sequences, model.T, (unsigned long long)c->gpus,
+               c->gpu, cluster.gpu.bf16, limit, cluster.watts);
+        printf("  %10s %6s %6s %7s %5s %5s %5s  layout\n", "ms", "MFU %", "GB", "bubble%", "tp%", "cp%", "dp%");
+        for (size_t i = 0; i < min_size(count, CHOICES_SHOWN); i++) cluster_choice_print(&choices[i]);
+        show_months(&choices[0], &cluster, &model, c, (double)o->schedule.steps);
+    }
+    free(choices);
+    return found;
+}
+
+// ------------------------------------------------------------------------------------------------
 
 // Prints what follows the plan of ./train --plan. given: the rates, otherwise they are measured here.
 static bool show_predictions(Rates* rates, bool given, const Model* model, const PlanOptions* o, Error* error) {
@@ -206,12 +318,14 @@ int main(int argc, char** argv) {
     Launch launch;
     Error error;
     const char* rate;
+    ClusterOptions cluster;
     int code;
     const Flag own[] = {
         FLAG_HEADING("Prediction; all other flags are the same as for ./train"),
         FLAG_TEXT("rate", &rate, NULL, "F,M[,N[,O]]", FLAG_FREE,
                   "speed of one rank: matmul GFLOP/s, memory GB/s[, network GB/s[, offload GB/s]]; default: measured "
                   "on this CPU, 1 GB/s for offloading"),
+        CLUSTER_FLAGS(&cluster),
     };
     threads_spin_briefly(argv);
     files_open_standard();
@@ -223,6 +337,11 @@ int main(int argc, char** argv) {
                         "--memory, lists the flags that fit, fastest first.";
     if (!flags_begin(&code, "plan", title, &flags, argc, argv)) return code;
     o.plan.show = true;
+    if (cluster.gpus > 0) {
+        bool good = show_cluster(&cluster, &o, &flags, &error);
+        if (!good) launch_report(&launch, "plan", error.text);
+        return good && output_written(&error) ? 0 : good ? 1 : 2;
+    }
     threads_choose(o.threads, 1, false, NULL);
     bool ok = ((rate == NULL || rates_parse(&rates, rate, &error)) &&
                cadence_parse(&run.cadence, o.run.ckpt_every, o.run.mtbf, o.run.ckpt_async, &error) &&

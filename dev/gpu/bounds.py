@@ -26,6 +26,7 @@ import argparse
 import collections
 import json
 import math
+import os
 import re
 import sys
 
@@ -38,8 +39,9 @@ import machine_code
 # shared memory, 64 bytes through its port to the L2 cache: "CUDA C++ Programming Guide", throughput of native
 # arithmetic instructions; the tuning guides for Ampere, Hopper and Blackwell. Registers, blocks: machine_code.py.
 #
-# name: architecture for the build; multiprocessors; GHz at which the stated tensor peak holds; dense BF16 TFLOP/s with
-# float sums; the share of that peak which mma.sync reaches; L2 bytes per clock; memory GB/s.
+# name: architecture for the build; multiprocessors; GHz at which the stated tensor peak holds; the share of that peak
+# which mma.sync reaches; L2 bytes per clock. Dense BF16 TFLOP/s with float sums and memory GB/s are those of
+# llmtrain/base/data_sheets.h.
 #
 #   A100     "NVIDIA A100 Tensor Core GPU Architecture": 108 SMs, 1.41 GHz, 312 TFLOP/s, L2 5,120 bytes per clock,
 #            2,039 GB/s with 80 GB. mma.sync is the widest instruction there.
@@ -51,11 +53,20 @@ import machine_code
 #            (a quarter of tcgen05's peak), the L2 to be twice that of H100: assumptions.
 
 Gpu = collections.namedtuple("Gpu", "arch processors ghz tflops mma l2 memory")
+with open(os.path.join(os.path.dirname(__file__), "../../llmtrain/base/data_sheets.h")) as sheets:
+    SHEETS = dict(re.findall(r'\{"(\w+)\*", ([^}]*)\}', sheets.read()))
+
+
+def gpu(name, arch, processors, ghz, mma, l2):
+    tflops, _, _, memory, *_ = (float(column) for column in SHEETS[name].split(", "))
+    return Gpu(arch, processors, ghz, tflops, mma, l2, memory)
+
+
 GPUS = {
-    "A100": Gpu("sm_80", 108, 1.41, 312.0, 1.0, 5120, 2039),
-    "H100": Gpu("sm_90a", 132, 1.83, 989.4, 0.625, 5120, 3352),
-    "H200": Gpu("sm_90a", 132, 1.83, 989.4, 0.625, 5120, 4800),
-    "B200": Gpu("sm_100", 148, 1.855, 2250.0, 0.31, 10240, 8000),
+    "A100": gpu("A100", "sm_80", 108, 1.41, 1.0, 5120),
+    "H100": gpu("H100", "sm_90a", 132, 1.83, 0.625, 5120),
+    "H200": gpu("H200", "sm_90a", 132, 1.83, 0.625, 5120),
+    "B200": gpu("B200", "sm_100", 148, 1.855, 0.31, 10240),
 }
 ISSUE, MUFU, SHARED, PORT = 4, 16, 128, 64
 LAUNCH_MS = 0.002   # between two kernels of a stream: an assumption

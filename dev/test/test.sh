@@ -156,7 +156,7 @@ for test in "$@"; do
             with_compiler clang "with clang" -std=c11 -x c train.cu -o "$build/train-clang" -lm -pthread
             with_compiler "$cc" "without OpenMP, for any machine of this kind" -std=c11 -fsyntax-only -x c train.cu
             with_compiler aarch64-linux-gnu-gcc "for aarch64" -std=c11 -fsyntax-only -fopenmp -x c train.cu
-            for program in bench/checkpoint_cost bench/offload_rate test/model_dump; do
+            for program in bench/checkpoint_cost bench/offload_rate bench/published test/model_dump; do
                 check "dev/$program.c compiles" "$cc" -std=c11 -fsyntax-only -Wall -Wextra -Wshadow -Werror \
                     -Wno-unknown-pragmas -I. "dev/$program.c"
             done ;;

@@ -1401,7 +1401,8 @@ static void test_presets(void) {
         {"gpt2:d72", 7.3e9, 0.03, 96, 1024, 0}, {"gpt2:d84", 12.2e9, 0.03, 96, 1024, 0},
         {"llama:15M", 15191712, 0, 48, 256, 1e4}, {"llama:42M", 41689600, 0, 64, 1024, 1e4},
         {"llama:110M", 109529856, 0, 64, 1024, 1e4}, {"llama:1B", 1235814400, 0, 64, 8192, 5e5},
-        {"llama:3B", 3212749824, 0, 128, 8192, 5e5}, {"llama:8B", 8030261248, 0, 128, 8192, 5e5}};
+        {"llama:3B", 3212749824, 0, 128, 8192, 5e5}, {"llama:8B", 8030261248, 0, 128, 8192, 5e5},
+        {"llama:70B", 70553706496, 0, 128, 8192, 5e5}, {"llama:405B", 405853388800, 0, 128, 8192, 5e5}};
     // 6 for each weight that multiplies a token ("Scaling Laws for Neural Language Models"), and 6 x layers x context x
     // channels for causal attention: half of what "PaLM", appendix B, counts for attention without a mask.
     static const struct { const char* name; size_t T; double flops; } operations[] = {

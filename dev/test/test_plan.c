@@ -5,10 +5,13 @@
 // The bytes of a block's activations at each level of --recompute, those of all else, and the operations of a step,
 // against counts by hand; the predicted time of large models; that build/plan prints what ./train --plan prints; that
 // each row of what fits, given as flags, takes what the row says; what it prints if nothing fits; refusals.
+//
+// Clusters (tools/cluster.h): more bandwidth, power or memory is never slower; bubbles are those of the pipelines'
+// tables; memory, failures and islands against counts by hand and published numbers; all layouts of up to 131,072 GPUs.
 
 #define PRECISION_BF16
 
-#include "tools/predict.h"
+#include "tools/cluster_search.h"
 #include "llmtrain/run/presets.h"
 
 #include "harness.h"
@@ -403,6 +406,225 @@ static void test_choices(void) {
     verdict("build/plan --memory: what fits, fastest first; the flags of a row take what it says");
 }
 
+// ------------------------------------------------------------------------------------------------
+// Clusters
+
+static ClusterModel cluster_405B(size_t T, size_t sequences) {
+    ClusterModel m;
+    Error error;
+    memset(&m, 0, sizeof m);
+    need(config_preset(&m.config, "llama:405B", &error) && config_complete(&m.config, &error), "%s", error.text);
+    m.T = T;
+    m.sequences = sequences;
+    return m;
+}
+
+static Cluster cluster_of(const char* gpu) {
+    Cluster c;
+    Error error;
+    need(cluster_open(&c, gpu, &error), "%s", error.text);
+    return c;
+}
+
+static ClusterStep cluster_step(const Cluster* c, const ClusterModel* m, const ClusterLayout* l) {
+    ClusterStep step;
+    Error error;
+    need(cluster_predict(&step, c, &CLUSTER_FIT, m, l, true, &error), "%s", error.text);
+    return step;
+}
+
+// Llama 3's layout, and others on as many GPUs.
+static const ClusterLayout LAYOUTS[] = {
+    {8, 1, 16, 64, 8, 1, 1, 0, PIPELINE_INTERLEAVED, RECOMPUTE_NONE},
+    {8, 1, 16, 64, 1, 1, 1, 8, PIPELINE_1F1B, RECOMPUTE_BLOCK},
+    {4, 4, 16, 32, 1, 2, 1, 0, PIPELINE_ZB_H1, RECOMPUTE_GELU},
+    {8, 1, 1, 1024, 1, 1, 3, 0, PIPELINE_1F1B, RECOMPUTE_BLOCK},
+    {8, 1, 1, 1024, 1, 1, 2, 8, PIPELINE_1F1B, RECOMPUTE_ATTENTION},
+    {2, 2, 32, 64, 2, 1, 1, 0, PIPELINE_INTERLEAVED, RECOMPUTE_NONE}};
+
+// Each column of a data sheet, and of the network, made better.
+static void test_cluster_rates(void) {
+    ClusterModel m = cluster_405B(8192, 2048);
+    for (size_t i = 0; i < COUNT_OF(LAYOUTS); i++) {
+        Cluster c = cluster_of("H100");
+        c.pod = 1024, c.oversubscription = 7, c.watts = 500;
+        ClusterStep before = cluster_step(&c, &m, &LAYOUTS[i]);
+        double* better[] = {&c.network, &c.gpu.link, &c.gpu.memory, &c.gpu.bf16, &c.watts};
+        for (size_t k = 0; k < COUNT_OF(better); k++) {
+            double was = *better[k];
+            for (double factor = 1.1; factor < 20; factor *= 1.5) {
+                *better[k] = was * factor;
+                ClusterStep after = cluster_step(&c, &m, &LAYOUTS[i]);
+                expect(after.ms <= before.ms && after.bytes == before.bytes, "layout %zu, rate %zu x %g: %g ms, not %g",
+                       i, k, factor, after.ms, before.ms);
+            }
+            *better[k] = was;
+        }
+        c.oversubscription = 1;
+        expect(cluster_step(&c, &m, &LAYOUTS[i]).ms <= before.ms, "layout %zu: a network without oversubscription", i);
+        c.latency_ms = 0;
+        ClusterStep after = cluster_step(&c, &m, &LAYOUTS[i]);
+        expect(after.ms < before.ms && after.mfu < 1 && after.mfu > 0.1, "layout %zu: mfu %g", i, after.mfu);
+        c.network = 1e-3;  // nothing hides this
+        expect(cluster_step(&c, &m, &LAYOUTS[i]).dp_ms > 100 * before.ms, "layout %zu: a network of 1 MB/s", i);
+    }
+    verdict("clusters: a step is never slower with more bandwidth, power or flops; a slow network is not hidden");
+}
+
+// Ends that come from few micro-batches are those of the whole table, and equal stages lose what the formulas say.
+static void test_cluster_bubbles(void) {
+    double costs[PIPELINE_WORKS * 16], worst = 0;
+    for (size_t kind = 0; kind < 5; kind++)
+        for (size_t P = 2; P <= 16; P += 7)
+            for (size_t micros = 1; micros < 200; micros += 11) {
+                ClusterLayout l = {1, 1, P, 1, kind == PIPELINE_INTERLEAVED ? 3 : 1, 1, 1, 0, (PipelineKind)kind,
+                                   RECOMPUTE_NONE};
+                PipelineTable t;
+                Error error;
+                size_t slots[16];
+                double ms;
+                for (size_t i = 0; i < PIPELINE_WORKS * P; i++)
+                    costs[i] = 1 + 0.1 * (double)random_uniform(micros, RANDOM_TEST, kind, i);
+                need(pipeline_table_make(&t, l.kind, P, micros, l.chunks, costs, 0.05, &error) &&
+                     cluster_pipeline(&ms, slots, &l, micros, costs, 0.05, &error), "%s", error.text);
+                worst = fmax(worst, fabs(ms / t.end - 1));
+                expect(memcmp(slots, t.slots, P * sizeof *slots) == 0 || kind == PIPELINE_GPIPE ||
+                       micros > 4 * P, "kind %zu: slots", kind);
+                pipeline_table_free(&t);
+            }
+    verdict("clusters: the slots of pipelines");
+    check_bound(worst, 0.03, "clusters: pipelines of many micro-batches end as their tables do");
+    Cluster c = cluster_of("H100");
+    c.latency_ms = 0, c.network = 1e9, c.gpu.link = 1e9;
+    ClusterModel m = cluster_405B(8192, 2048);
+    m.config.layers = 128;
+    m.config.vocab = 128;  // a head that takes no time
+    ClusterLayout l = LAYOUTS[0];
+    for (l.chunks = 1; l.chunks <= 8; l.chunks *= 2) {
+        ClusterStep step = cluster_step(&c, &m, &l);
+        double lost = 15.0 / (double)l.chunks, share = step.bubble_ms / (step.ms - step.update_ms);
+        check_bound(fabs(share / (lost / (32 + lost)) - 1), 0.01, "clusters: the bubble of 16 stages of %zu chunks",
+                    l.chunks);
+    }
+}
+
+// Bytes by hand: 405,853,388,800 parameters, of which a GPU of tp 8, pp 16 has a stage's.
+static void test_cluster_memory(void) {
+    ClusterModel m = cluster_405B(8192, 2048);
+    const double block = 2 * 16384.0 * 128 * (128 + 8) + 3 * 53248.0 * 16384;
+    const double table = 128256.0 * 16384;
+    check_bound(fabs(cluster_parameters(&m.config) / 405853388800.0 - 1), 2e-5, "clusters: parameters, without norms");
+    ClusterLayout l = LAYOUTS[0];
+    double first = (8 * block + table) / 8, one = cluster_memory(&m, &l, 0, 1) - cluster_memory(&m, &l, 0, 0);
+    // Of a row: input, attention_residual, two norms' outputs 4 C, H D of attention, q, k, v, 3 F; 4 (4 + H) of floats,
+    // all divided by tp, with the norms' floats of the rows of sequence parallelism not divided.
+    double row = 2 * (4 * 16384.0 + 16384 + 144 * 128 + 3 * 53248) / 8 + 4 * (4 + 16);
+    check_bound(fabs(one / (8192 * row) - 1), 1e-3, "clusters: what a chunk of one block keeps");
+    l.zero = 0;
+    double none = cluster_memory(&m, &l, 0, 0);
+    l.zero = 1;
+    double shared = cluster_memory(&m, &l, 0, 0);
+    check_bound(fabs((none - shared) / (12 * first * 63 / 64) - 1), 1e-6, "clusters: ZeRO 1 shards 12 bytes of each "
+                "parameter");
+    l = LAYOUTS[3];
+    double all = (126 * block + 2 * table) / 8, fixed = cluster_memory(&m, &l, 0, 0);
+    l.dp *= 2;
+    double halved = fixed - cluster_memory(&m, &l, 0, 0);
+    check_bound(fabs(halved / ((18 * all - 2 * 2 * table / 8) / 2048) - 1), 1e-3, "clusters: ZeRO 3 on twice the GPUs");
+}
+
+// Sizes of clusters up to 131,072 GPUs: each layout has all GPUs, fits, and is not faster than the one before.
+static void test_cluster_search(void) {
+    static const struct { const char* model; size_t T, sequences, gpus; } cases[] = {
+        {"gpt2:124M", 1024, 512, 1}, {"llama:8B", 8192, 128, 8}, {"llama:8B", 8192, 120, 24},
+        {"llama:70B", 8192, 512, 64}, {"llama:70B", 8192, 1536, 1536},
+        {"llama:405B", 8192, 2048, 16384}, {"llama:405B", 131072, 128, 16384},
+        {"llama:405B", 8192, 8192, 131072}};
+    ClusterChoice* choices = (ClusterChoice*)memory_allocate(CLUSTER_CHOICES * sizeof *choices);
+    double began_ms = now_ms();
+    for (size_t i = 0; choices && i < COUNT_OF(cases); i++) {
+        Cluster c = cluster_of(i % 2 ? "H100" : "A100");
+        ClusterModel m = cluster_405B(cases[i].T, cases[i].sequences);
+        size_t count = 0;
+        Error error;
+        if (cases[i].gpus < 8) c.machine = cases[i].gpus;
+        need(config_preset(&m.config, cases[i].model, &error) && config_complete(&m.config, &error), "%s", error.text);
+        expect(cluster_search(choices, &count, &c, &m, cases[i].gpus, 76, &error) && count > 0, "%s on %zu GPUs",
+               cases[i].model, cases[i].gpus);
+        for (size_t k = 0; k < count; k++) {
+            const ClusterLayout* l = &choices[k].layout;
+            expect(l->tp * l->cp * l->pp * l->dp == cases[i].gpus && choices[k].step.bytes <= 76e9 &&
+                   (k == 0 || choices[k].step.ms >= choices[k - 1].step.ms) &&
+                   m.sequences % (l->dp * l->B) == 0 && l->pp * l->chunks <= m.config.layers && choices[k].step.mfu < 1,
+                   "%s on %zu GPUs: tp %zu cp %zu pp %zu dp %zu, %g GB", cases[i].model, cases[i].gpus, l->tp, l->cp,
+                   l->pp, l->dp, 1e-9 * choices[k].step.bytes);
+        }
+    }
+    free(choices);
+    verdict("clusters: layouts of 1 to 131,072 GPUs");
+    check(now_ms() < began_ms + 60e3, "clusters: %.1f s for these lists", 1e-3 * (now_ms() - began_ms));
+}
+
+// Llama 3 lost less than 10% of 54 days of 16,384 GPUs to 419 failures; INTELLECT-1's inner steps of 38 minutes and
+// exchanges of 103 and 469 seconds gave 95.7% and 82.9%.
+static void test_cluster_months(void) {
+    Goodput g = goodput_of(16384, 50700, 1, 3.2, 600);
+    check(g.share > 0.9 && fabs(g.mtbf_s / 3600 - 3.09) < 0.01, "clusters: Llama 3, %.3f of the time, a failure in "
+          "%.2f h", g.share, g.mtbf_s / 3600);
+    check_bound(fabs(goodput_of(16384, 50700, 30, 0, 600).share - 0.873), 1e-3, "clusters: with stalls of 30 s");
+    check_bound(fabs(goodput_of(131072, 50700, 1, 0, 600).share - 0.531), 1e-3, "clusters: of 131,072 GPUs");
+    check_bound(goodput_of(1e7, 50700, 30, 0, 600).share, 0, "clusters: too many GPUs to train");
+    check(goodput_of(1024, 50700, 1, 1e4, 600).every_s == 1e4, "clusters: not before the last checkpoint is written");
+    // 103 and 469 s for 2 x 10.2e9 bytes x 13 / 14.
+    check_bound(fabs(islands_share(10.2e9, 14, 2 * 10.2 * 13 / 14 / 103, 100, 22800) - 0.957), 1e-3, "clusters: "
+                "INTELLECT-1 in the United States");
+    check_bound(fabs(islands_share(10.2e9, 14, 2 * 10.2 * 13 / 14 / 469, 100, 22800) - 0.829), 1e-3, "clusters: "
+                "INTELLECT-1 on three continents");
+    check(islands_share(10.2e9, 1, 1e-9, 1, 1) == 1, "clusters: one island has nobody to wait for");
+}
+
+static void test_cluster_program(void) {
+    double ms[2], share[2], price, hours, energy;
+    const char* base = "--model llama:70B --seq 8192 --total-batch 4194304 --steps 1000 --gpus 512 ";
+    const char* flags = "--network 400,256,7 --gpu-mtbf 500 --gpu-price 3";
+    const char *said = program_says(plan_program, 0, text_of("%s%s", base, flags)), *row = strstr(said, "layout\n");
+    const char *months = strstr(said, "fails every 1.0 hours: "), *cost = strstr(said, "1000 steps");
+    bool read = row && months && cost && sscanf(row, "layout %lf", &ms[0]) == 1 &&
+        sscanf(months, "fails every 1.0 hours: with a checkpoint of 0.99 TB every %*f minutes, %lf", &share[0]) == 1 &&
+        sscanf(cost, "1000 steps, 4.19e+09 tokens: %*f days, %lf GPU hours, %lf at 3 an hour, %lf", &hours, &price,
+               &energy) == 3;
+    check(read && fabs(price / (3 * hours) - 1) < 0.01 && fabs(energy / (0.7e-3 * hours) - 1) < 0.01 &&
+          fabs(hours / (1000 * ms[0] / 3.6e6 / (0.01 * share[0]) * 512) - 1) < 0.02, "build/plan --gpus: cost, energy");
+    said = program_says(plan_program, 0, text_of("%s--gpu-watts 350 --islands 4 --internet 100", base));
+    row = strstr(said, "layout\n");
+    read = row && sscanf(row, "layout %lf", &ms[1]) == 1;
+    const char* island = strstr(said, "4 clusters that average every 100 steps at 100 Gbit/s: ");
+    read = read && island && sscanf(strchr(island, ':'), ": %lf", &share[1]) == 1;
+    check(read && ms[1] > 1.15 * ms[0] && fabs(share[1] / 100 - islands_share(70.55e9, 4, 12.5, 100, ms[1])) < 2e-3,
+          "build/plan --gpus: half the power, four clusters");
+}
+
+static void test_cluster_refusals(void) {
+    static const struct { const char *arguments, *says; } cases[] = {
+        {"--model llama:8B --gpus 8 --total-batch 65536 --gpu X100", "there is no data sheet of a GPU named 'X100'"},
+        {"--model llama:8B --gpus 8 --total-batch 65536 --gpu 'GeForce-RTX-4090'", "there is no data sheet"},
+        {"--model llama:8B --gpus 8", "--gpus needs --total-batch"},
+        {"--model llama:8B --gpus 8 --total-batch 65535", "--gpus needs --total-batch"},
+        {"--layers 2 --heads 2 --channels 64 --seq 64 --gpus 8 --total-batch 64", "--gpus needs --vocab"},
+        {"--model llama:9B --gpus 8 --total-batch 65536", "there is no model 'llama:9B'"},
+        {"--model llama:8B --gpus 8 --total-batch 65536 --network fast", "--network is 'fast'"},
+        {"--model llama:8B --gpus 8 --total-batch 65536 --network 400,8", "--network is '400,8'"},
+        {"--model llama:8B --gpus 8 --total-batch 65536 --network 400,8,0.5", "--network is '400,8,0.5'"},
+        {"--model llama:405B --gpus 8 --total-batch 65536", "no layout of 8 GPUs fits in 76 GB; the smallest needs"},
+        {"--model llama:8B --gpus 37 --total-batch 65536", "no layout of 37 GPUs divides a step of 8 seq"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const char* said = program_says(plan_program, 2, cases[i].arguments);
+        expect(strstr(said, cases[i].says), "%s: %s", cases[i].arguments, said);
+    }
+    verdict("build/plan --gpus: refusals");
+}
+
 static void test_program(void) {
     double gb, slow, fast;
     predicted(&gb, &slow, SMALL "--ranks 2 --total-batch 192 --rate 1,0.1,0.1,0.1");
@@ -607,6 +829,13 @@ int main(int argc, char** argv) {
     test_moved();
     test_same();
     test_choices();
+    test_cluster_rates();
+    test_cluster_bubbles();
+    test_cluster_memory();
+    test_cluster_search();
+    test_cluster_months();
+    test_cluster_program();
+    test_cluster_refusals();
     test_program();
     test_containers();
     test_real_groups();

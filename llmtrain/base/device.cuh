@@ -1,9 +1,8 @@
 // device.cuh: device memory and copies for the runtime, on a GPU. device_cpu.h has the same functions for the CPU.
 //
-//   1. peaks       the peak rates of GPUs, by name
-//   2. memory      allocated and zeroed once, before the first step
-//   3. device      begin, end, limits
-//   4. copies      between host and device; batches on a stream of their own
+//   1. memory      allocated and zeroed once, before the first step
+//   2. device      begin, end, limits
+//   3. copies      between host and device; batches on a stream of their own
 //
 // Sources that include it are compiled by nvcc, or by a C++ compiler with the emulator in dev/emulator.
 
@@ -19,58 +18,10 @@
 #endif
 
 #include "../ops/base.h"
+#include "data_sheets.h"
 
 // ------------------------------------------------------------------------------------------------
-// 1. Peaks
-
-// Peak rates of dense matmuls, in TFLOP/s, from NVIDIA's data sheets and architecture white papers: for 16-bit types
-// with float sums, and for floats without tensor cores; the peak for TF32 is half of the 16-bit one. A name that ends
-// in * matches all names that begin so; a device that is not listed (a laptop's, say, has other clocks) has no peak,
-// and mfu is n/a.
-typedef struct {
-    const char* name;
-    double bf16, fp32;
-} DevicePeak;
-
-static const DevicePeak DEVICE_PEAKS[] = {
-    {"A100*", 312, 19.5}, {"H100 PCIe", 756, 51.2}, {"H100 NVL", 835.5, 60}, {"H100*", 989.4, 66.9},
-    {"H200 NVL", 835.5, 60}, {"H200*", 989.4, 66.9}, {"GH200*", 989.4, 66.9}, {"B200*", 2250, 75},
-    {"A10", 125, 31.2}, {"A40", 149.7, 37.4}, {"RTX A6000", 154.8, 38.7}, {"L4", 121, 30.3}, {"L40", 181, 90.5},
-    {"L40S", 362, 91.6}, {"RTX 6000 Ada Generation", 364.2, 91.1},
-    {"RTX PRO 6000 Blackwell Workstation Edition", 503.8, 126},
-    {"GeForce RTX 3060", 25.5, 12.7}, {"GeForce RTX 3060 Ti", 32.4, 16.2}, {"GeForce RTX 3070", 40.6, 20.3},
-    {"GeForce RTX 3070 Ti", 43.5, 21.7}, {"GeForce RTX 3080", 59.5, 29.8}, {"GeForce RTX 3080 Ti", 68.2, 34.1},
-    {"GeForce RTX 3090", 71.2, 35.6}, {"GeForce RTX 3090 Ti", 80, 40},
-    {"GeForce RTX 4060", 30.2, 15.1}, {"GeForce RTX 4060 Ti", 44.1, 22.1}, {"GeForce RTX 4070", 58.3, 29.1},
-    {"GeForce RTX 4070 SUPER", 70.9, 35.5}, {"GeForce RTX 4070 Ti", 80.2, 40.1},
-    {"GeForce RTX 4070 Ti SUPER", 88.2, 44.1}, {"GeForce RTX 4080", 97.5, 48.7},
-    {"GeForce RTX 4080 SUPER", 104.4, 52.2}, {"GeForce RTX 4090", 165.2, 82.6},
-    {"GeForce RTX 5060", 38.4, 19.2}, {"GeForce RTX 5060 Ti", 47.4, 23.7}, {"GeForce RTX 5070", 61.7, 30.9},
-    {"GeForce RTX 5070 Ti", 87.9, 43.9}, {"GeForce RTX 5080", 112.6, 56.3}, {"GeForce RTX 5090", 209.5, 104.8},
-};
-
-// The row of a device by its name; NULL for an unknown device.
-static inline const DevicePeak* device_find(const char* name) {
-    if (strncmp(name, "NVIDIA ", 7) == 0) name += 7;
-    if (strstr(name, " MIG ")) return NULL;  // a part of a device
-    for (size_t i = 0; i < sizeof DEVICE_PEAKS / sizeof DEVICE_PEAKS[0]; i++) {
-        const DevicePeak* peak = &DEVICE_PEAKS[i];
-        size_t length = strlen(peak->name);
-        bool prefix = peak->name[length - 1] == '*';
-        if (prefix ? strncmp(name, peak->name, length - 1) == 0 : strcmp(name, peak->name) == 0) return peak;
-    }
-    return NULL;
-}
-
-// The peak in TFLOP/s of a device by its name, for matmuls as this build runs them; 0 for an unknown device.
-static inline double device_peak(const char* name, bool tf32) {
-    const DevicePeak* peak = device_find(name);
-    if (peak == NULL) return 0;
-    return !FLOATX_IS_FLOAT ? peak->bf16 : tf32 ? peak->bf16 / 2 : peak->fp32;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Memory
+// 1. Memory
 
 // Zeroed memory on the device; NULL after a failure.
 static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
@@ -109,7 +60,7 @@ static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Device
+// 2. Device
 
 // Batches are copied on a stream of their own, during the work on the batch before; each turn has its staging memory.
 struct Uploads {
@@ -260,7 +211,7 @@ static inline size_t device_available(size_t world) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Copies
+// 3. Copies
 
 // Copies that are done when the function returns, after all work that the stream was given before.
 static inline void device_upload(void* device, const void* host, size_t bytes, Stream stream) {

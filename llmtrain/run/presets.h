@@ -47,6 +47,8 @@ static const Preset PRESETS[] = {
     {"llama:1B",            "layers=16 heads=32 channels=2048 ffn=8192 tied=on" PRESET_LLAMA3},
     {"llama:3B",            "layers=28 heads=24 channels=3072 ffn=8192 tied=on" PRESET_LLAMA3},
     {"llama:8B",            "layers=32 heads=32 channels=4096 ffn=14336 tied=off" PRESET_LLAMA3},
+    {"llama:70B",           "layers=80 heads=64 channels=8192 ffn=28672 tied=off" PRESET_LLAMA3},
+    {"llama:405B",          "layers=126 heads=128 channels=16384 ffn=53248 tied=off" PRESET_LLAMA3},
 };
 enum { PRESET_COUNT = sizeof PRESETS / sizeof PRESETS[0] };
 
