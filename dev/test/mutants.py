@@ -61,7 +61,7 @@ test_model-emulated-FP32 --model|test_backends.sh|test_cublaslt|test_nccl|test_t
 SUITES = re.split('[|\n]', SUITES)
 COVERAGE_SUITES = SUITES + ['test_ranks', 'soak', 'test_calls']  # too long for one bug
 for name, parts in (('test_ranks', 'data stages float storage recompute resume optimizers launch memory faults '
-                                   'refusals corruption rewind slow'),
+                                   'refusals corruption rewind slow pipeline pipeline-faults pipeline-memory'),
                     ('soak', 'kills damage disk failing order clock prune reshard rewind tiers')):
     SUITES += [f'{name} --only {part}' for part in parts.split()]
 # Together they compile every line of the product that this machine can.

@@ -12,6 +12,11 @@
 //   recompute   whatever the backward recomputes, the bits are those of a run that keeps everything
 //   resume      10 steps + resume + 10 steps have the bits of 20; a run moves between numbers of ranks and stages;
 //               another run starts from its weights
+//   pipeline    stages of a pipeline, in every schedule: the bits and the log of one rank, for several models, optimizers
+//               and dtypes; a run moves between pipelines and other layouts
+//   pipeline-faults      a stage that is killed or stopped: the others report it, in time; a resume has the bits. A batch
+//               or a validation that cannot be read, a stop signal, a bit that changes, a rewind
+//   pipeline-memory      the peak of the first stage is what --plan says; it grows with micro-batches for gpipe alone
 //   optimizers  each of them: the bits of one rank in every stage, and after moving between numbers of ranks
 //   launch      ranks started by hand and by mpirun, over sockets and MPI (--train-mpi), have the bits of --ranks N
 //   memory      the peak of each rank is what --plan says
@@ -36,6 +41,7 @@
 #include "pieces.h"
 
 #define RANKS_MAX ((size_t)4)
+#define BY_HAND_MAX 6       // ranks that the test itself starts
 #define STEPS 20
 #define TIMEOUT_MS 3e3      // --timeout where something should fail
 #define SLACK_MS 3e3        // what a busy machine may add to it
@@ -75,6 +81,7 @@ typedef struct {
     const char* arguments[3];   // in order, see flags_add
     const char* variables;      // of all ranks, see environment_set
     const char *odd_arguments, *odd_variables;  // BY_HAND: of rank 1 alone
+    const char* odd_directory;  // where it starts; NULL: where the others do
     size_t started;             // BY_HAND: number of ranks to start; 0: all
     size_t port;                // BY_HAND: 0: any free port
     size_t ballast;             // bytes that a process allocates before it becomes the program
@@ -83,7 +90,7 @@ typedef struct {
 
 typedef struct {
     size_t count;
-    Program programs[RANKS_MAX];
+    Program programs[BY_HAND_MAX];
     int port;                   // socket that reserves the port; -1: none
 } Job;
 
@@ -119,6 +126,7 @@ static void become_rank(const void* context) {
     char* ballast = task->ballast ? (char*)malloc(task->ballast) : NULL;
     if (ballast) memset(ballast, 1, task->ballast);
     if (place->rank == 1) environment_set(task->odd_variables);
+    if (place->rank == 1 && task->odd_directory && chdir(task->odd_directory) != 0) _exit(EXIT_NOT_RUN);
     fcntl(2, F_SETFL, O_NONBLOCK);
     while (task->full_pipe && write(2, text_of("%4096s", ""), 4096) > 0) {}
     fcntl(2, F_SETFL, 0);
@@ -790,12 +798,12 @@ static void expect_slow_reader(void) {
 }
 
 // One rank gets a stop signal: all stop after the same step, which is saved, with the code of that signal.
-static void expect_interrupt(int signal_number, int code) {
+static void expect_interrupt(int signal_number, int code, size_t world, const char* shape, const char* more) {
     Job job;
     unsigned long long step = 0;
     bool good = true;
-    Task task = {.launch = BY_HAND, .world = 3,
-                 .arguments = {SHAPES[ODD].arguments, "--steps 5000 --timeout 3 --out asked --zero 1"}};
+    Task task = {.launch = BY_HAND, .world = world,
+                 .arguments = {shape, "--steps 5000 --timeout 3 --out asked", more}};
     remove_tree("asked");
     remove_tree("straight");
     job_start(&job, &task);
@@ -807,10 +815,10 @@ static void expect_interrupt(int signal_number, int code) {
     for (size_t i = 0; i < job.count; i++) good = good && says_why(&job.programs[i], code);
     const char* said = strstr(job.programs[0].text[1], "after step ");
     good = good && said && sscanf(said, "after step %llu;", &step) == 1 && step > 0 && step < 5000;
-    run_make("straight", forked(3), SHAPES[ODD].arguments, kept("--zero 1 --steps %llu", step));
+    run_make("straight", forked(world), shape, kept("%s --steps %llu", more, step));
     check(good && same_tensors("asked", "straight", step),
-          "rank 1 of 3 gets %s: all stop with code %d, each says so, and it is saved after step %llu what a run to "
-          "there saves", signal_number == SIGINT ? "SIGINT" : "SIGTERM", code, step);
+          "rank 1 of %zu, %s, gets %s: all stop with code %d, each says so, and it is saved after step %llu what a run "
+          "to there saves", world, more, signal_number == SIGINT ? "SIGINT" : "SIGTERM", code, step);
     if (!good) job_print(&job);
     job_free(&job);
 }
@@ -856,8 +864,8 @@ static void test_faults(void) {
     }
     failures_run(failures, COUNT_OF(failures));
     expect_slow_reader();
-    expect_interrupt(SIGTERM, 75);
-    expect_interrupt(SIGINT, 1);
+    expect_interrupt(SIGTERM, 75, 3, SHAPES[ODD].arguments, "--zero 1");
+    expect_interrupt(SIGINT, 1, 3, SHAPES[ODD].arguments, "--zero 1");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1006,6 +1014,9 @@ static void test_repeated_rewinds(const char* run) {
     free(text);
 }
 
+#define SKIPPING COMMON "--family gpt2 --data train.bin --heads 2 --channels 32 --seq 24 --total-batch 576 " \
+                        "--spike-skip 1.4 --diverged-after 1 --ckpt-every 4 --rewind 50 --rewind-lr 0.9"
+
 // Back at the beginning, the optimizer must have forgotten the steps that diverged, wherever its states are: then one
 // rewind is enough, and the bits are the same.
 static void test_rewound_states(void) {
@@ -1039,14 +1050,12 @@ static void test_rewind(void) {
     check(count_rewinds("rewind-begin") > 0 && log_is_whole("rewind-begin"),
           "without a checkpoint it goes back to the beginning");
     test_rewound_states();
-    const char* skipping = COMMON "--family gpt2 --data train.bin --heads 2 --channels 32 --seq 24 --total-batch 576 "
-                                  "--spike-skip 1.4 --diverged-after 1 --ckpt-every 4 --rewind 50 --rewind-lr 0.9";
-    const char* alone = run_make("rewind-skipping", forked(1), skipping, "--reduce exact");
+    const char* alone = run_make("rewind-skipping", forked(1), SKIPPING, "--reduce exact");
     size_t times = count_rewinds(alone);
     check(times > 0 && log_is_whole(alone),
           "skipping: the run goes back %zu times and on to the end; each step is in its log once", times);
     for (size_t world = 2; world <= RANKS_MAX; world++) {
-        const char* name = run_make(kept("rewind-skipping-%zu", world), forked(world), skipping,
+        const char* name = run_make(kept("rewind-skipping-%zu", world), forked(world), SKIPPING,
                                     kept("--zero %zu", world - 2));
         check(same_tensors(alone, name, STEPS) && count_rewinds(name) == times &&
                   logs_apart(alone, name, "loss") == 0,
@@ -1054,6 +1063,280 @@ static void test_rewind(void) {
     }
     failures_run(NO_REWINDS, COUNT_OF(NO_REWINDS));
     test_repeated_rewinds("stuck-0");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Pipelines
+
+enum { PIPE_STEPS = 6 };
+#define PIPED "--batch 2 --seq 24 --total-batch 960 --steps 6 --lr 3e-3 --warmup 2 --schedule constant --clip 0.5 " \
+              "--data train.bin --val val.bin --val-overlap 5 --val-every 2 --spike-sigma 0 "
+
+// A step has 20 sequences: 10 micro-batches of one pipeline, 5 of each of two, which neither 2 nor 3 stages divide.
+// Validations have 53 windows. No number of stages divides the blocks that one piece less than all of them shares.
+static const struct {
+    const char* name;
+    bool is_16;  // for --train16
+    const char* arguments;
+} PIPED_MODELS[] = {
+    {"gpt2", false, PIPED "--family gpt2 --layers 7 --heads 2 --channels 32 --dropout 0.1 --documents mask "
+                    "--end-of-text 3 --spike-skip 1.3 --spike-warmup 1"},
+    {"llama", false, PIPED "--family llama --layers 8 --heads 4 --kv-heads 2 --channels 32 --ffn 64 --tied off "
+                     "--qk-norm on --qkv-bias on --optimizer muon --dropout 0.1"},
+    {"first-blocks-frozen", false, PIPED "--family gpt2 --layers 7 --heads 2 --channels 32 --tied off "
+                                   "--train block.[3456].*,final_norm*"},
+    {"embedding-frozen", false, PIPED "--family gpt2 --layers 7 --heads 2 --channels 32 --total-batch 576 "
+                                "--train block.*,final_norm* --optimizer adamw-8bit --documents mask --end-of-text 3"},
+    {"bf16", true, PIPED "--family llama --layers 7 --heads 4 --kv-heads 1 --channels 32 --ffn 71 --tied on "
+                   "--masters off --optimizer adamw-8bit --dropout 0.1 --total-batch 576"},
+};
+enum { PIPED_GPT2, PIPED_LLAMA, PIPED_FROZEN, PIPED_EMBEDDING, PIPED_16 };
+
+// Every pair of schedule, stages, pipelines, ZeRO and model is in one of these.
+static const struct {
+    size_t model, world;
+    const char* flags;
+} PIPED_RUNS[] = {
+    {PIPED_GPT2, 4, "--pp 2 --pipeline zb-h2 --zero 1 --shard 1"},
+    {PIPED_LLAMA, 4, "--pp 4 --pipeline interleaved --recompute attention"},
+    {PIPED_16, 6, "--pp 3 --pipeline zb-h1 --zero 1"},
+    {PIPED_GPT2, 2, "--pp 2"},
+    {PIPED_GPT2, 3, "--pp 3 --pipeline interleaved --recompute norms"},
+    {PIPED_GPT2, 8, "--pp 4 --pipeline gpipe --zero 1 --recompute block"},
+    {PIPED_LLAMA, 4, "--pp 2 --pipeline zb-h1"},
+    {PIPED_LLAMA, 6, "--pp 3 --zero 1 --shard 1 --recompute gelu"},
+    {PIPED_LLAMA, 2, "--pp 2 --pipeline gpipe"},
+    {PIPED_FROZEN, 4, "--pp 4 --pipeline 1f1b --zero 1"},
+    {PIPED_FROZEN, 4, "--pp 2 --pipeline interleaved --chunks 3 --zero 1"},
+    {PIPED_FROZEN, 3, "--pp 3 --pipeline zb-h2"},
+    {PIPED_EMBEDDING, 4, "--pp 2 --pipeline interleaved --zero 1 --shard 1 --recompute block"},
+    {PIPED_EMBEDDING, 4, "--pp 4 --pipeline zb-h1"},
+    {PIPED_EMBEDDING, 6, "--pp 3 --pipeline gpipe"},
+    {PIPED_16, 4, "--pp 2 --pipeline 1f1b --recompute norms"},
+    {PIPED_16, 4, "--pp 4 --pipeline zb-h2"},
+    {PIPED_16, 3, "--pp 3 --pipeline interleaved --chunks 2 --zero 1"},
+};
+
+static bool same_digits(const char* a, const char* b, const char* key, size_t steps) {
+    double x[STEPS], y[STEPS];
+    if (log_numbers(x, STEPS, a, key) != steps || log_numbers(y, STEPS, b, key) != steps) return false;
+    for (size_t i = 0; i < steps; i++)
+        if (x[i] != y[i] && !(isnan(x[i]) && isnan(y[i]))) return false;
+    return true;
+}
+
+// Weights, optimizer state and the numbers of the log.
+static void expect_same(const char* run, const char* alone, size_t steps, const char* what) {
+    static const char* const keys[] = {"loss", "grad_norm", "val_loss", "tokens", "skipped"};
+    expect(same_tensors(run, alone, steps), "other weights or optimizer state");
+    for (size_t i = 0; i < COUNT_OF(keys); i++)
+        expect(same_digits(run, alone, keys[i], steps), "another %s in the log", keys[i]);
+    double low = log_last(run, "loss_ranks_min"), middle = log_last(run, "loss_ranks_median");
+    double high = log_last(run, "loss_ranks_max"), mean = log_last(run, "loss");
+    expect(isnan(low) || (low <= middle && middle <= high && low <= mean && mean <= high), "%g is not the mean of the "
+           "pipelines' losses, %g to %g", mean, low, high);
+    verdict("%s", what);
+}
+
+// The run of one rank.
+static const char* piped_alone(size_t model) {
+    Task task = forked(1);
+    if (PIPED_MODELS[model].is_16) task.program = test.train16;
+    return run_make(kept("piped-%s", PIPED_MODELS[model].name), task, PIPED_MODELS[model].arguments, "--reduce exact");
+}
+
+#ifdef __SANITIZE_ADDRESS__
+enum { PIPED_EVERY = 3 };  // where runs take ten times as long
+#else
+enum { PIPED_EVERY = 1 };
+#endif
+
+static void test_pipeline_runs(void) {
+    size_t clipped = 0, skipped = 0;
+    for (size_t i = 0; i < COUNT_OF(PIPED_RUNS); i += PIPED_EVERY) {
+        size_t model = PIPED_RUNS[i].model, world = PIPED_RUNS[i].world, clips, skips;
+        const char *flags = PIPED_RUNS[i].flags, *name = PIPED_MODELS[model].name;
+        if (PIPED_MODELS[model].is_16 && test.train16[0] == 0) continue;
+        Task task = forked(world);
+        if (PIPED_MODELS[model].is_16) task.program = test.train16;
+        const char *alone = piped_alone(model), *run = kept("piped-%zu", i);
+        run_make(run, task, PIPED_MODELS[model].arguments, flags);
+        expect_same(run, alone, PIPE_STEPS, kept("%s, %zu ranks, %s: all bits of one rank", name, world, flags));
+        count_guarded(&skips, &clips, alone);
+        skipped += skips > 0;
+        clipped += clips > 0;
+    }
+    check(skipped > 0 && clipped > skipped, "some of these skip steps, and more clip gradients");
+    run_make("piped-float", forked(4), PIPED_MODELS[PIPED_GPT2].arguments, "--pp 2 --reduce float");
+    run_make("piped-float-1", forked(4), PIPED_MODELS[PIPED_GPT2].arguments, "--pp 2 --reduce float --zero 1");
+    check_bound(fabs(log_last("piped-float", "loss") / log_last(piped_alone(PIPED_GPT2), "loss") - 1), LOSS_BOUND,
+                "--reduce float: the loss of one rank");
+    check(same_tensors("piped-float", "piped-float-1", PIPE_STEPS), "--reduce float: the bits of --zero 0 with --zero 1");
+}
+
+// A run that continues in one layout after the other.
+static void test_pipeline_resume(void) {
+    static const struct { size_t world, until; const char* flags; } moves[] = {
+        {4, 1, "--pp 2 --zero 0 --shard 0"}, {1, 2, "--pp 1"}, {4, 3, "--pp 4 --pipeline interleaved"},
+        {2, 4, "--pp 1 --pipeline 1f1b --zero 2"}, {8, 5, "--pp 2 --pipeline zb-h1 --zero 1 --shard 2"},
+        {3, 6, "--pp 3 --pipeline 1f1b --shard 0"}};
+    for (size_t model = PIPED_GPT2; model <= PIPED_LLAMA; model += PIPED_EVERY) {
+        const char* shape = kept("%s --layers 8 --total-batch 768 --val-every 0", PIPED_MODELS[model].arguments);
+        const char *whole = kept("unmoved-%zu", model), *name = kept("moved-pipe-%zu", model);
+        run_make(whole, forked(1), shape, "--reduce exact");
+        for (size_t i = 0; i < COUNT_OF(moves); i++)
+            run_make(name, forked(moves[i].world), shape,
+                     kept("--reduce exact %s --steps %zu --resume on --ckpt-keep 1", moves[i].flags, moves[i].until));
+        check(same_tensors(name, whole, PIPE_STEPS) && same_digits(name, whole, "loss", PIPE_STEPS) &&
+                  same_digits(name, whole, "grad_norm", PIPE_STEPS) && same_digits(name, whole, "skipped", PIPE_STEPS),
+              "%s: a step each of 2 pipelines of 2 stages, one rank, 4 stages with 2 chunks, 2 ranks at stage 2, 4 "
+              "pipelines that share 2 copies, 3 stages: the bits of one rank", PIPED_MODELS[model].name);
+    }
+}
+
+static void test_pipeline(void) {
+    test_pipeline_runs();
+    test_pipeline_resume();
+}
+
+#define PIPED_FAULTY "--steps 3 --val-every 1 --val-windows 8 --ckpt-every 1 --timeout 3"
+
+// A rank is killed or stopped at each point of a step; afterwards some of the runs resume.
+static void test_pipeline_kills(void) {
+    static const char* const points[] = {"send", "receive", "forward", "backward", "weights", "reduce", "update",
+                                         "validate", "save"};
+    static const char* const kinds[] = {"1f1b", "interleaved", "gpipe", "zb-h2"};
+    enum { POINTS = 9, WEIGHTS = 4, TWICE_TWO = 2 * POINTS, THREE = POINTS, CASES = TWICE_TWO + THREE };
+    static Failure failures[CASES];
+    size_t count = 0;
+    for (size_t i = 0; i < CASES; i += PIPED_EVERY) {
+        bool three = i >= TWICE_TWO;
+        size_t point = i % POINTS, stops = three ? point % 2 : i / POINTS % 2;
+        size_t victim = three ? i % 3 : (i * 5 + i / POINTS) % 4;
+        const char* kind = point == WEIGHTS ? "zb-h1" : kinds[i % COUNT_OF(kinds)];
+        const char* flags = kept("--out pipe-fault-%zu --pp %d --pipeline %s --zero %zu", i, three ? 3 : 2, kind, i % 2);
+        Failure f = {.name = kept("rank %zu of %d, %s, %s at %s", victim, three ? 3 : 4, flags,
+                                  stops ? "stop" : "kill", points[point]),
+                     .task = {.launch = BY_HAND, .world = three ? 3 : 4,
+                              .arguments = {PIPED_MODELS[PIPED_GPT2].arguments, PIPED_FAULTY, flags},
+                              .variables = fault_variable(victim, 2, kept("%s do %s", points[point],
+                                                                          stops ? "stop" : "kill"))},
+                     .fate = stops ? STOPPED : KILLED, .victim = victim};
+        failures[count++] = f;
+    }
+    failures_run(failures, count);
+    const char* whole = run_make("pipe-faultless", forked(1), PIPED_MODELS[PIPED_GPT2].arguments,
+                                 PIPED_FAULTY " --reduce exact");
+    for (size_t i = 0; i < count; i += 5) {
+        Task task = forked(failures[i].task.world);
+        const char* flags = failures[i].task.arguments[2];
+        const char* name = kept("%.*s", (int)strcspn(flags + 6, " "), flags + 6);
+        run_make(name, task, PIPED_MODELS[PIPED_GPT2].arguments,
+                 kept(PIPED_FAULTY " --resume on%s", flags + 6 + strlen(name)));
+        check(same_tensors(name, whole, 3), "%s: a resume has the bits of an undisturbed run", failures[i].name);
+    }
+}
+
+// A micro-batch that no stage can read, a validation that one cannot.
+static void test_pipeline_data(void) {
+    char* bytes;
+    size_t size;
+    static Failure failures[3];
+    need(mkdir("elsewhere", 0777) == 0, "a directory");
+    bytes = text_read("train.bin", &size);
+    put_bytes("elsewhere/train.bin", bytes, size);
+    memset(bytes + size / 2, 255, 2);  // a token that is none
+    put_bytes("bad.bin", bytes, size);
+    free(bytes);
+    bytes = text_read("val.bin", &size);
+    memset(bytes + size - 300, 255, 2);
+    put_bytes("elsewhere/val.bin", bytes, size);
+    free(bytes);
+    for (size_t i = 0; i < 2; i++) {
+        Failure f = {.name = kept("%s: a token that is none", i ? "3 stages, zb-h2" : "2 pipelines of 2 stages"),
+                     .task = {.launch = BY_HAND, .world = i ? 3 : 4,
+                              .arguments = {PIPED_MODELS[PIPED_GPT2].arguments, "--data bad.bin --steps 300 --val-every 0",
+                                            i ? "--pp 3 --pipeline zb-h2" : "--pp 2 --pipeline interleaved"}},
+                     .code = 2, .limit_ms = LIMIT_MS};
+        failures[i] = f;
+    }
+    Failure f = {.name = "a validation's token that is none, for one stage",
+                 .task = {.launch = BY_HAND, .world = 4, .odd_directory = "elsewhere",
+                          .arguments = {PIPED_MODELS[PIPED_GPT2].arguments, "--val-every 1 --timeout 20", "--pp 2"}},
+                 .fragments = {"rank 1", "elsewhere"}, .limit_ms = LIMIT_MS};
+    failures[2] = f;
+    failures_run(failures, COUNT_OF(failures));
+}
+
+static void test_pipeline_corruption(void) {
+    static Failure failures[6];
+    for (size_t i = 0; i < COUNT_OF(failures); i++) {
+        bool computes = i >= 4;  // only the last stage has the hidden states of the end
+        size_t victim = computes ? 2 * i - 7 : i;
+        Failure f = {.name = kept("3 pipelines of 2 stages: in step 4 a bit of %s of rank %zu is wrong: named",
+                                  computes ? "a forward" : "the parameters", victim),
+                     .task = {.launch = BY_HAND, .world = 6,
+                              .arguments = {PIPED_MODELS[PIPED_LLAMA].arguments,
+                                            "--total-batch 288 --check-every 2 --timeout 5 --val-every 0",
+                                            kept("--pp 2 --pipeline %s", i % 2 ? "zb-h1" : "1f1b")},
+                              .variables = computes ? kept("LLMTRAIN_TEST_FAULT=rank %zu step 4 at compare do corrupt; "
+                                                  "rank %zu step 4 at compared do corrupt", victim, victim)
+                                           : fault_variable(victim, 4, "load do corrupt")},
+                     .code = 1, .fragments = {computes ? "hidden states that it computes" : "bucket", "from most ranks"},
+                     .prints = "step     3/6", .fate = ENDS, .victim = victim, .limit_ms = LIMIT_MS};
+        failures[i] = f;
+    }
+    failures_run(failures, COUNT_OF(failures));
+}
+
+static void test_pipeline_rewind(void) {
+    const char* alone = run_make("rewind-skipping", forked(1), SKIPPING, "--reduce exact");
+    size_t times = count_rewinds(alone);
+    const char* name = run_make("pipe-rewind", forked(4), SKIPPING, "--pp 2 --pipeline zb-h1 --zero 1");
+    check(times > 0 && count_rewinds(name) == times && log_is_whole(name) && same_tensors(name, alone, STEPS),
+          "2 pipelines of 2 stages go back %zu times, as one rank does, to its bits", times);
+}
+
+static void test_pipeline_faults(void) {
+    test_pipeline_kills();
+    test_pipeline_data();
+    test_pipeline_corruption();
+    test_pipeline_rewind();
+    expect_interrupt(SIGTERM, 75, 4, PIPED_MODELS[PIPED_GPT2].arguments, "--pp 2 --pipeline interleaved");
+}
+
+// The first stage holds the activations of as many micro-batches as there are stages, however many a step has; gpipe's
+// holds all.
+static void test_pipeline_memory(void) {
+#ifdef __SANITIZE_ADDRESS__
+    skip("peaks of memory", "the address sanitizer, which this is built with, takes some too");
+    return;
+#endif
+    double peaks[2][2];
+    for (size_t kind = 0; kind < 2; kind++)
+        for (size_t many = 0; many < 2; many++) {
+            Job job;
+            Task task = {.world = 2, .arguments = {LONG, kept("--batch 1 --total-batch %d", many ? 32 * 128 : 4 * 128),
+                                                   kept("--pp 2 --pipeline %s --plan on", kind ? "gpipe" : "1f1b")}};
+            bool good = job_run(&job, &task);
+            char* text = job.programs[0].text[0];
+            char* second = strstr(text, "\n  total ");  // there may be one of each stage
+            second = second ? strstr(second + 1, "\n  total ") : NULL;
+            if (second) *second = 0;
+            double plan = plan_bytes(text);
+            job_free(&job);
+            task.launch = BY_HAND;
+            task.arguments[2] = kept("--pp 2 --pipeline %s", kind ? "gpipe" : "1f1b");
+            good = job_run(&job, &task) && good;
+            double peak = peaks[kind][many] = (double)job.programs[0].peak;
+            job_free(&job);
+            check(good && plan > 0 && peak >= 0.95 * plan && peak <= 1.05 * plan + 1e6,
+                  "2 stages, %s, %d micro-batches: planned %.1f MB, peak of the first stage %.1f MB (%+.1f%%)",
+                  kind ? "gpipe" : "1f1b", many ? 32 : 4, 1e-6 * plan, 1e-6 * peak, 100 * (peak / plan - 1));
+        }
+    check_bound(fabs(peaks[0][1] / peaks[0][0] - 1), 0.02, "1f1b: 32 micro-batches take the memory of 4");
+    check(peaks[1][1] > 2 * peaks[1][0], "gpipe: they take more, %.1f MB instead of %.1f", 1e-6 * peaks[1][1],
+          1e-6 * peaks[1][0]);
 }
 
 static void test_slow(void) {
@@ -1101,7 +1384,8 @@ int main(int argc, char** argv) {
         {"optimizers", test_optimizers}, {"launch", test_launch},
         {"memory", test_memory},     {"overlap", test_overlap},       {"faults", test_faults},
         {"refusals", test_refusals}, {"corruption", test_corruption}, {"rewind", test_rewind},
-        {"slow", test_slow},
+        {"slow", test_slow},         {"pipeline", test_pipeline},     {"pipeline-faults", test_pipeline_faults},
+        {"pipeline-memory", test_pipeline_memory},
     };
     const char *train = "./train", *train16 = NULL, *train_mpi = NULL;
     bool overlap = true;
