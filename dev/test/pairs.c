@@ -62,7 +62,8 @@ static const Axis AXES[] = {
     {"offload", {"--offload none", "--offload optimizer --offload-dir .", "--offload activations --offload-dir .",
                  "--offload optimizer,activations --offload-dir ."}},
     {"reduce", {"--reduce exact", "--reduce auto", "--reduce float", "--reduce storage"}},
-    {"ranks", {"--ranks 1", "--ranks 2", "--ranks 3"}},
+    {"ranks", {"--ranks 1", "--ranks 2", "--ranks 3", "--ranks 2 --pp 2 --pipeline 1f1b|gpipe",
+               "--ranks 4 --pp 2 --pipeline interleaved --chunks 0"}},
     {"saves", {"--ckpt-every 2", "--ckpt-every 1 --ckpt-keep 2 --ckpt-keep-every 4",
                "--ckpt-every 4 --ckpt-tier TIER:1"}},
     {"zero", {"--zero 0", "--zero 1 --shard 0|1", "--zero 2 --shard 1|0", "--zero 3"}},
@@ -89,10 +90,13 @@ static size_t axis_size(size_t axis) {
 }
 
 // What cannot be: sequences that ranks cannot share; rewinds to checkpoints of another cadence, or that are gone; sums
-// whose last bits decide whether a step is skipped; samples without all parameters.
+// whose last bits decide whether a step is skipped; samples without all parameters; what pipelines refuse.
 static bool allowed(size_t a, size_t x, size_t b, size_t y) {
     if (a > b) return allowed(b, y, a, x);
-    if (a == BATCH && b == RANKS) return x == 0 || y < 2;
+    if (a == BATCH && b == RANKS) return x == 0 || y != 2;
+    if (a == OFFLOAD && b == RANKS) return x < 2 || y < 3;
+    if (a == RANKS && b == ZERO) return x < 3 || y < 2;
+    if (a == RANKS && b == SAMPLES) return x < 3 || y == 0;
     if (a == GUARD && b == SAVES) return x < 2 || y == 0;
     if (a == GUARD && b == REDUCE) return x == 0 || y == 0;
     if (a == ZERO && b == SAMPLES) return x != 3 || y == 0;

@@ -1092,29 +1092,30 @@ static const struct {
 };
 enum { PIPED_GPT2, PIPED_LLAMA, PIPED_FROZEN, PIPED_EMBEDDING, PIPED_16 };
 
-// Every pair of schedule, stages, pipelines, ZeRO and model is in one of these.
+// Nearly every pair of schedule, stages, pipelines, ZeRO, recomputation and model is in one of these.
 static const struct {
     size_t model, world;
+    size_t late;  // if not 0, a first stage that updates late: others must not use its parameters before they have come
     const char* flags;
 } PIPED_RUNS[] = {
-    {PIPED_GPT2, 4, "--pp 2 --pipeline zb-h2 --zero 1 --shard 1"},
-    {PIPED_LLAMA, 4, "--pp 4 --pipeline interleaved --recompute attention"},
-    {PIPED_16, 6, "--pp 3 --pipeline zb-h1 --zero 1"},
-    {PIPED_GPT2, 2, "--pp 2"},
-    {PIPED_GPT2, 3, "--pp 3 --pipeline interleaved --recompute norms"},
-    {PIPED_GPT2, 8, "--pp 4 --pipeline gpipe --zero 1 --recompute block"},
-    {PIPED_LLAMA, 4, "--pp 2 --pipeline zb-h1"},
-    {PIPED_LLAMA, 6, "--pp 3 --zero 1 --shard 1 --recompute gelu"},
-    {PIPED_LLAMA, 2, "--pp 2 --pipeline gpipe"},
-    {PIPED_FROZEN, 4, "--pp 4 --pipeline 1f1b --zero 1"},
-    {PIPED_FROZEN, 4, "--pp 2 --pipeline interleaved --chunks 3 --zero 1"},
-    {PIPED_FROZEN, 3, "--pp 3 --pipeline zb-h2"},
-    {PIPED_EMBEDDING, 4, "--pp 2 --pipeline interleaved --zero 1 --shard 1 --recompute block"},
-    {PIPED_EMBEDDING, 4, "--pp 4 --pipeline zb-h1"},
-    {PIPED_EMBEDDING, 6, "--pp 3 --pipeline gpipe"},
-    {PIPED_16, 4, "--pp 2 --pipeline 1f1b --recompute norms"},
-    {PIPED_16, 4, "--pp 4 --pipeline zb-h2"},
-    {PIPED_16, 3, "--pp 3 --pipeline interleaved --chunks 2 --zero 1"},
+    {PIPED_GPT2, 4, 0, "--pp 2 --pipeline zb-h2 --zero 1 --shard 1"},
+    {PIPED_LLAMA, 4, 0, "--pp 4 --pipeline interleaved --recompute attention"},
+    {PIPED_16, 6, 3, "--pp 3 --pipeline zb-h1 --zero 1"},
+    {PIPED_GPT2, 2, 0, "--pp 2"},
+    {PIPED_GPT2, 3, 0, "--pp 3 --pipeline interleaved --recompute norms"},
+    {PIPED_GPT2, 8, 4, "--pp 4 --pipeline gpipe --zero 1 --recompute block"},
+    {PIPED_LLAMA, 4, 0, "--pp 2 --pipeline zb-h1"},
+    {PIPED_LLAMA, 6, 0, "--pp 3 --zero 1 --shard 1 --recompute gelu"},
+    {PIPED_LLAMA, 2, 0, "--pp 2 --pipeline gpipe"},
+    {PIPED_FROZEN, 4, 0, "--pp 4 --pipeline 1f1b --zero 1"},
+    {PIPED_FROZEN, 4, 0, "--pp 2 --pipeline interleaved --chunks 3 --zero 1"},
+    {PIPED_FROZEN, 3, 0, "--pp 3 --pipeline zb-h2"},
+    {PIPED_EMBEDDING, 4, 0, "--pp 2 --pipeline interleaved --zero 1 --shard 1 --recompute block"},
+    {PIPED_EMBEDDING, 4, 0, "--pp 4 --pipeline zb-h1"},
+    {PIPED_EMBEDDING, 6, 0, "--pp 3 --pipeline gpipe"},
+    {PIPED_16, 4, 0, "--pp 2 --pipeline 1f1b --recompute norms"},
+    {PIPED_16, 4, 0, "--pp 4 --pipeline zb-h2"},
+    {PIPED_16, 3, 0, "--pp 3 --pipeline interleaved --chunks 2 --zero 1"},
 };
 
 static bool same_digits(const char* a, const char* b, const char* key, size_t steps) {
@@ -1159,6 +1160,7 @@ static void test_pipeline_runs(void) {
         if (PIPED_MODELS[model].is_16 && test.train16[0] == 0) continue;
         Task task = forked(world);
         if (PIPED_MODELS[model].is_16) task.program = test.train16;
+        if (PIPED_RUNS[i].late) task.variables = fault_variable(PIPED_RUNS[i].late, 1, "update do delay 20");
         const char *alone = piped_alone(model), *run = kept("piped-%zu", i);
         run_make(run, task, PIPED_MODELS[model].arguments, flags);
         expect_same(run, alone, PIPE_STEPS, kept("%s, %zu ranks, %s: all bits of one rank", name, world, flags));
@@ -1241,18 +1243,15 @@ static void test_pipeline_kills(void) {
 static void test_pipeline_data(void) {
     char* bytes;
     size_t size;
-    static Failure failures[3];
+    static Failure failures[2];
     need(mkdir("elsewhere", 0777) == 0, "a directory");
+    copy_tree("train.bin", "elsewhere/train.bin");
+    copy_tree("val.bin", "elsewhere/val.bin");
     bytes = text_read("train.bin", &size);
-    put_bytes("elsewhere/train.bin", bytes, size);
     memset(bytes + size / 2, 255, 2);  // a token that is none
     put_bytes("bad.bin", bytes, size);
     free(bytes);
-    bytes = text_read("val.bin", &size);
-    memset(bytes + size - 300, 255, 2);
-    put_bytes("elsewhere/val.bin", bytes, size);
-    free(bytes);
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < COUNT_OF(failures); i++) {
         Failure f = {.name = kept("%s: a token that is none", i ? "3 stages, zb-h2" : "2 pipelines of 2 stages"),
                      .task = {.launch = BY_HAND, .world = i ? 3 : 4,
                               .arguments = {PIPED_MODELS[PIPED_GPT2].arguments, "--data bad.bin --steps 300 --val-every 0",
@@ -1260,12 +1259,26 @@ static void test_pipeline_data(void) {
                      .code = 2, .limit_ms = LIMIT_MS};
         failures[i] = f;
     }
-    Failure f = {.name = "a validation's token that is none, for one stage",
-                 .task = {.launch = BY_HAND, .world = 4, .odd_directory = "elsewhere",
-                          .arguments = {PIPED_MODELS[PIPED_GPT2].arguments, "--val-every 1 --timeout 20", "--pp 2"}},
-                 .fragments = {"rank 1", "elsewhere"}, .limit_ms = LIMIT_MS};
-    failures[2] = f;
     failures_run(failures, COUNT_OF(failures));
+    // Rank 1 has files of its own, of which one is cut short while it trains.
+    Job job;
+    Task task = {.launch = BY_HAND, .world = 4, .odd_directory = "elsewhere",
+                 .arguments = {PIPED_MODELS[PIPED_GPT2].arguments, "--steps 5000 --val-every 1 --timeout 20", "--pp 2"}};
+    bool good = true;
+    job_start(&job, &task);
+    while (programs_run(job.programs, job.count, LIMIT_MS) && !strstr(job.programs[0].text[0], "step     2/"))
+        sleep_ms(1);
+    double began = now_ms();
+    need(truncate("elsewhere/val.bin", 1200) == 0, "a short file");
+    jobs_wait(&job, 1);
+    for (size_t i = 0; i < job.count; i++) {
+        good = good && says_why(&job.programs[i], 1) && strstr(job.programs[i].text[1], "rank 1") &&
+            strstr(job.programs[i].text[1], "val.bin");
+        good = good && job.programs[i].ended_ms - began < 15e3;
+    }
+    check(good, "rank 1 of 2 pipelines of 2 stages cannot read validation data: all say so and end");
+    if (!good) job_print(&job);
+    job_free(&job);
 }
 
 static void test_pipeline_corruption(void) {
@@ -1316,7 +1329,8 @@ static void test_pipeline_memory(void) {
     for (size_t kind = 0; kind < 2; kind++)
         for (size_t many = 0; many < 2; many++) {
             Job job;
-            Task task = {.world = 2, .arguments = {LONG, kept("--batch 1 --total-batch %d", many ? 32 * 128 : 4 * 128),
+            Task task = {.world = 2, .arguments = {LONG, kept("--batch 1 --seq 64 --channels 256 --steps 1 "
+                                                              "--total-batch %d", many ? 32 * 64 : 4 * 64),
                                                    kept("--pp 2 --pipeline %s --plan on", kind ? "gpipe" : "1f1b")}};
             bool good = job_run(&job, &task);
             char* text = job.programs[0].text[0];
@@ -1335,7 +1349,7 @@ static void test_pipeline_memory(void) {
                   kind ? "gpipe" : "1f1b", many ? 32 : 4, 1e-6 * plan, 1e-6 * peak, 100 * (peak / plan - 1));
         }
     check_bound(fabs(peaks[0][1] / peaks[0][0] - 1), 0.02, "1f1b: 32 micro-batches take the memory of 4");
-    check(peaks[1][1] > 2 * peaks[1][0], "gpipe: they take more, %.1f MB instead of %.1f", 1e-6 * peaks[1][1],
+    check(peaks[1][1] > 1.5 * peaks[1][0], "gpipe: they take more, %.1f MB instead of %.1f", 1e-6 * peaks[1][1],
           1e-6 * peaks[1][0]);
 }
 
