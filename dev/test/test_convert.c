@@ -1656,6 +1656,16 @@ static void test_programs(void) {
     expect_program(1, "relu", text_of("%s bad --out t.no2", usual));
     expect(!file_exists("t.no2"), "nothing is written");
     verdict("train begins with models of other programs, and takes their configuration");
+    static const char* const layouts[] = {"--reduce exact", "--ranks 2 --pp 2", "--ranks 4 --pp 2 --zero 1"};
+    for (size_t k = 0; k < COUNT_OF(layouts); k++) {
+        expect_program(0, "saved", text_of("%s --data tokens.bin --vocab 40 --steps 2 --seq 8 --batch 1 --total-batch 16 "
+                                           "--layers 3 --heads 2 --channels 16 --out pipe.%zu %s", t, k, layouts[k]));
+        expect_program(0, "pipe.hf", text_of("%s --out pipe.%zu --to hf --dir pipe.hf.%zu", e, k, k));
+        expect_program(0, "pipe.gguf", text_of("%s --out pipe.%zu --to gguf --dir pipe.gguf.%zu", e, k, k));
+        expect(system(text_of("diff -r pipe.hf.0 pipe.hf.%zu && diff -r pipe.gguf.0 pipe.gguf.%zu", k, k)) == 0,
+               "%s: other files", layouts[k]);
+    }
+    verdict("a checkpoint of a pipeline is exported to the files of one rank's");
     test_generation_config();
 }
 

@@ -12,11 +12,13 @@
 //   recompute   whatever the backward recomputes, the bits are those of a run that keeps everything
 //   resume      10 steps + resume + 10 steps have the bits of 20; a run moves between numbers of ranks and stages;
 //               another run starts from its weights
-//   pipeline    stages of a pipeline, in every schedule: the bits and the log of one rank, for several models, optimizers
-//               and dtypes; a run moves between pipelines and other layouts
-//   pipeline-faults      a stage that is killed or stopped: the others report it, in time; a resume has the bits. A batch
-//               or a validation that cannot be read, a stop signal, a bit that changes, a rewind
-//   pipeline-memory      the peak of the first stage is what --plan says; it grows with micro-batches for gpipe alone
+//   pipeline    stages of a pipeline, in every schedule: the bits and the log of one rank, for several models,
+//               optimizers and dtypes; a run moves between pipelines and other layouts; how a model is cut
+//   pipeline-faults
+//               a stage that is killed or stopped: the others report it, in time; a resume has the bits. A batch or a
+//               validation that cannot be read, a stop signal, a bit that changes, a rewind
+//   pipeline-memory
+//               the peak of the first stage is what --plan says; it grows with micro-batches for gpipe alone
 //   optimizers  each of them: the bits of one rank in every stage, and after moving between numbers of ranks
 //   launch      ranks started by hand and by mpirun, over sockets and MPI (--train-mpi), have the bits of --ranks N
 //   memory      the peak of each rank is what --plan says
@@ -37,6 +39,7 @@
 #include "llmtrain/base/flags.h"
 #include "llmtrain/base/json.h"
 #include "llmtrain/ops/optimizers/optimizers.h"
+#include "llmtrain/ranks/pipeline.h"
 #include "machine.h"
 #include "pieces.h"
 
@@ -1173,7 +1176,8 @@ static void test_pipeline_runs(void) {
     run_make("piped-float-1", forked(4), PIPED_MODELS[PIPED_GPT2].arguments, "--pp 2 --reduce float --zero 1");
     check_bound(fabs(log_last("piped-float", "loss") / log_last(piped_alone(PIPED_GPT2), "loss") - 1), LOSS_BOUND,
                 "--reduce float: the loss of one rank");
-    check(same_tensors("piped-float", "piped-float-1", PIPE_STEPS), "--reduce float: the bits of --zero 0 with --zero 1");
+    check(same_tensors("piped-float", "piped-float-1", PIPE_STEPS),
+          "--reduce float: the bits of --zero 0 with --zero 1");
 }
 
 // A run that continues in one layout after the other.
@@ -1196,7 +1200,26 @@ static void test_pipeline_resume(void) {
     }
 }
 
+// The most expensive piece against that of every other cut; of the cheapest cuts, that with most blocks at the end.
+static void test_pipeline_cut(void) {
+    static const double heads[] = {0, 0.4, 1, 3.5};
+    size_t wrong = 0, cuts = 0;
+    for (size_t blocks = 2; blocks <= 24; blocks++)
+        for (size_t pieces = 2; pieces <= blocks; pieces++)
+            for (size_t h = 0; h < COUNT_OF(heads); h++, cuts++) {
+                size_t last = pipeline_last_piece(blocks, pieces, heads[h]);
+                double cost[25] = {0};
+                wrong += last < 1 || last + pieces - 1 > blocks;
+                for (size_t n = 1; n + pieces - 1 <= blocks; n++)
+                    cost[n] = fmax((double)n + heads[h], ceil((double)(blocks - n) / (double)(pieces - 1)));
+                for (size_t n = 1; n + pieces - 1 <= blocks; n++) wrong += cost[n] < cost[last];
+                for (size_t n = last + 1; n + pieces - 1 <= blocks; n++) wrong += cost[n] == cost[last];
+            }
+    check(wrong == 0, "%zu cuts of models: none has a cheaper most expensive piece", cuts);
+}
+
 static void test_pipeline(void) {
+    test_pipeline_cut();
     test_pipeline_runs();
     test_pipeline_resume();
 }
@@ -1216,7 +1239,8 @@ static void test_pipeline_kills(void) {
         size_t point = i % POINTS, stops = three ? point % 2 : i / POINTS % 2;
         size_t victim = three ? i % 3 : (i * 5 + i / POINTS) % 4;
         const char* kind = point == WEIGHTS ? "zb-h1" : kinds[i % COUNT_OF(kinds)];
-        const char* flags = kept("--out pipe-fault-%zu --pp %d --pipeline %s --zero %zu", i, three ? 3 : 2, kind, i % 2);
+        const char* flags = kept("--out pipe-fault-%zu --pp %d --pipeline %s --zero %zu", i, three ? 3 : 2, kind,
+                                 i % 2);
         Failure f = {.name = kept("rank %zu of %d, %s, %s at %s", victim, three ? 3 : 4, flags,
                                   stops ? "stop" : "kill", points[point]),
                      .task = {.launch = BY_HAND, .world = three ? 3 : 4,
@@ -1254,7 +1278,8 @@ static void test_pipeline_data(void) {
     for (size_t i = 0; i < COUNT_OF(failures); i++) {
         Failure f = {.name = kept("%s: a token that is none", i ? "3 stages, zb-h2" : "2 pipelines of 2 stages"),
                      .task = {.launch = BY_HAND, .world = i ? 3 : 4,
-                              .arguments = {PIPED_MODELS[PIPED_GPT2].arguments, "--data bad.bin --steps 300 --val-every 0",
+                              .arguments = {PIPED_MODELS[PIPED_GPT2].arguments,
+                                            "--data bad.bin --steps 300 --val-every 0",
                                             i ? "--pp 3 --pipeline zb-h2" : "--pp 2 --pipeline interleaved"}},
                      .code = 2, .limit_ms = LIMIT_MS};
         failures[i] = f;
@@ -1263,7 +1288,8 @@ static void test_pipeline_data(void) {
     // Rank 1 has files of its own, of which one is cut short while it trains.
     Job job;
     Task task = {.launch = BY_HAND, .world = 4, .odd_directory = "elsewhere",
-                 .arguments = {PIPED_MODELS[PIPED_GPT2].arguments, "--steps 5000 --val-every 1 --timeout 20", "--pp 2"}};
+                 .arguments = {PIPED_MODELS[PIPED_GPT2].arguments, "--steps 5000 --val-every 1 --timeout 20",
+                               "--pp 2"}};
     bool good = true;
     job_start(&job, &task);
     while (programs_run(job.programs, job.count, LIMIT_MS) && !strstr(job.programs[0].text[0], "step     2/"))
@@ -1295,7 +1321,8 @@ static void test_pipeline_corruption(void) {
                               .variables = computes ? kept("LLMTRAIN_TEST_FAULT=rank %zu step 4 at compare do corrupt; "
                                                   "rank %zu step 4 at compared do corrupt", victim, victim)
                                            : fault_variable(victim, 4, "load do corrupt")},
-                     .code = 1, .fragments = {computes ? "hidden states that it computes" : "bucket", "from most ranks"},
+                     .code = 1,
+                     .fragments = {computes ? "hidden states that it computes" : "bucket", "from most ranks"},
                      .prints = "step     3/6", .fate = ENDS, .victim = victim, .limit_ms = LIMIT_MS};
         failures[i] = f;
     }
