@@ -284,7 +284,10 @@ static bool show_cluster(const ClusterOptions* c, Options* o, Flags* flags, Erro
     size_t count;
     if (!cluster_of_flags(&cluster, c, error) || !cluster_model(&model, o, flags, error)) return false;
     ClusterChoice* choices = (ClusterChoice*)memory_allocate(CLUSTER_CHOICES * sizeof(ClusterChoice));
-    if (choices == NULL) return fail_with(error, "out of memory for the list of layouts");
+    if (choices == NULL) {
+        fail_with(error, "out of memory for the list of layouts");
+        return fail_as(error, ERROR_PROCESS);
+    }
     double limit = o->plan.memory_gb > 0 ? o->plan.memory_gb : 0.95 * cluster.gpu.memory_gb;
     bool found = cluster_search(choices, &count, &cluster, &model, c->gpus, limit, error);
     if (found) {
@@ -338,9 +341,11 @@ int main(int argc, char** argv) {
     if (!flags_begin(&code, "plan", title, &flags, argc, argv)) return code;
     o.plan.show = true;
     if (cluster.gpus > 0) {
-        bool good = show_cluster(&cluster, &o, &flags, &error);
-        if (!good) launch_report(&launch, "plan", error.text);
-        return good && output_written(&error) ? 0 : good ? 1 : 2;
+        bool shown = show_cluster(&cluster, &o, &flags, &error);
+        if (!shown && error.kind != ERROR_PROCESS) fail_as(&error, ERROR_USAGE);
+        shown = shown && output_written(&error);
+        if (!shown) launch_report(&launch, "plan", error.text);
+        return shown ? 0 : error.kind == ERROR_USAGE ? 2 : 1;
     }
     threads_choose(o.threads, 1, false, NULL);
     bool ok = ((rate == NULL || rates_parse(&rates, rate, &error)) &&
