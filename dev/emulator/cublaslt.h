@@ -159,7 +159,7 @@ inline cublasStatus_t cublaslt_create(Opaque** opaque, const Object& object) {
 template <class Object>
 inline cublasStatus_t cublaslt_destroy(void* opaque) {
     cublaslt_object<Object>(opaque)->kind = DESTROYED_KIND;
-    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
+    std::lock_guard<DeviceLock> guard(runtime_lock);
     cublaslt_destroyed.emplace_back(opaque, free);
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -61,7 +61,6 @@ inline const char* const nccl_names[] = {"ncclAllReduce", "ncclReduceScatter", "
 const size_t NCCL_PIECE = 16 << 10;     // bytes that a rank exposes to the others at a time
 const int NCCL_RANKS = 64;
 const double NCCL_PATIENCE_MS = 20;     // until a rank runs a collective that others wait for
-const useconds_t NCCL_NAP_US = 50;      // between two polls of other processes' state
 
 // What must be equal on all ranks; line and file are for the report.
 struct NcclCall {
@@ -71,7 +70,7 @@ struct NcclCall {
 };
 
 struct NcclRank {
-    std::atomic<uint32_t> joined, finalized;
+    std::atomic<uint32_t> joined, connecting, finalized;
     std::atomic<uint64_t> launched;     // collectives, or groups of them, in this rank's stream
     std::atomic<uint64_t> entered;      // the number of the last collective that has begun to run
     std::atomic<uint64_t> meeting;      // meetings that it has reached
@@ -146,7 +145,7 @@ inline std::string nccl_describe(const NcclCall& call) {
 
 inline void nccl_nap(int* looks) {
     if (++*looks < 200) sched_yield();
-    else usleep(NCCL_NAP_US);
+    else let_others_run();
 }
 
 // Waits for all ranks; false if the communicator was aborted instead.
@@ -266,23 +265,29 @@ inline void nccl_launch(NcclCommunicator* c, const std::vector<NcclTask>& tasks,
         std::lock_guard<std::mutex> guard(c->mutex);
         c->held[number] = Position{queue, queue->enqueued + 1};
     }
-    enqueue(stream, [c, tasks, number] { nccl_run(c, tasks, number); }, name, tasks[0].place);
+    enqueue(stream, [c, tasks, number] { nccl_run(c, tasks, number); }, name, tasks[0].place, true);
     c->shared->ranks[c->rank].launched = number;
 }
 
-// Runs a collective that other ranks wait for, if only the host keeps it from running here. They have waited since
-// *since_ms as far as this rank knows.
+// The next collective that all ranks have launched and that this one has not begun to run; 0: there is none.
+inline uint64_t nccl_next(const NcclCommunicator* c) {
+    uint64_t next = c->shared->ranks[c->rank].entered + 1;
+    for (int p = 0; p < c->world; p++)
+        if (c->shared->ranks[p].launched < next) return 0;
+    return next;
+}
+
+// Runs a collective here that only the host keeps from running: with streams that are late if other ranks wait for it;
+// they have waited since *since_ms as far as this rank knows.
 inline void nccl_help(NcclCommunicator* c, double* since_ms) {
-    uint64_t wanted = 0, launched = UINT64_MAX, entered = c->shared->ranks[c->rank].entered;
-    for (int p = 0; p < c->world; p++) {
-        wanted = std::max(wanted, c->shared->ranks[p].entered.load());
-        launched = std::min(launched, c->shared->ranks[p].launched.load());
-    }
-    if (entered >= wanted || launched < wanted) {
+    bool late = modes.delayed_streams && !modes.others_ahead;
+    uint64_t wanted = nccl_next(c), entered = 0;
+    for (int p = 0; p < c->world; p++) entered = std::max(entered, c->shared->ranks[p].entered.load());
+    if (wanted == 0 || (late && entered < wanted)) {
         *since_ms = 0;
-    } else if (*since_ms == 0) {
+    } else if (late && *since_ms == 0) {
         *since_ms = milliseconds();
-    } else if (milliseconds() - *since_ms > NCCL_PATIENCE_MS) {
+    } else if (!late || milliseconds() - *since_ms > NCCL_PATIENCE_MS) {
         Entry entry("NCCL's own thread");
         std::unique_lock<std::mutex> guard(c->mutex);
         std::map<uint64_t, Position>::iterator next = c->held.find(wanted);
@@ -290,6 +295,20 @@ inline void nccl_help(NcclCommunicator* c, double* since_ms) {
         std::vector<Position> positions = {next->second};
         guard.unlock();
         demand(positions);
+        if (!modes.delayed_streams) run_what_can(nullptr);
+    }
+}
+
+// Waits a while for the threads to have run all that they can.
+inline void nccl_wait_for_threads() {
+    double until = milliseconds() + NCCL_PATIENCE_MS;
+    for (bool more = true; more && milliseconds() < until;) {
+        more = false;
+        {
+            std::lock_guard<std::mutex> guard(nccl_lock);
+            for (const NcclCommunicator* c : nccl_communicators) more |= !c->gone && nccl_next(c) > 0;
+        }
+        if (more) let_others_run();
     }
 }
 
@@ -306,7 +325,7 @@ inline void nccl_settled(NcclCommunicator* c) {
 
 inline void nccl_work(NcclCommunicator* c) {
     double since_ms = 0;
-    bool connected = false;
+    bool connected = false, linked = false;
     std::unique_lock<std::mutex> guard(c->mutex);
     while (!c->stopping) {
         if (!connected) {
@@ -315,6 +334,9 @@ inline void nccl_work(NcclCommunicator* c) {
                 unlink(c->file.c_str());
                 nccl_settled(c);
             }
+        } else if (!c->tasks.empty() && !linked) {
+            c->shared->ranks[c->rank].connecting = 1;
+            linked = nccl_all(c, &NcclRank::connecting);
         } else if (!c->tasks.empty()) {
             std::vector<NcclTask> tasks = std::move(c->tasks);
             c->tasks.clear();
@@ -325,36 +347,34 @@ inline void nccl_work(NcclCommunicator* c) {
             guard.lock();
         } else if (c->shared->ranks[c->rank].finalized) {
             if (nccl_all(c, &NcclRank::finalized)) nccl_settled(c);
-        } else if (modes.delayed_streams) {
+        } else {
             guard.unlock();
             nccl_help(c, &since_ms);
             guard.lock();
         }
-        if (!c->stopping && c->tasks.empty()) c->changed.wait_for(guard, std::chrono::milliseconds(1));
+        if (!c->stopping && (c->tasks.empty() || !linked)) c->changed.wait_for(guard, std::chrono::milliseconds(1));
     }
 }
 
-// Ends the thread, which may be in a collective only if the communicator was aborted.
+// Makes the thread end, which may be in a collective only if the communicator was aborted.
 inline void nccl_stop(NcclCommunicator* c) {
-    {
-        std::lock_guard<std::mutex> guard(c->mutex);
-        c->stopping = true;
-        c->changed.notify_all();
-    }
-    if (c->thread.joinable()) c->thread.join();
+    std::lock_guard<std::mutex> guard(c->mutex);
+    c->stopping = true;
+    c->changed.notify_all();
     unlink(c->file.c_str());  // if it is still there
 }
 
 inline void nccl_at_exit(int status, void*) {
     for (NcclCommunicator* c : nccl_communicators) {
-        if (c->gone) continue;
-        if (status == 0) die("leak: a communicator of %d ranks was neither destroyed nor aborted", c->world);
+        if (!c->gone && status == 0) die("leak: a communicator of %d ranks was neither destroyed nor aborted", c->world);
         c->aborted = true;
         nccl_stop(c);
     }
+    for (NcclCommunicator* c : nccl_communicators) c->thread.join();
 }
 
-// Work in streams may still refer to communicators that are gone, so they stay until the end.
+// Work in streams may still refer to communicators that are gone, so they stay until the end. The thread of one that was
+// aborted may wait for one that will be.
 struct NcclFreesAll {
     ~NcclFreesAll() {
         for (NcclCommunicator* c : nccl_communicators) delete c;
@@ -517,6 +537,7 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int world, ncclUniqu
     c->file = id.internal;
     c->shared = (NcclShared*)memory;
     c->state = ncclInProgress;
+    run_collectives_ahead = nccl_wait_for_threads;
     int expected = 0;
     if (!c->shared->world.compare_exchange_strong(expected, world) && expected != world)
         die("NCCL: rank %d says that there are %d ranks, another says %d", rank, world, expected);

@@ -17,8 +17,8 @@
 // AddressSanitizer they are poisoned. Not detected: a host thread that touches device memory while another waits.
 //
 // Order. EMULATE_STREAMS=now runs each piece of work when it is enqueued: the device is always done, the host never too
-// early. EMULATE_STREAMS=delayed holds it until a synchronization demands it: the device is as late as it may be. If
-// there are several streams, EMULATE_OTHERS sets what the streams do that the synchronization does not name:
+// early. (What waits for another process, and what depends on that, is held until it can run.) EMULATE_STREAMS=delayed
+// holds it until a synchronization demands it: the device is as late as it may be. If there are several streams, EMULATE_OTHERS sets what the streams do that the synchronization does not name:
 //     behind  they run only what the named one waits for. A missing wait between a producer and its consumer shows as
 //             stale or poisoned data.
 //     ahead   they run first, as far as their own waits allow. A missing wait before memory is reused shows as data
@@ -60,8 +60,26 @@ inline std::string text_of(Place place) {
 
 inline std::string call_text() { return std::string(call_name) + " at " + text_of(call_place); }
 
-// One lock for everything here. It is held while work runs: host threads use the device in turn.
-inline std::recursive_mutex runtime_lock;
+// One lock for everything here. It is held while work runs: host threads use the device in turn. Only work that waits for
+// another process lets others in: let_others_run.
+class DeviceLock {
+public:
+    void lock() { mutex.lock(), levels++; }
+    void unlock() { levels--, mutex.unlock(); }
+    int release() {  // by its owner, however often it has locked
+        int all = levels;
+        for (int i = 0; i < all; i++) unlock();
+        return all;
+    }
+    void acquire(int all) {
+        for (int i = 0; i < all; i++) lock();
+    }
+
+private:
+    std::recursive_mutex mutex;
+    int levels = 0;
+};
+inline DeviceLock runtime_lock;
 
 // ------------------------------------------------------------------------------------------------
 // 2. Memory
@@ -147,12 +165,12 @@ inline void protect_memory(bool opens, bool pinned_too) {
 
 // Called around all work of the device. Calls nest.
 inline void device_memory_open() {
-    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
+    std::lock_guard<DeviceLock> guard(runtime_lock);
     if (open_depth++ == 0) protect_memory(true, true);
 }
 
 inline void device_memory_close() {
-    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
+    std::lock_guard<DeviceLock> guard(runtime_lock);
     if (--open_depth == 0) protect_memory(false, true);
 }
 
@@ -303,7 +321,7 @@ inline void check_pointer(const char* kernel, Place place, int number, const voi
 // Refuses a launch's pointer arguments unless they point to device or pinned memory.
 template <class... Arguments>
 inline void check_kernel_arguments(const char* kernel, Place place, const Arguments&... arguments) {
-    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
+    std::lock_guard<DeviceLock> guard(runtime_lock);
     int number = 0;
     auto check = [&](const auto& argument) {
         using Argument = std::decay_t<decltype(argument)>;
@@ -336,6 +354,7 @@ struct Work {
     Place place = {};
     uint64_t serial = 0;         // among the work of all streams
     bool host_function = false;
+    bool waits = false;          // for another process: a collective
     bool settled = false;        // the host may treat the call that enqueued it as finished
     std::vector<Position> after = {};
 };
@@ -344,6 +363,7 @@ struct Stream {
     bool with_default;  // synchronizes with the default stream
     bool destroyed;
     std::deque<Work> held;
+    bool busy;                   // a host thread runs its first piece
     uint64_t enqueued, done;
     uint64_t last_serial;
     int queries;
@@ -435,15 +455,58 @@ inline void run_work(const Work* work) {
     running = outer;
 }
 
+// Called by work that waits for another process, and for a stream that is busy: kernels of several streams run at a time.
+inline void let_others_run() {
+    const Work* work = running;
+    int depth = open_depth;
+    running = nullptr;
+    open_depth = 0;
+    if (depth > 0) protect_memory(false, true);
+    int levels = runtime_lock.release();
+    usleep(50);
+    runtime_lock.acquire(levels);
+    if (depth > 0) protect_memory(true, true);
+    open_depth = depth;
+    running = work;
+}
+
+// Memory is open.
 inline void run_until(Position position) {
     Stream* stream = position.stream;
     while (stream->done < position.number) {
+        if (stream->busy) {
+            let_others_run();
+            continue;
+        }
+        stream->busy = true;
         run_latest_first(stream->held.front().after);
         Work work = std::move(stream->held.front());
         stream->held.pop_front();
         run_work(&work);
         stream->done++;
+        stream->busy = false;
     }
+}
+
+// Whether a position can be reached without waiting for another process. known: how far that is known of each stream.
+inline bool can_run(Position position, std::map<Stream*, uint64_t>* known) {
+    Stream* stream = position.stream;
+    uint64_t* reached = &(*known)[stream];
+    *reached = std::max(*reached, stream->done);
+    while (*reached < position.number) {
+        if (stream->busy) return false;
+        const Work& next = stream->held[(size_t)(*reached - stream->done)];
+        if (next.waits) return false;
+        for (Position before : next.after)
+            if (!can_run(before, known)) return false;
+        ++*reached;
+    }
+    return true;
+}
+
+inline bool can_run(Position position) {
+    std::map<Stream*, uint64_t> known;
+    return can_run(position, &known);
 }
 
 inline std::vector<Position> ends_of_streams(const Stream* but) {
@@ -461,9 +524,28 @@ inline void demand(const std::vector<Position>& positions) {
     device_memory_close();
 }
 
+// Runs what streams hold as far as it waits for no other process.
+inline void run_what_can(const Stream* but) {
+    std::vector<Position> ends = ends_of_streams(but);
+    auto later = [](Position a, Position b) { return a.stream->last_serial > b.stream->last_serial; };
+    std::sort(ends.begin(), ends.end(), later);
+    device_memory_open();
+    for (Position end : ends) {
+        Position next = {end.stream, end.stream->done + 1};
+        for (; next.number <= end.number && can_run(next); next.number++) run_until(next);
+    }
+    device_memory_close();
+}
+
+// Gives the collectives that all ranks have launched the time to run; set by nccl.h.
+inline void (*run_collectives_ahead)() = nullptr;
+
 inline void demand(Position position) {
     if (position.number <= position.stream->done) return;
-    if (modes.others_ahead) demand(ends_of_streams(position.stream));
+    if (modes.others_ahead) {
+        if (run_collectives_ahead) run_collectives_ahead();
+        run_what_can(position.stream);
+    }
     demand(std::vector<Position>{position});
 }
 
@@ -483,13 +565,13 @@ inline Position enqueue_work(Stream* stream, Work work) {
     stream->held.push_back(std::move(work));
     stream->enqueued++;
     Position position = {stream, stream->enqueued};
-    if (!modes.delayed_streams) demand(position);
+    if (!modes.delayed_streams && can_run(position)) demand(position);
     return position;
 }
 
 // Every call enters here: it takes the lock, and is refused inside a host function, where CUDA forbids API calls.
 struct Entry {
-    std::lock_guard<std::recursive_mutex> guard;
+    std::lock_guard<DeviceLock> guard;
     explicit Entry(const char* call) : guard(runtime_lock) {
         call_name = call;
         if (running) die("%s called from inside %s: CUDA forbids it", call, running_text().c_str());
@@ -498,15 +580,17 @@ struct Entry {
 
 // For kernels and library calls. They run with device memory open.
 inline void enqueue(cudaStream_t stream, std::function<void()> run, const char* name = "of a library",
-                    Place place = Place{nullptr, 0}) {
+                    Place place = Place{nullptr, 0}, bool waits = false) {
     Entry entry(name);
     call_place = place;
-    enqueue_work(stream_of(stream), Work{std::string("kernel ") + name, std::move(run)});
+    Work work = {std::string("kernel ") + name, std::move(run)};
+    work.waits = waits;
+    enqueue_work(stream_of(stream), std::move(work));
 }
 
 inline cudaError_t query(Position position, int* queries) {
     if (position.number <= position.stream->done) return cudaSuccess;
-    if (++*queries < QUERIES_UNTIL_READY) return cudaErrorNotReady;
+    if (++*queries < QUERIES_UNTIL_READY || !can_run(position)) return cudaErrorNotReady;
     *queries = 0;
     demand(position);
     return cudaSuccess;
