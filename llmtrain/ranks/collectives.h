@@ -1,7 +1,7 @@
 // collectives.h: collectives on device memory, here host memory, through a Transport. nccl.cuh is the same for GPUs.
 //
-// Defines: Collectives; collective_open, collective_close; collective_start, collective_wait, collective_barrier;
-// collective_check, collective_bytes_sent, collective_waited_ms.
+// Defines: Collectives; collective_open, collective_open_channel, collective_close; collective_start, collective_wait,
+// collective_barrier; collective_check, collective_bytes_sent, collective_waited_ms.
 //
 //   collective_open(&collectives, &comm.transport, 2, NULL, &error)      two slots: two in flight at a time
 //   collective_start(&collectives, 0, COMM_REDUCE_SCATTER, grads, cuts, DTYPE_F32, stream)
@@ -42,6 +42,11 @@ static inline bool collective_open(Collectives* c, const Transport* ranks, size_
 #endif
 }
 
+// The same for messages between two ranks. See nccl.cuh.
+static inline bool collective_open_channel(Collectives* c, const Transport* ranks, size_t slots, Error* error) {
+    return collective_open(c, ranks, slots, NULL, error);
+}
+
 static inline void collective_close(Collectives* c) {
     free(c->requests);
     memset(c, 0, sizeof *c);
@@ -67,7 +72,7 @@ static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
 }
 
 // On GPUs the hosts run ahead, and wait for each other once per micro-batch. Here each collective does that already.
-static inline void collective_barrier(Collectives* c) { (void)c; }
+static inline bool collective_barrier(Collectives* c) { return (void)c, true; }
 
 // False, with the error, if a failure is known; does not wait.
 static inline bool collective_check(Collectives* c, Error* error) {

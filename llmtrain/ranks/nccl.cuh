@@ -2,7 +2,7 @@
 //
 //   1. Collectives  what it holds
 //   2. failures     what NCCL reports, and how its kernels are ended when a rank is gone
-//   3. opening      collective_open, collective_close
+//   3. opening      collective_open, collective_open_channel, collective_close
 //   4. collectives  on a stream of their own, after what was enqueued on `compute` before
 //   5. waiting      collective_wait, collective_barrier, and for how long `compute` has waited
 //
@@ -34,6 +34,7 @@
 #define COLLECTIVE_SPINS ((size_t)10000)  // polls before the host sleeps between them: a launch takes microseconds
 #define COLLECTIVE_POLL_MS 0.5            // between polls after that: a connection takes seconds
 #define COLLECTIVE_WATCHDOG_MS 50.0       // between checks for errors of NCCL's own threads
+#define COLLECTIVE_CHANNEL_CTAS 4         // blocks of a kernel that moves a message
 
 // For one collective at a time.
 typedef struct {
@@ -42,15 +43,16 @@ typedef struct {
     cudaEvent_t before[COLLECTIVE_WAITS];  // recorded on `compute` around each wait for `done`, in turn
     cudaEvent_t after[COLLECTIVE_WAITS];
     uint64_t waits, read;            // waits so far, and those already added to waited_ms
-    uint64_t begun;                  // collectives so far; the watchdog reads it
-    uint64_t seen;                   // the collective that the watchdog looks at,
-    double since_ms;                 // and when it first saw that the data is ready; 0: not yet
+    uint64_t begun;                  // collectives so far, and the last one that `compute` is to wait for;
+    uint64_t awaited;                // the watchdog reads them,
+    uint64_t seen;                   // the one that it looks at,
+    double since_ms;                 // and when it first saw that `compute` had come to the wait; 0: not yet
 } CollectiveSlot;
 
 typedef struct {
     Comm* comm;              // NULL: one rank, and nothing else here means anything
     cudaStream_t stream;     // of the collectives
-    bool owns_stream;        // and the hook that cuda_check calls
+    bool owns_stream;
     CollectiveSlot* slots;   // (slot_count)
     size_t slot_count;
     uint64_t bytes_sent;
@@ -73,7 +75,9 @@ static inline bool collective_fail(Error* error, ncclResult_t status, const char
                      ncclGetErrorString(status), known ? " (" : "", known ? more : "", known ? ")" : "");
 }
 
-// Called by cuda_check, which then ends the program.
+static size_t collectives_open;  // while there are any, cuda_check has the hook
+
+// Called by cuda_check, which then ends the program. comm: of all ranks.
 static inline void collective_on_cuda_error(void* comm, const char* sentence) { comm_abort((Comm*)comm, sentence); }
 
 // Called by the Comm, from its thread, when it has failed.
@@ -131,9 +135,10 @@ static inline bool collective_check(Collectives* c, Error* error) {
     return !failed && !found;
 }
 
-// Whether a collective's data has been ready for so long that a GPU, or the link between GPUs, must be stuck. (A rank
-// whose program is stuck is found earlier by the Comm, in collective_barrier.) Called without the mutex: CUDA may block
-// this thread, and that must not block the abort.
+// Whether `compute` has waited for a collective for so long that a GPU, or the link between them, must be stuck. (A rank
+// whose program is stuck is found earlier by the Comm, in collective_barrier, and in a pipeline here.) How long a
+// collective itself has waited says nothing: a stage posts a receive ahead, and another one may compute for most of a
+// step before it sends. Called without the mutex: CUDA may block this thread, and that must not block the abort.
 static inline bool collective_is_stuck(Collectives* c, Error* error) {
     double now = now_ms(), limit_ms = 2 * c->comm->timeout_ms;
     bool stuck = false;
@@ -141,16 +146,19 @@ static inline bool collective_is_stuck(Collectives* c, Error* error) {
     for (size_t i = 0; i < c->slot_count; i++) {
         CollectiveSlot* s = &c->slots[i];
         uint64_t begun = __atomic_load_n(&s->begun, __ATOMIC_ACQUIRE);
+        uint64_t awaited = __atomic_load_n(&s->awaited, __ATOMIC_ACQUIRE);
+        uint64_t waits = __atomic_load_n(&s->waits, __ATOMIC_ACQUIRE);
         if (begun != s->seen) s->since_ms = 0;
         s->seen = begun;
-        if (begun == 0 || cudaEventQuery(s->done) == cudaSuccess || cudaEventQuery(s->ready) != cudaSuccess) continue;
+        if (begun == 0 || awaited < begun || cudaEventQuery(s->done) == cudaSuccess ||
+            cudaEventQuery(s->before[(waits - 1) % COLLECTIVE_WAITS]) != cudaSuccess) continue;
         if (s->since_ms == 0) s->since_ms = now;
         stuck |= now - s->since_ms > limit_ms;
     }
     if (stuck)
         fail_with(error, "a collective between GPUs has not finished for %.1f s although the processes of all ranks "
-                  "are running: a GPU, or the link between GPUs, is stuck; see nvidia-smi and dmesg on every machine",
-                  limit_ms / 1e3);
+                  "are running: a GPU, the link between GPUs, or a stage of a pipeline is stuck; see nvidia-smi and "
+                  "dmesg on every machine, or allow slow stages more with --timeout", limit_ms / 1e3);
     return stuck;
 }
 
@@ -186,7 +194,7 @@ static inline void collective_close(Collectives* c) {
     c->nccl = NULL;
     pthread_mutex_unlock(&c->mutex);
     comm_on_failure(c->comm, NULL, NULL);
-    if (c->owns_stream) device_failure_hook.call = NULL;
+    if (--collectives_open == 0) device_failure_hook.call = NULL;
     for (size_t i = 0; i < c->slot_count; i++) {
         CollectiveSlot* s = &c->slots[i];
         CUDA_CHECK(cudaEventDestroy(s->ready));
@@ -202,12 +210,14 @@ static inline void collective_close(Collectives* c) {
     memset(c, 0, sizeof *c);
 }
 
-// Makes the communicator, with the unique id of rank 0, and starts the watchdog.
-static inline bool collective_init_nccl(Collectives* c, Error* error) {
+// Makes the communicator, with the unique id of rank 0, and starts the watchdog. ctas: the most blocks of a kernel; 0:
+// as many as NCCL likes.
+static inline bool collective_init_nccl(Collectives* c, int ctas, Error* error) {
     Comm* comm = c->comm;
     ncclUniqueId id;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    if (ctas > 0) config.maxCTAs = ctas;
     memset(&id, 0, sizeof id);
     if (c->slots == NULL) return fail_with(error, "out of memory for the events of collectives");
     ncclResult_t status = comm->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
@@ -223,14 +233,9 @@ static inline bool collective_init_nccl(Collectives* c, Error* error) {
            fail_with(error, "cannot start the watchdog of NCCL: %s; raise the limits (ulimit -u)", strerror(errno));
 }
 
-// Called by all ranks together, each with its own GPU as the current device; `slots` collectives may be in flight at a
-// time. If ranks is NULL or has one rank, all other calls return at once. After a failure there is nothing to close.
-//
-// with: NULL, or collectives of another group, closed later, whose stream these use too. Kernels of two communicators
-// that a GPU runs at a time may wait for each other across GPUs. In one stream, in the same order on all ranks, they
-// cannot.
-static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, const Collectives* with,
-                                   Error* error) {
+// See collective_open and collective_init_nccl.
+static inline bool collective_open_limited(Collectives* c, const Transport* ranks, size_t slots,
+                                           const Collectives* with, int ctas, Error* error) {
     memset(c, 0, sizeof *c);
     Comm* comm = ranks ? ranks->comm : NULL;
     if (comm) fault_step(comm_rank(comm, comm->rank), 0);
@@ -255,21 +260,54 @@ static inline bool collective_open(Collectives* c, const Transport* ranks, size_
         }
     }
     comm_on_failure(comm, collective_on_failure, c);
-    if (c->owns_stream) {
-        device_failure_hook.call = collective_on_cuda_error;
-        device_failure_hook.context = comm;
-    }
-    if (collective_init_nccl(c, error)) return true;
+    collectives_open++;
+    device_failure_hook.call = collective_on_cuda_error;
+    device_failure_hook.context = comm->parent ? comm->parent : comm;  // which is closed last
+    if (collective_init_nccl(c, ctas, error)) return true;
     collective_abort(c, error);
     collective_close(c);
     return false;
 }
 
+// Called by all ranks together, each with its own GPU as the current device; `slots` collectives may be in flight at a
+// time. If ranks is NULL or has one rank, all other calls return at once. After a failure there is nothing to close.
+//
+// with: NULL, or collectives of another group, closed later, whose stream these use too. Kernels of two communicators
+// that a GPU runs at a time may wait for each other across GPUs. In one stream, in the same order on all ranks, they
+// cannot.
+static inline bool collective_open(Collectives* c, const Transport* ranks, size_t slots, const Collectives* with,
+                                   Error* error) {
+    return collective_open_limited(c, ranks, slots, with, 0, error);
+}
+
+// The same for messages from one of two ranks to the other, COMM_ALL_GATHER of a slice that only one of them has. They
+// have a stream of their own, since a receive that is posted ahead keeps the stream busy until the other stage sends,
+// and so long its kernel keeps multiprocessors busy. What this needs of NCCL and of the GPU:
+//
+//   - Kernels of all channels and of the reductions fit on the GPU together, in any order: one that has only a part of
+//     its blocks there, while others wait for messages that depend on it, would be a deadlock. Without a limit NCCL takes
+//     up to 32 multiprocessors for each; four channels and a reduction would fill an A100. A block moves about 20 GB/s.
+//   - Kernels are launched in any order. NCCL_LAUNCH_ORDER_IMPLICIT makes each wait until the one before has started,
+//     and a second receive of a channel starts only after the first message.
+//   - A stream whose hardware queue it shares with others (CUDA_DEVICE_MAX_CONNECTIONS) waits for what was enqueued
+//     before, which is never anything that depends on what is enqueued later. That costs overlap only.
+//
+// ncclSend and ncclRecv would move the same bytes over the same links by one hop, as ncclBroadcast does between two. They
+// would make connections and buffers of their own, have fewer protocols to choose from, and be another path to test.
+static inline bool collective_open_channel(Collectives* c, const Transport* ranks, size_t slots, Error* error) {
+    const char* ordered = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    if (ordered && atoi(ordered) != 0 && ranks && ranks->world > 1)
+        return fail_with(error, "with NCCL_LAUNCH_ORDER_IMPLICIT=%s the stages of a pipeline would wait for each other "
+                         "forever; unset it, or leave out --pp", ordered);
+    return collective_open_limited(c, ranks, slots, NULL, COLLECTIVE_CHANNEL_CTAS, error);
+}
+
 // ------------------------------------------------------------------------------------------------
 // 4. Collectives
 //
-// In place. The bytes that a rank sends are counted as for a ring, which is the minimum: for a vector of b bytes,
-// b (N-1)/N in reduce_scatter and in all_gather, twice that in all_reduce. NCCL may choose other algorithms.
+// In place. The bytes that a rank sends are counted as comm.h sends them, which is the minimum: in reduce_scatter the
+// slices of the others, in all_gather its own slice to each of them, in all_reduce both. NCCL may choose other
+// algorithms.
 
 static inline ncclDataType_t collective_type(Dtype type) {
     if (type == DTYPE_I64) return ncclInt64;
@@ -332,10 +370,12 @@ static inline bool collective_is_even(const size_t* cuts, size_t world) {
 static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data,
                                     const size_t* cuts, Dtype type, Stream stream) {
     if (c->comm == NULL) return;
-    size_t world = c->comm->world, n = cuts[world], bytes = dtype_bytes(type);
-    c->bytes_sent += (operation == COMM_ALL_REDUCE ? 2 : 1) * n * bytes * (world - 1) / world;
+    size_t world = c->comm->world, rank = c->comm->rank, n = cuts[world], bytes = dtype_bytes(type);
+    size_t length = cuts[rank + 1] - cuts[rank];
+    if (operation != COMM_ALL_GATHER) c->bytes_sent += (n - length) * bytes;
+    if (operation != COMM_REDUCE_SCATTER) c->bytes_sent += length * (world - 1) * bytes;
     if (!collective_begin(c, slot, stream)) return;
-    char* own = (char*)data + cuts[c->comm->rank] * bytes;
+    char* own = (char*)data + cuts[rank] * bytes;
     ncclDataType_t kind = collective_type(type);
     ncclResult_t status;
     if (operation == COMM_ALL_REDUCE) status = ncclAllReduce(data, data, n, kind, ncclSum, c->nccl, c->stream);
@@ -362,17 +402,21 @@ static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
     if (c->comm == NULL) return;
     CollectiveSlot* s = &c->slots[slot];
     if (s->waits - s->read == COLLECTIVE_WAITS) collective_read_wait(c, s);
-    size_t next = s->waits++ % COLLECTIVE_WAITS;
+    size_t next = s->waits % COLLECTIVE_WAITS;
     CUDA_CHECK(cudaEventRecord(s->before[next], stream->compute));
     CUDA_CHECK(cudaStreamWaitEvent(stream->compute, s->done, 0));
     CUDA_CHECK(cudaEventRecord(s->after[next], stream->compute));
+    __atomic_add_fetch(&s->waits, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->awaited, s->begun, __ATOMIC_RELEASE);
 }
 
 // Waits until the hosts of all ranks have got here and enqueued their work so far. Called once per micro-batch, before
-// a host may have to wait for a GPU that waits for another rank, so that the Comm finds a rank whose program is stuck.
-static inline void collective_barrier(Collectives* c) {
+// a host may have to wait for a GPU that waits for another rank, so that the Comm finds a rank whose program is stuck;
+// in a pipeline once per step. False, at once, if there is one rank.
+static inline bool collective_barrier(Collectives* c) {
     Error ignored;  // the Comm reports it
     if (c->comm) comm_barrier(c->comm->parent ? c->comm->parent : c->comm, &ignored);
+    return c->comm != NULL;
 }
 
 // Payload that this rank has sent so far, in bytes.

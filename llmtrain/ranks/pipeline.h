@@ -247,16 +247,21 @@ static inline void pipeline_layout(Pipeline* p, size_t n, bool training, Arena* 
     }
 }
 
-// Opens the channels; all ranks together. Neighbors open theirs at the same turn, so that none waits in a ring.
+// Opens the channels; all ranks together. Neighbors open theirs at the same turn, so that none waits in a ring. A
+// message without meaning is sent through each: NCCL makes connections at the first collective, for which both hosts wait, and in
+// a step each would wait in the first receive that it starts.
 static inline bool pipeline_connect(Pipeline* p, FlatVector* flat, Error* error) {
     for (size_t turn = 0; p->pp > 1 && turn < RING_TURNS; turn++)
         for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++) {
             Channel* c = &p->channels[g];
             const Transport* ranks = flat->options.groups[g];
             if (c->room == 0 || ring_turn(ring_edge(g, p->rank, p->pp, true), p->pp) != turn) continue;
-            if (!collective_open(&flat->groups[g], ranks, c->room, NULL, error)) return false;
+            if (!collective_open_channel(&flat->groups[g], ranks, c->room, error)) return false;
             c->ranks = &flat->groups[g];
             c->sender = c->sends ? ranks->rank : 1 - ranks->rank;
+            channel_start(c, 1, flat->stream);
+            collective_wait(c->ranks, c->finished++ % c->room, flat->stream);
+            c->expected += !c->sends;
         }
     return true;
 }

@@ -404,9 +404,14 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     return !flat_offloads(flat) || flat_plan_offload(flat, error);
 }
 
-// The collectives of all groups, before the ranks' connections.
+// The collectives of all groups, before the ranks' connections. Neighbors close theirs at the same turn, as they have
+// opened them (pipeline_connect).
 static inline void flat_disconnect(FlatVector* flat) {
-    for (size_t g = GROUPS; g-- > 0;) collective_close(&flat->groups[g]);
+    size_t pp = max_size(flat->pp, 1);  // 0: it was never made
+    for (size_t turn = RING_TURNS; turn-- > 0;)
+        for (size_t g = GROUPS; g-- > GROUP_FORWARD_IN;)
+            if (ring_turn(ring_edge(g, flat->pp_rank, pp, true), pp) == turn) collective_close(&flat->groups[g]);
+    for (size_t g = GROUP_FORWARD_IN; g-- > 0;) collective_close(&flat->groups[g]);
 }
 
 static inline void flat_free(FlatVector* flat) {
@@ -976,7 +981,7 @@ static inline bool flat_await_all(FlatVector* flat, Error* error) {
 
 // Waits until all ranks have come here; see collective_barrier.
 static inline void flat_barrier(FlatVector* flat) {
-    collective_barrier(&flat->groups[flat->shard_world > 1 ? GROUP_SHARD : GROUP_COPIES]);
+    for (size_t g = 0; g < GROUPS && !collective_barrier(&flat->groups[g]); g++) {}
 }
 
 // What this rank has sent so far, in bytes.

@@ -34,7 +34,7 @@ typedef enum {
 typedef struct {
     size_t size;
     unsigned magic, version;
-    int blocking;
+    int blocking, maxCTAs;
 } ncclConfig_t;
 
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
