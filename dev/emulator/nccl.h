@@ -2,7 +2,7 @@
 //
 //   1. objects     communicators, and the memory that their ranks share
 //   2. collectives each as passes of pieces through that memory
-//   3. launches    a thread per communicator, as in the library's non-blocking ones
+//   3. launches    a thread per communicator, as in the library's non-blocking ones, and one that is its device
 //   4. checks      of pointers and of places
 //   5. functions   of the library
 //
@@ -11,6 +11,8 @@
 // delayed streams it is held until something demands it, and then waits for the other ranks. A device would not need
 // its host for that. So a rank whose host is busy elsewhere runs a collective by itself, shortly after another rank has
 // begun to wait for it, if all ranks have launched it.
+//
+// The first collective of a communicator connects its ranks: its launch waits for theirs, as in the library from 2.22 on.
 //
 // Communicators must be non-blocking: calls return before their work is in the stream, and only ncclCommGetAsyncError
 // tells when it is. An event recorded before that is recorded too early.
@@ -104,7 +106,7 @@ struct NcclCommunicator {
     bool gone, finalizing;              // destroyed or aborted; ncclCommFinalize was called
     Place gone_at;
 
-    std::thread thread;
+    std::thread thread, device;         // of launches; of collectives that the host does not run
     std::mutex mutex;                   // guards the members below
     std::condition_variable changed;
     bool stopping;
@@ -323,8 +325,18 @@ inline void nccl_settled(NcclCommunicator* c) {
     c->state.compare_exchange_strong(expected, ncclSuccess);
 }
 
-inline void nccl_work(NcclCommunicator* c) {
+inline void nccl_run_device(NcclCommunicator* c) {
     double since_ms = 0;
+    std::unique_lock<std::mutex> guard(c->mutex);
+    while (!c->stopping) {
+        guard.unlock();
+        nccl_help(c, &since_ms);
+        guard.lock();
+        if (!c->stopping) c->changed.wait_for(guard, std::chrono::milliseconds(1));
+    }
+}
+
+inline void nccl_work(NcclCommunicator* c) {
     bool connected = false, linked = false;
     std::unique_lock<std::mutex> guard(c->mutex);
     while (!c->stopping) {
@@ -347,16 +359,12 @@ inline void nccl_work(NcclCommunicator* c) {
             guard.lock();
         } else if (c->shared->ranks[c->rank].finalized) {
             if (nccl_all(c, &NcclRank::finalized)) nccl_settled(c);
-        } else {
-            guard.unlock();
-            nccl_help(c, &since_ms);
-            guard.lock();
         }
         if (!c->stopping && (c->tasks.empty() || !linked)) c->changed.wait_for(guard, std::chrono::milliseconds(1));
     }
 }
 
-// Makes the thread end, which may be in a collective only if the communicator was aborted.
+// Makes the threads end. Only if the communicator was aborted may one be in a collective.
 inline void nccl_stop(NcclCommunicator* c) {
     std::lock_guard<std::mutex> guard(c->mutex);
     c->stopping = true;
@@ -366,14 +374,18 @@ inline void nccl_stop(NcclCommunicator* c) {
 
 inline void nccl_at_exit(int status, void*) {
     for (NcclCommunicator* c : nccl_communicators) {
-        if (!c->gone && status == 0) die("leak: a communicator of %d ranks was neither destroyed nor aborted", c->world);
+        if (!c->gone && status == 0)
+            die("leak: a communicator of %d ranks was neither destroyed nor aborted", c->world);
         c->aborted = true;
         nccl_stop(c);
     }
-    for (NcclCommunicator* c : nccl_communicators) c->thread.join();
+    for (NcclCommunicator* c : nccl_communicators) {
+        c->thread.join();
+        c->device.join();
+    }
 }
 
-// Work in streams may still refer to communicators that are gone, so they stay until the end. The thread of one that was
+// Work in streams may still refer to communicators that are gone, so they stay until the end. A thread of one that was
 // aborted may wait for one that will be.
 struct NcclFreesAll {
     ~NcclFreesAll() {
@@ -545,6 +557,7 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int world, ncclUniqu
     std::lock_guard<std::mutex> guard(nccl_lock);
     nccl_communicators.push_back(c);
     c->thread = std::thread(nccl_work, c);
+    c->device = std::thread(nccl_run_device, c);
     *out = (ncclComm_t)c;
     return ncclInProgress;
 }

@@ -463,7 +463,7 @@ inline void let_others_run() {
     open_depth = 0;
     if (depth > 0) protect_memory(false, true);
     int levels = runtime_lock.release();
-    usleep(50);
+    usleep(200);
     runtime_lock.acquire(levels);
     if (depth > 0) protect_memory(true, true);
     open_depth = depth;

@@ -15,6 +15,7 @@
 
 #include "../../llmtrain/ops/gemm.h"
 #include "../../llmtrain/ranks/mesh.h"
+#include "../../llmtrain/ranks/pipeline.h"
 #include "../../llmtrain/ranks/zero.h"
 #include "../test/harness.h"
 
@@ -323,6 +324,74 @@ static void halves(Rank* r) {
     free(mesh);
 }
 
+// A ring of channels, with messages in both directions. Receives are posted ahead of everything, in an order that differs
+// from rank to rank, and kernels of all channels wait for each other. A bug leaves out the wait of `compute` for a
+// message, or the wait before a buffer is written again.
+typedef enum { RING_RIGHT, RING_READS_EARLY, RING_WRITES_EARLY } RingBug;
+
+static void ring(Rank* r, RingBug bug) {
+    enum { ROUNDS = 5, N = 4096 };
+    Mesh* mesh = (Mesh*)calloc(1, sizeof(Mesh));
+    FlatVector* flat = (FlatVector*)calloc(1, sizeof(FlatVector));
+    Pipeline p;
+    Arena arena;
+    Error error;
+    memset(&p, 0, sizeof p);
+    memset(&arena, 0, sizeof arena);
+    const Layout layout = {.pp = r->world, .chunks = 2};
+    need(mesh && flat && mesh_open(mesh, &r->comm, &layout, false, &error), "%s", error.text);
+    p.pp = flat->pp = r->world;
+    p.rank = flat->pp_rank = r->rank;
+    p.options.chunks = 2;
+    flat->stream = r->stream;
+    for (size_t g = 0; g < GROUPS; g++) flat->options.groups[g] = &mesh->groups[g].transport;
+    pipeline_layout(&p, N, true, &arena);
+    for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++)
+        p.channels[g].buffers = (floatX*)device_memory(r, p.channels[g].room * N * sizeof(floatX));
+    need(pipeline_connect(&p, flat, &error), "%s", error.text);
+    floatX *values = (floatX*)device_memory(r, N * sizeof(floatX)), host[N];
+    for (size_t i = 0; i < 2; i++) {  // the ranks post their receives in different orders
+        bool backward = (i + r->rank) % 2 == 1;
+        channel_expect(&p.channels[backward ? GROUP_BACKWARD_IN : GROUP_FORWARD_IN], ROUNDS, N, r->stream);
+    }
+    size_t wrong = 0;
+    for (size_t i = 0; i < 2 * ROUNDS; i++) {
+        size_t in = i % 2 ? GROUP_BACKWARD_IN : GROUP_FORWARD_IN, out = i % 2 ? GROUP_BACKWARD_OUT : GROUP_FORWARD_OUT;
+        size_t from = (r->rank + (i % 2 ? 1 : r->world - 1)) % r->world;
+        Channel *receives = &p.channels[in], *sends = &p.channels[out];
+        for (size_t k = 0; k < N; k++) host[k] = floatX_of((float)(100 * i + 10 * r->rank + k % 10));
+        if (bug == RING_WRITES_EARLY && sends->started - sends->finished == sends->room) sends->finished++;
+        floatX* message = channel_message(sends, r->stream);
+        CUDA_CHECK(cudaMemcpyAsync(message, host, sizeof host, cudaMemcpyHostToDevice, r->stream->compute));
+        channel_send(sends, N, r->stream);
+        if (bug == RING_READS_EARLY) {
+            device_copy(values, channel_buffer(receives, receives->finished++), sizeof host, r->stream);
+            channel_listen(receives, r->stream);
+        } else {
+            channel_receive(receives, values, r->stream);
+        }
+        // The host reads the values of the last rounds only: before that it runs ahead.
+        if (i + 2 < 2 * ROUNDS && bug != RING_READS_EARLY) continue;
+        device_download(host, values, sizeof host, r->stream);
+        for (size_t k = 0; k < N; k++) wrong += (float)host[k] != (float)(100 * i + 10 * from + k % 10);
+    }
+    rank_check(r, wrong == 0 && collective_check(&flat->groups[GROUP_FORWARD_IN], &error), "messages around a ring");
+    uint64_t sent = 0;
+    for (size_t g = 0; g < GROUPS; g++) sent += collective_bytes_sent(&flat->groups[g]);
+    rank_check(r, sent == 2 * (ROUNDS * N + 1) * sizeof(floatX), "a message is counted where it is sent");
+    flat_disconnect(flat);
+    device_wait(r->stream);
+    rank_check(r, device_failure_hook.call != NULL, "other collectives are open, and still have the hook");
+    device_free(values, N * sizeof(floatX));
+    for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++)
+        device_free(p.channels[g].buffers, p.channels[g].room * N * sizeof(floatX));
+    mesh_close(mesh);
+    free(flat);
+    free(mesh);
+}
+
+static void ring_of_channels(Rank* r) { ring(r, RING_RIGHT); }
+
 // One rank: no communicator is created.
 static void alone(Rank* r) {
     Collectives* w = &r->collectives;
@@ -573,6 +642,12 @@ static const struct {
          finalize(r);
          pthread_mutex_unlock(&r->collectives.mutex);
      }},
+    {"a message read before it has come", "behind", false, [](Rank* r, float*, bool good) {
+         ring(r, good ? RING_RIGHT : RING_READS_EARLY);
+     }},
+    {"a message overwritten before it was sent", "behind", false, [](Rank* r, float*, bool good) {
+         ring(r, good ? RING_RIGHT : RING_WRITES_EARLY);
+     }},
     {"two threads at a time", "now", true, [](Rank* r, float* device, bool good) {
          pthread_t threads[2];
          for (int i = 0; i < 2 && !good; i++)
@@ -622,7 +697,7 @@ static void test_bugs(void) {
 // 3 ranks: where the victim fails, and how; what the others must report.
 
 enum { FAULT_RANKS = 3, VICTIM = 1 };
-typedef enum { IN_OPEN, BEFORE_COLLECTIVE, IN_COLLECTIVE, BEFORE_CLOSE, NOWHERE } Place;
+typedef enum { IN_OPEN, AT_FIRST, BEFORE_COLLECTIVE, IN_COLLECTIVE, BEFORE_CLOSE, NOWHERE } Place;
 typedef enum { IS_KILLED, STOPS, GIVES_UP, CANNOT_LAUNCH, MEETS_AN_ERROR, IS_LATE } Deed;
 
 static const struct FaultCase {
@@ -644,8 +719,10 @@ static const struct FaultCase {
      "unhandled system error"},
     {"NCCL finds an error by itself", NOWHERE, MEETS_AN_ERROR,
      "rank 1 gave up: NCCL failed in ", "remote process exited or there was a network error; set NCCL_DEBUG=WARN"},
-    {"launches a collective late", NOWHERE, IS_LATE, "NCCL has not finished all_reduce within 4.0 s",
-     "NCCL has not finished all_reduce within 4.0 s"},  // not with delayed streams: the launch does not wait then
+    {"launches its first collective late", AT_FIRST, IS_LATE, "NCCL has not finished all_reduce within 4.0 s",
+     "NCCL has not finished all_reduce within 4.0 s"},  // the launch connects the ranks
+    {"launches a collective late", NOWHERE, IS_LATE, "a collective between GPUs has not finished for 4.0 s",
+     "a collective between GPUs has not finished for 4.0 s"},
 };
 
 static void fall(Rank* r, Place place) {
@@ -683,7 +760,7 @@ static void run_fault(Rank* r) {
     }
     float* device = (float*)device_memory(r, n * sizeof(float));
     for (int i = 0; i < 4; i++) {
-        if (i == 2) {
+        if (i == (f->place == AT_FIRST ? 0 : 2)) {
             fall(r, BEFORE_COLLECTIVE);
             if (victim && f->place == IN_COLLECTIVE) {
                 shared->fault_ms = now_ms();
@@ -691,7 +768,7 @@ static void run_fault(Rank* r) {
             }
             if (victim && f->deed == CANNOT_LAUNCH) emulator::nccl_next_result = ncclSystemError;
             if (victim && f->deed == MEETS_AN_ERROR) emulator::nccl_async_result = ncclRemoteError;
-            if (victim && f->place == NOWHERE) shared->fault_ms = now_ms();
+            if (victim && (f->place == NOWHERE || f->place == AT_FIRST)) shared->fault_ms = now_ms();
             if (victim && f->deed == IS_LATE) sleep_ms(2.5 * FAULT_MS);
         }
         start(r, (size_t)i % 2, REDUCES_ALL, device, n, DTYPE_F32);
@@ -717,7 +794,6 @@ static void run_fault(Rank* r) {
 static void test_faults(void) {
     for (case_number = 0; case_number < COUNT_OF(faults); case_number++) {
         const FaultCase* f = &faults[case_number];
-        if (f->deed == IS_LATE && emulator::modes.delayed_streams) continue;
         stopped = f->deed == STOPS ? (size_t)VICTIM : LAUNCH_UNKNOWN;
         bool ended = case_run({FAULT_RANKS, FAULT_MS, false, run_fault}), right = ended;
         double latest = 0;
@@ -754,6 +830,7 @@ int main(int argc, char** argv) {
     for (size_t world = max_size(least, 2); world <= most; world++) {
         run_good_case("collectives", world, collectives);
         run_good_case("two groups of communicators", world, halves);
+        run_good_case("a ring of channels", world, ring_of_channels);
         run_good_case("one rank waits for its device, the others for that rank", world, one_waits);
         run_good_case("bytes and times", world, accounts);
     }

@@ -38,7 +38,8 @@ typedef struct {
 } ncclConfig_t;
 
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
-#define NCCL_CONFIG_INITIALIZER {sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT}
+#define NCCL_CONFIG_INITIALIZER \
+    {sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT}
 
 typedef enum { ncclSum = 0 } ncclRedOp_t;
 
