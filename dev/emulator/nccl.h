@@ -102,6 +102,7 @@ struct NcclCommunicator {
     uint64_t meetings;                  // that this rank has reached
     std::atomic<bool> in_use;           // by a call
     std::atomic<bool> aborted;
+    std::atomic<int> pending;           // collectives that are launched here and have not ended
     std::atomic<int> state;             // ncclInProgress until the thread has finished the latest call
     bool gone, finalizing;              // destroyed or aborted; ncclCommFinalize was called
     Place gone_at;
@@ -243,10 +244,9 @@ inline void nccl_run(NcclCommunicator* c, const std::vector<NcclTask>& tasks, ui
         std::lock_guard<std::mutex> guard(c->mutex);
         c->held.erase(number);
     }
-    if (c->aborted) return;
     c->shared->ranks[c->rank].entered = number;
-    for (const NcclTask& task : tasks)
-        if (!nccl_run_task(c, task)) return;
+    for (size_t i = 0; i < tasks.size() && !c->aborted; i++) nccl_run_task(c, tasks[i]);
+    c->pending--;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -267,6 +267,7 @@ inline void nccl_launch(NcclCommunicator* c, const std::vector<NcclTask>& tasks,
         std::lock_guard<std::mutex> guard(c->mutex);
         c->held[number] = Position{queue, queue->enqueued + 1};
     }
+    c->pending++;
     enqueue(stream, [c, tasks, number] { nccl_run(c, tasks, number); }, name, tasks[0].place, true);
     c->shared->ranks[c->rank].launched = number;
 }
@@ -301,14 +302,14 @@ inline void nccl_help(NcclCommunicator* c, double* since_ms) {
     }
 }
 
-// Waits a while for the threads to have run all that they can.
+// Waits a while for collectives to end.
 inline void nccl_wait_for_threads() {
     double until = milliseconds() + NCCL_PATIENCE_MS;
     for (bool more = true; more && milliseconds() < until;) {
         more = false;
         {
             std::lock_guard<std::mutex> guard(nccl_lock);
-            for (const NcclCommunicator* c : nccl_communicators) more |= !c->gone && nccl_next(c) > 0;
+            for (const NcclCommunicator* c : nccl_communicators) more |= !c->gone && c->pending > 0;
         }
         if (more) let_others_run();
     }

@@ -18,7 +18,8 @@
 //
 // Order. EMULATE_STREAMS=now runs each piece of work when it is enqueued: the device is always done, the host never too
 // early. (What waits for another process, and what depends on that, is held until it can run.) EMULATE_STREAMS=delayed
-// holds it until a synchronization demands it: the device is as late as it may be. If there are several streams, EMULATE_OTHERS sets what the streams do that the synchronization does not name:
+// holds it until a synchronization demands it: the device is as late as it may be. If there are several streams,
+// EMULATE_OTHERS sets what the streams do that the synchronization does not name:
 //     behind  they run only what the named one waits for. A missing wait between a producer and its consumer shows as
 //             stale or poisoned data.
 //     ahead   they run first, as far as their own waits allow. A missing wait before memory is reused shows as data
@@ -60,8 +61,8 @@ inline std::string text_of(Place place) {
 
 inline std::string call_text() { return std::string(call_name) + " at " + text_of(call_place); }
 
-// One lock for everything here. It is held while work runs: host threads use the device in turn. Only work that waits for
-// another process lets others in: let_others_run.
+// One lock for everything here. It is held while work runs: host threads use the device in turn. Only work that waits
+// for another process lets others in: let_others_run.
 class DeviceLock {
 public:
     void lock() { mutex.lock(), levels++; }
@@ -455,7 +456,8 @@ inline void run_work(const Work* work) {
     running = outer;
 }
 
-// Called by work that waits for another process, and for a stream that is busy: kernels of several streams run at a time.
+// Called by work that waits for another process, and for a stream that is busy: kernels of several streams run at a
+// time.
 inline void let_others_run() {
     const Work* work = running;
     int depth = open_depth;
@@ -537,7 +539,7 @@ inline void run_what_can(const Stream* but) {
     device_memory_close();
 }
 
-// Gives the collectives that all ranks have launched the time to run; set by nccl.h.
+// Gives collectives the time to run; set by nccl.h.
 inline void (*run_collectives_ahead)() = nullptr;
 
 inline void demand(Position position) {

@@ -10,6 +10,7 @@
 #   - FP16: a loss scale that overflows skips steps as on the CPU
 #   - two ranks (on one GPU, where its NCCL allows that): all stages of ZeRO end with the same bits, in all modes of the
 #     streams, with losses as on the CPU; gradients reduced in the storage dtype; a resume in another stage
+#   - pipelines of several stages end with the bits of one rank, in all modes of the streams
 set -u
 build=$1
 gpu=${2:-train-emulated}
@@ -180,6 +181,24 @@ two_ranks() {
     done
 }
 
+# Stages of a pipeline, in the modes of the streams: of one pipeline, and of two with sharded states. One step of a
+# deeper model.
+pipelines() {
+    export LAYERS=4
+    short="1 --seq 16 --batch 1 --total-batch 128 --reduce exact"
+    # shellcheck disable=SC2086
+    run "$gpu" one-stage $short
+    for mode in "STREAMS=now --pp 2 --ranks 4 --zero 1" "STREAMS=delayed --pp 4 --ranks 4 --pipeline zb-h1" \
+        "STREAMS=delayed EMULATE_OTHERS=ahead --pp 2 --ranks 2 --pipeline interleaved"; do
+        # shellcheck disable=SC2086
+        run_with "EMULATE_${mode%% --*}" "$gpu" mode $short --${mode#* --} &&
+            [ "$("$build/weights_hash" "$out/mode/step_00000001")" = \
+                "$("$build/weights_hash" "$out/one-stage/step_00000001" || echo none)" ]
+        verdict $? "$name, --${mode#* --}: the bits of one rank with EMULATE_${mode%% --*}"
+    done
+    unset LAYERS
+}
+
 # The emulator has one device, and so may this machine.
 export NCCL_MULTI_RANK_GPU_ENABLE=1
 if [ "$gpu" = train-cuda ] && ! run "$gpu" two 2 --ranks 2 > "$out/two.out"; then
@@ -191,6 +210,10 @@ else
             two_ranks
         done
     done
+    [ "$gpu" = train-emulated ] && with FP32 && {
+        use FP32 gpt2
+        pipelines
+    }
 fi
 
 echo "$passed passed, $failed failed"

@@ -135,8 +135,8 @@ static inline bool collective_check(Collectives* c, Error* error) {
     return !failed && !found;
 }
 
-// Whether `compute` has waited for a collective for so long that a GPU, or the link between them, must be stuck. (A rank
-// whose program is stuck is found earlier by the Comm, in collective_barrier, and in a pipeline here.) How long a
+// Whether `compute` has waited for a collective for so long that a GPU, or the link between GPUs, must be stuck. (A
+// rank whose program is stuck is found earlier by the Comm, in collective_barrier, and in a pipeline here.) How long a
 // collective itself has waited says nothing: a stage posts a receive ahead, and another one may compute for most of a
 // step before it sends. Called without the mutex: CUDA may block this thread, and that must not block the abort.
 static inline bool collective_is_stuck(Collectives* c, Error* error) {
@@ -281,19 +281,19 @@ static inline bool collective_open(Collectives* c, const Transport* ranks, size_
 }
 
 // The same for messages from one of two ranks to the other, COMM_ALL_GATHER of a slice that only one of them has. They
-// have a stream of their own, since a receive that is posted ahead keeps the stream busy until the other stage sends,
-// and so long its kernel keeps multiprocessors busy. What this needs of NCCL and of the GPU:
+// have a stream of their own: a receive that is posted ahead keeps its stream, and the multiprocessors of its kernel,
+// busy until the other stage sends. What this needs of NCCL and of the GPU:
 //
-//   - Kernels of all channels and of the reductions fit on the GPU together, in any order: one that has only a part of
-//     its blocks there, while others wait for messages that depend on it, would be a deadlock. Without a limit NCCL takes
-//     up to 32 multiprocessors for each; four channels and a reduction would fill an A100. A block moves about 20 GB/s.
+//   - Kernels of all channels and of the reductions fit on the GPU together, in any order: one with only a part of its
+//     blocks there, while others wait for messages that depend on it, would be a deadlock. Without a limit NCCL takes up
+//     to 32 multiprocessors for each; four channels and a reduction would fill an A100. A block moves about 20 GB/s.
 //   - Kernels are launched in any order. NCCL_LAUNCH_ORDER_IMPLICIT makes each wait until the one before has started,
 //     and a second receive of a channel starts only after the first message.
 //   - A stream whose hardware queue it shares with others (CUDA_DEVICE_MAX_CONNECTIONS) waits for what was enqueued
 //     before, which is never anything that depends on what is enqueued later. That costs overlap only.
 //
-// ncclSend and ncclRecv would move the same bytes over the same links by one hop, as ncclBroadcast does between two. They
-// would make connections and buffers of their own, have fewer protocols to choose from, and be another path to test.
+// ncclSend and ncclRecv would move the same bytes over the same links by one hop, as ncclBroadcast does between two.
+// They would be limited to fewer protocols, and be another path to connect and to test.
 static inline bool collective_open_channel(Collectives* c, const Transport* ranks, size_t slots, Error* error) {
     const char* ordered = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
     if (ordered && atoi(ordered) != 0 && ranks && ranks->world > 1)

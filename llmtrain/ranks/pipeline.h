@@ -248,8 +248,8 @@ static inline void pipeline_layout(Pipeline* p, size_t n, bool training, Arena* 
 }
 
 // Opens the channels; all ranks together. Neighbors open theirs at the same turn, so that none waits in a ring. A
-// message without meaning is sent through each: NCCL makes connections at the first collective, for which both hosts wait, and in
-// a step each would wait in the first receive that it starts.
+// message without meaning is sent through each: NCCL makes connections at the first collective, for which both hosts
+// wait, and in a step each would wait in the first receive that it starts.
 static inline bool pipeline_connect(Pipeline* p, FlatVector* flat, Error* error) {
     for (size_t turn = 0; p->pp > 1 && turn < RING_TURNS; turn++)
         for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++) {
