@@ -221,9 +221,6 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     if (o->plan.show) return plan_show(&run->model, &o->plan, error) && output_written(error);
     if (!run_compare_ranks(run, flags, error)) return false;
     record_fill(run, o, flags);
-    // CUDA loads a kernel at its first use, for which it may wait for those that run. A receive that is posted ahead runs
-    // until another stage sends, and with several stages that wait so, none would.
-    if (o->layout.pp > 1) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     // Memory may be short on one machine; model_connect is the first collective of the model.
     ok = model_allocate(model, error) && run_allocate(run, error);
     if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, &run->tokenizer, error);

@@ -36,7 +36,7 @@ static void show_optimizers(const Model* model) {
 static bool show_stages(const Model* planned, const PlanOptions* o, Error* error) {
     char fits[64] = "";
     printf("\n  %-10s %-10s %14s %22s\n", "--zero", "--reduce", "MB per rank", "MB sent per step");
-    for (size_t i = 0; i < 8; i++) {
+    for (size_t i = 0; i < (planned->pipeline.pp > 1 ? 4 : 8); i++) {
         Model model;
         ModelOptions options = planned->options;
         options.ranks.stage = i / 2;
@@ -46,7 +46,7 @@ static bool show_stages(const Model* planned, const PlanOptions* o, Error* error
         size_t bytes = plan_bytes(&model, o);
         const char* reduce = i % 2 ? "float" : "exact";
         printf("  %-10zu %-10s %14.2f %22.2f\n", i / 2, reduce, 1e-6 * (double)bytes,
-               1e-6 * (double)flat_bytes_sent(&model.flat, o->micro_batches));
+               1e-6 * (double)model_bytes_sent(&model, o->micro_batches));
         if (fits[0] == 0 && 1e-9 * (double)bytes <= o->memory_gb)
             snprintf(fits, sizeof fits, "--zero %zu --reduce %s is the lowest stage that", i / 2, reduce);
         model_free(&model);
@@ -104,11 +104,16 @@ static bool choice_of_optimizer(OptimizerKind kind, OptimizerKind asked) {
 
 static void choice_print(const Choice* c, const Model* asked, double memory_gb, double tokens) {
     const ModelOptions* o = &c->options;
-    char offload[32];
+    char offload[32], schedule[32];
     choice_name(OFFLOAD_CHOICES, o->offload, offload, sizeof offload);
     printf("--batch %zu", o->B);
     if (o->ranks.world > 1) printf(" --zero %zu", o->ranks.stage);
     if (o->ranks.shard > 0 && o->ranks.stage > 0) printf(" --shard %zu", o->ranks.shard);
+    if (asked->pipeline.pp > 1) {
+        choice_name(PIPELINE_NAMES, o->pipeline.kind, schedule, sizeof schedule);
+        printf(" --pp %zu --pipeline %s", o->ranks.pp, schedule);
+        if (o->pipeline.chunks > 1) printf(" --chunks %zu", o->pipeline.chunks);
+    }
     printf(" --optimizer %s", OPTIMIZERS[o->optimizer.kind].name);
     if (!FLOATX_IS_FLOAT) printf(" --masters %s", o->optimizer.master_weights ? "on" : "off");
     if (o->B < asked->options.B) printf(" --total-batch %.0f", tokens);  // the same step in more micro-batches
@@ -137,7 +142,8 @@ static bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, con
 // Offloading is tried only where something does not fit without it.
 static size_t choices_plan(Choice* choices, const Model* asked, const PlanOptions* o, const Rates* rates,
                            size_t sequences) {
-    size_t count = 0, stages = asked->flat.options.world > 1 ? 4 : 1, forms = FLOATX_IS_FLOAT ? 4 : 8;
+    size_t count = 0, forms = FLOATX_IS_FLOAT ? 4 : 8;
+    size_t stages = asked->flat.options.world == 1 ? 1 : asked->pipeline.pp > 1 ? 2 : 4;  // of ZeRO
     bool all_fits = false;
     for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++)
         for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
@@ -146,6 +152,7 @@ static size_t choices_plan(Choice* choices, const Model* asked, const PlanOption
                 Choice* c = &choices[count];
                 c->options = asked->options;
                 c->options.B = b;
+                c->options.pipeline.micro_batches = sequences / b;
                 c->options.optimizer.kind = (OptimizerKind)kind;
                 c->options.optimizer.master_weights = i % forms < 4;
                 c->options.ranks.stage = i / forms;
@@ -166,7 +173,7 @@ static bool show_choices(const Model* asked, const PlanOptions* o, const Rates* 
     if (choices == NULL) return fail_with(error, "out of memory for the list of what fits");
     size_t sequences = asked->options.B * o->micro_batches, fits = 0, nearest = 0;
     size_t count = choices_plan(choices, asked, o, rates, sequences);
-    double tokens = (double)(sequences * asked->options.T * asked->flat.options.world);
+    double tokens = (double)(sequences * asked->options.T * asked->flat.dp_world);
     qsort(choices, count, sizeof(Choice), choice_compare);
     for (size_t i = 0; i < count; i++) {
         const Choice* c = &choices[i];

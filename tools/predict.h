@@ -14,7 +14,7 @@
 #ifndef LLMTRAIN_PREDICT_H
 #define LLMTRAIN_PREDICT_H
 
-#include "../llmtrain.h"
+#include "../llmtrain/run/stages.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Rates
@@ -192,9 +192,10 @@ static inline double weights_ms(const Model* model, const Rates* r) {
 static inline double model_recompute_ms(const Model* model, const Rates* r) {
     BlockShape s = model_block_shape(model);
     double ms = 0;
-    for (size_t l = model_backward_ends(model); l < model->config.layers; l++)
-        ms += recompute_ms(model->activations->blocks[l].recomputed, &s, r);
-    return ms;
+    size_t K = model_blocks(model);  // in a pipeline those of one stage, and others are like it
+    for (size_t l = model->pipeline.pp > 1 ? 0 : model_backward_ends(model); l < K; l++)
+        ms += recompute_ms(model->activations->kept[l].recomputed, &s, r);
+    return ms * (double)model->config.layers / (double)K;
 }
 
 // Forward, head and backward of one micro-batch.
@@ -276,7 +277,8 @@ static inline double offload_rate_hidden(const Model* model, const Rates* r) {
 // computation. The update waits for the offloaded optimizer state.
 static inline double step_ms(const Model* model, const Rates* r, size_t micro_batches) {
     double micro = micro_batch_ms(model, r) + offload_wait_ms(model, r), update = update_ms(model, r);
-    double comm = 1e3 * (double)flat_bytes_sent(&model->flat, micro_batches) / r->comm;
+    double comm = 1e3 * (double)model_bytes_sent(model, micro_batches) / r->comm;
+    if (model->pipeline.pp > 1) micro *= model->pipeline.table.end / model->pipeline.all_busy;  // stages share it
     double moved = flat_offloads(&model->flat) ? 2.0 * (double)offload_total(&model->flat.offloaded.store) : 0;
     double compute = micro * (double)micro_batches + update + 1e3 * moved / r->offload;
     if (device_is_host()) return compute + comm;

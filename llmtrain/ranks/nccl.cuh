@@ -285,8 +285,8 @@ static inline bool collective_open(Collectives* c, const Transport* ranks, size_
 // busy until the other stage sends. What this needs of NCCL and of the GPU:
 //
 //   - Kernels of all channels and of the reductions fit on the GPU together, in any order: one with only a part of its
-//     blocks there, while others wait for messages that depend on it, would be a deadlock. Without a limit NCCL takes up
-//     to 32 multiprocessors for each; four channels and a reduction would fill an A100. A block moves about 20 GB/s.
+//     blocks there, while others wait for messages that depend on it, would be a deadlock. Without a limit NCCL takes
+//     up to 32 multiprocessors for each; four channels and a reduction would fill an A100. A block moves 20 GB/s or so.
 //   - Kernels are launched in any order. NCCL_LAUNCH_ORDER_IMPLICIT makes each wait until the one before has started,
 //     and a second receive of a channel starts only after the first message.
 //   - A stream whose hardware queue it shares with others (CUDA_DEVICE_MAX_CONNECTIONS) waits for what was enqueued

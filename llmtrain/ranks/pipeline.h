@@ -129,7 +129,7 @@ typedef struct {
     size_t* stages;           // (L + 2) the stage of each bucket
     size_t longest;           // blocks of the longest piece of this stage
     PipelineTable table;
-    double busy;              // how long this stage computes in it
+    double busy, all_busy;    // how long this stage computes in it; all stages together
     Channel channels[GROUPS]; // from GROUP_FORWARD_IN on
     PipelineBatch* batches;   // (pp) by the number of the micro-batch modulo pp; with several chunks only
 } Pipeline;
@@ -184,8 +184,11 @@ static inline bool pipeline_make_table(Pipeline* p, double head, Error* error) {
     }
     bool ok = pipeline_table_make(&p->table, p->options.kind, p->pp, p->options.micro_batches, p->options.chunks, costs,
                                   0, error);
-    for (size_t w = 0; w < PIPELINE_WORKS; w++)
-        p->busy += costs[w * p->pp + p->rank] * (double)(p->options.micro_batches * p->options.chunks);
+    for (size_t i = 0; i < PIPELINE_WORKS * p->pp; i++) {
+        double all = costs[i] * (double)(p->options.micro_batches * p->options.chunks);
+        p->all_busy += all;
+        if (i % p->pp == p->rank) p->busy += all;
+    }
     free(costs);
     return ok;
 }

@@ -10,7 +10,7 @@
 #include "../checkpoint/checkpoint.h"
 #include "../ranks/mesh.h"
 #include "../text/data.h"
-#include "../../llmtrain.h"
+#include "stages.h"
 
 typedef struct {
     bool show;                 // print the plan instead of training
@@ -112,13 +112,6 @@ static inline bool plan_fit(Model* model, PlanOptions* o, Error* error) {
     return o->recompute != RECOMPUTE_AUTO || plan_recompute(model, o) || o->show ||
         fail_with(error, "the run needs %.3f GB even with --recompute block, more than --memory %g; make --batch, "
                   "--seq or the model smaller, or --memory larger", 1e-9 * (double)plan_bytes(model, o), o->memory_gb);
-}
-
-// Bytes that this rank sends in a step.
-static inline size_t model_bytes_sent(const Model* model, size_t micro_batches) {
-    size_t n = model->options.B * model->options.T * model->config.channels;
-    return flat_bytes_sent(&model->flat, micro_batches) +
-           pipeline_messages(&model->pipeline, model_backward_ends(model)) * micro_batches * n * sizeof(floatX);
 }
 
 static inline void plan_print(const char* name, size_t size) { printf("  %-34s %12.2f\n", name, 1e-6 * (double)size); }

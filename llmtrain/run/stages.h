@@ -180,4 +180,11 @@ static inline void pipeline_losses(Model* model, const int32_t* tokens, const in
     exact_sum(&model->flat.sums->losses, model->activations->losses, B * T, model->stream);
 }
 
+// Bytes that this rank sends in a step.
+static inline size_t model_bytes_sent(const Model* model, size_t micro_batches) {
+    size_t n = model->options.B * model->options.T * model->config.channels;
+    return flat_bytes_sent(&model->flat, micro_batches) +
+           pipeline_messages(&model->pipeline, model_backward_ends(model)) * micro_batches * n * sizeof(floatX);
+}
+
 #endif  // LLMTRAIN_STAGES_H
