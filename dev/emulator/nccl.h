@@ -12,7 +12,8 @@
 // its host for that. So a rank whose host is busy elsewhere runs a collective by itself, shortly after another rank has
 // begun to wait for it, if all ranks have launched it.
 //
-// The first collective of a communicator connects its ranks: its launch waits for theirs, as in the library from 2.22 on.
+// The first collective of a communicator connects its ranks: its launch waits for theirs, as in the library from 2.22
+// on.
 //
 // Communicators must be non-blocking: calls return before their work is in the stream, and only ncclCommGetAsyncError
 // tells when it is. An event recorded before that is recorded too early.

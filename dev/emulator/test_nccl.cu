@@ -324,9 +324,9 @@ static void halves(Rank* r) {
     free(mesh);
 }
 
-// A ring of channels, with messages in both directions. Receives are posted ahead of everything, in an order that differs
-// from rank to rank, and kernels of all channels wait for each other. A bug leaves out the wait of `compute` for a
-// message, or the wait before a buffer is written again.
+// A ring of channels, with messages in both directions. Receives are posted ahead of everything, in an order that
+// differs from rank to rank, and kernels of all channels wait for each other. A bug leaves out the wait of `compute` for
+// a message, or the wait before a buffer is written again.
 typedef enum { RING_RIGHT, RING_READS_EARLY, RING_WRITES_EARLY } RingBug;
 
 static void ring(Rank* r, RingBug bug) {
@@ -357,7 +357,7 @@ static void ring(Rank* r, RingBug bug) {
     size_t wrong = 0;
     for (size_t i = 0; i < 2 * ROUNDS; i++) {
         Channel* sends = &p.channels[i % 2 ? GROUP_BACKWARD_OUT : GROUP_FORWARD_OUT];
-        for (size_t k = 0; k < N; k++) host[k] = floatX_of((float)(100 * i + 10 * r->rank + k % 10));
+        for (size_t k = 0; k < N; k++) host[k] = floatX_of((float)(16 * i + 4 * r->rank + k % 4));
         if (bug == RING_WRITES_EARLY && sends->started - sends->finished == sends->room) sends->finished++;
         floatX* message = channel_message(sends, r->stream);
         CUDA_CHECK(cudaMemcpyAsync(message, host, sizeof host, cudaMemcpyHostToDevice, r->stream->compute));
@@ -373,7 +373,7 @@ static void ring(Rank* r, RingBug bug) {
             channel_receive(receives, values, r->stream);
         }
         device_download(host, values, sizeof host, r->stream);
-        for (size_t k = 0; k < N; k++) wrong += (float)host[k] != (float)(100 * i + 10 * from + k % 10);
+        for (size_t k = 0; k < N; k++) wrong += float_of(host[k]) != (float)(16 * i + 4 * from + k % 4);
     }
     rank_check(r, wrong == 0 && collective_check(&flat->groups[GROUP_FORWARD_IN], &error), "messages around a ring");
     uint64_t sent = 0;
