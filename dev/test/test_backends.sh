@@ -45,7 +45,7 @@ run() {
     case "$*" in *--resume*) ;; *) rm -rf "$directory" ;; esac
     "$program" --data "$out/text_train_*.bin" --out "$directory" --steps "$steps" --family "$family" \
         --layers "${LAYERS:-2}" --heads "$heads" --kv-heads 2 --channels 32 --ffn 64 --seq 24 --batch 2 \
-        --total-batch 96 --lr 2e-3 --lr-final 1 --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 ||
+        --total-batch "${TOTAL:-96}" --lr 2e-3 --lr-final 1 --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 ||
         { cat "$directory.log"; return 1; }
 }
 
@@ -184,19 +184,17 @@ two_ranks() {
 # Stages of a pipeline, in the modes of the streams: of one pipeline, and of two with sharded states. One step of a
 # deeper model.
 pipelines() {
-    export LAYERS=4
-    short="1 --seq 16 --batch 1 --total-batch 128 --reduce exact"
-    # shellcheck disable=SC2086
-    run "$gpu" one-stage $short
+    export LAYERS=4 TOTAL=192
+    run "$gpu" one-stage 1 --reduce exact
     for mode in "STREAMS=now --pp 2 --ranks 4 --zero 1" "STREAMS=delayed --pp 4 --ranks 4 --pipeline zb-h1" \
         "STREAMS=delayed EMULATE_OTHERS=ahead --pp 2 --ranks 2 --pipeline interleaved"; do
         # shellcheck disable=SC2086
-        run_with "EMULATE_${mode%% --*}" "$gpu" mode $short --${mode#* --} &&
+        run_with "EMULATE_${mode%% --*}" "$gpu" mode 1 --reduce exact --${mode#* --} &&
             [ "$("$build/weights_hash" "$out/mode/step_00000001")" = \
                 "$("$build/weights_hash" "$out/one-stage/step_00000001" || echo none)" ]
         verdict $? "$name, --${mode#* --}: the bits of one rank with EMULATE_${mode%% --*}"
     done
-    unset LAYERS
+    unset LAYERS TOTAL
 }
 
 # The emulator has one device, and so may this machine.
