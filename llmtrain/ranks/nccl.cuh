@@ -42,11 +42,9 @@ typedef struct {
     cudaEvent_t done;                // recorded on the collectives' stream after it
     cudaEvent_t before[COLLECTIVE_WAITS];  // recorded on `compute` around each wait for `done`, in turn
     cudaEvent_t after[COLLECTIVE_WAITS];
-    uint64_t waits, read;            // waits so far, and those already added to waited_ms
-    uint64_t begun;                  // collectives so far, and the last one that `compute` is to wait for;
-    uint64_t awaited;                // the watchdog reads them,
-    uint64_t seen;                   // the one that it looks at,
-    double since_ms;                 // and when it first saw that `compute` had come to the wait; 0: not yet
+    uint64_t waits, read;            // waits so far, which the watchdog reads, and those already added to waited_ms
+    uint64_t seen;                   // the wait in which the watchdog has found `compute`, plus 1; 0: none
+    double since_ms;                 // when it first did
 } CollectiveSlot;
 
 typedef struct {
@@ -138,22 +136,23 @@ static inline bool collective_check(Collectives* c, Error* error) {
 // Whether `compute` has waited for a collective for so long that a GPU, or the link between GPUs, must be stuck. (A
 // rank whose program is stuck is found earlier by the Comm, in collective_barrier, and in a pipeline here.) How long a
 // collective itself has waited says nothing: a stage posts a receive ahead, and another one may compute for most of a
-// step before it sends. Called without the mutex: CUDA may block this thread, and that must not block the abort.
+// step before it sends. The host may be several waits ahead. Called without the mutex: CUDA may block this thread, and
+// that must not block the abort.
 static inline bool collective_is_stuck(Collectives* c, Error* error) {
     double now = now_ms(), limit_ms = 2 * c->comm->timeout_ms;
     bool stuck = false;
     if (comm_is_extended(c->comm)) limit_ms *= 10;  // a rank may wait for its data, as in a validation
     for (size_t i = 0; i < c->slot_count; i++) {
         CollectiveSlot* s = &c->slots[i];
-        uint64_t begun = __atomic_load_n(&s->begun, __ATOMIC_ACQUIRE);
-        uint64_t awaited = __atomic_load_n(&s->awaited, __ATOMIC_ACQUIRE);
-        uint64_t waits = __atomic_load_n(&s->waits, __ATOMIC_ACQUIRE);
-        if (begun != s->seen) s->since_ms = 0;
-        s->seen = begun;
-        if (begun == 0 || awaited < begun || cudaEventQuery(s->done) == cudaSuccess ||
-            cudaEventQuery(s->before[(waits - 1) % COLLECTIVE_WAITS]) != cudaSuccess) continue;
-        if (s->since_ms == 0) s->since_ms = now;
-        stuck |= now - s->since_ms > limit_ms;
+        uint64_t waits = __atomic_load_n(&s->waits, __ATOMIC_ACQUIRE), found = 0;
+        for (uint64_t w = waits - (waits < COLLECTIVE_WAITS ? waits : COLLECTIVE_WAITS); w < waits && !found; w++) {
+            size_t at = w % COLLECTIVE_WAITS;
+            if (cudaEventQuery(s->before[at]) == cudaSuccess && cudaEventQuery(s->after[at]) != cudaSuccess)
+                found = w + 1;
+        }
+        if (found != s->seen) s->since_ms = now;
+        s->seen = found;
+        stuck |= found && now - s->since_ms > limit_ms;
     }
     if (stuck)
         fail_with(error, "a collective between GPUs has not finished for %.1f s although the processes of all ranks "
@@ -329,15 +328,13 @@ static inline bool collective_begin(Collectives* c, size_t slot, Stream stream) 
 // The event `done` may be recorded only once the kernel is in the stream.
 static inline void collective_end(Collectives* c, size_t slot, ncclResult_t status, const char* what) {
     Error error;
-    CollectiveSlot* s = &c->slots[slot];
     bool good = collective_complete(c, status, what, &error);
     pthread_mutex_unlock(&c->mutex);
     if (!good) {
         collective_abort(c, &error);
         return;
     }
-    CUDA_CHECK(cudaEventRecord(s->done, c->stream));
-    __atomic_add_fetch(&s->begun, 1, __ATOMIC_RELEASE);
+    CUDA_CHECK(cudaEventRecord(c->slots[slot].done, c->stream));
 }
 
 // For slices of different lengths, which ncclReduceScatter and ncclAllGather do not take: one operation per rank, all
@@ -407,7 +404,6 @@ static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
     CUDA_CHECK(cudaStreamWaitEvent(stream->compute, s->done, 0));
     CUDA_CHECK(cudaEventRecord(s->after[next], stream->compute));
     __atomic_add_fetch(&s->waits, 1, __ATOMIC_RELEASE);
-    __atomic_store_n(&s->awaited, s->begun, __ATOMIC_RELEASE);
 }
 
 // Waits until the hosts of all ranks have got here and enqueued their work so far. Called once per micro-batch, before
