@@ -232,7 +232,7 @@ TEST_PARTS := cpu-programs cpu-processes cuda-kernels cuda-runs alone
 .PHONY: test-cpu test-cpu-programs test-cpu-processes test-cpu-only test-cuda test-cuda-kernels test-cuda-runs \
     test-more test-more-cpu test-more-cuda test-ranks test-pairs test-calls test-posix test-posix-suites soak sanitize \
     races test-races test-races-comm test-races-runs mutants coverage fuzz peers-tokenizers emulated sectors bounds \
-    bench tour bench-checkpoint plan-published
+    bench tour bench-axes bench-checkpoint plan-published
 
 ##@ Tests
 ## test-cpu: the half of make test without CUDA
@@ -363,6 +363,10 @@ tour: $(B)/bench-FP32
 ## plan-published: published training runs, next to what build/plan predicts: doc/published.md, doc/published.svg
 plan-published: $(B)/published
 	$(B)/published --table doc/published.md --plot doc/published.svg
+
+## bench-axes: what layouts of ranks send, take and idle, beside their plans
+bench-axes: $(addprefix $(B)/,train-FP32 corpus tokenize)
+	python3 dev/bench/axes.py --build $(B)
 
 ## bench-checkpoint: the cost of saving and loading GPT-2 124M, compared with dd on the same disk
 bench-checkpoint: $(B)/checkpoint_cost
