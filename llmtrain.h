@@ -177,8 +177,12 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     if (options.T > device_longest())
         return fail_with(error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make "
                          "--seq smaller", options.T, device_longest());
-    if ((options.slots > 1 || ranks_pp(&options.ranks) > 1) && (options.offload & OFFLOAD_ACTIVATIONS))
-        return fail_with(error, "activations cannot be offloaded with several slots; set slots to 1");
+    bool stages = ranks_pp(&options.ranks) > 1;
+    if ((options.slots > 1 || stages) && (options.offload & OFFLOAD_ACTIVATIONS))
+        return fail_with(error, "activations cannot be offloaded with several slots, or --pp; leave out one of them");
+    if (stages && pipeline_splits(options.pipeline.kind) && options.recompute != RECOMPUTE_NONE)
+        return fail_with(error, "--pipeline zb-h1 and zb-h2 need what --recompute would drop; choose 1f1b, or leave "
+                         "out --recompute");
     // Logits of all rows at once would be the largest array, so the rows are cut into equal parts of at most
     // head_elements() logits.
     size_t N = options.B * options.T, Vp = config_padded_vocab(config);

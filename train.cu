@@ -136,8 +136,7 @@ static void options_flags(Flags* flags, Options* o) {
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
     if (o->sampler.prompt[0] == 0) return fail_with(error, "--prompt is empty; give at least one character");
     if (!validation_options_check(&o->validation, o->run.keep_best, o->val != NULL, error)) return false;
-    if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, &o->layout, error))
-        return false;
+    if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
     return o->data || o->plan.show ||
            fail_with(error, "no training data: give --data (build/generate --out DIR --prompt TEXT samples text)");
 }

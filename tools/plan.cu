@@ -131,7 +131,8 @@ static bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, con
     bool exists = (!(offload & OFFLOAD_OPTIMIZER) || offload_total(&model.flat.offloaded.store) > 0) &&
                   (!(offload & OFFLOAD_ACTIVATIONS) || offload_blocks_bytes(&model.offloaded) > 0);
     c->recomputes = (double)plan_bytes(&model, o) > 1e9 * o->memory_gb;
-    if (c->recomputes) plan_recompute(&model, o);
+    if (c->recomputes && model.pipeline.table.splits) exists = false;
+    else if (c->recomputes) plan_recompute(&model, o);
     c->bytes = (double)plan_bytes(&model, o);
     c->ms = step_ms(&model, rates, sequences / c->options.B);
     model_free(&model);

@@ -193,7 +193,7 @@ static inline double model_recompute_ms(const Model* model, const Rates* r) {
     BlockShape s = model_block_shape(model);
     double ms = 0;
     size_t K = model_blocks(model);  // in a pipeline those of one stage, and others are like it
-    for (size_t l = model->pipeline.pp > 1 ? 0 : model_backward_ends(model); l < K; l++)
+    for (size_t l = model_first_kept(model); l < K; l++)
         ms += recompute_ms(model->activations->kept[l].recomputed, &s, r);
     return ms * (double)model->config.layers / (double)K;
 }

@@ -3,10 +3,10 @@ idle by the schedule.
 
     python3 dev/bench/axes.py [--build build] [--layout '--ranks 4 --pp 2']
 
-A line per layout: bytes that rank 0 sent in a step and the plan's, equal but for a few KB of statistics; the peak of its memory and the
-plan's, which must be within 5%; the idle share of the first and the last stage, from the table that is executed, in
-units of a block's operations. Exit code 1: a layout is not as planned. Processes that share two cores say nothing about
-speed.
+A line per layout: bytes that rank 0 sent in a step and the plan's, equal but for a few KB of statistics; the peak of
+its memory and the plan's, which must be within 5%; the idle share of the first and the last stage, from the table that
+is executed, in units of a block's operations. Exit code 1: a layout is not as planned. Processes that share two cores
+say nothing about speed.
 """
 import argparse
 import json

@@ -194,7 +194,7 @@ pipelines() {
                 "$("$build/weights_hash" "$out/one-stage/step_00000001" || echo none)" ]
         verdict $? "$name, --${mode#* --}: the bits of one rank with EMULATE_${mode%% --*}"
     done
-    fails "at send do hang" 'or a stage of a pipeline is stuck' --pp 2 --timeout 2
+    fails "at send do hang" 'or a stage of a pipeline is stuck' --pp 2 --timeout 1
     verdict $? "$name, --pp 2: rank 1 hangs, and the other says that a stage is stuck"
     unset LAYERS TOTAL
 }

@@ -266,7 +266,7 @@ static const Case CASES[] = {
           "zb-h1 and zb-h2 need what --recompute would drop ... 1f1b"),
     WRONG("offloaded activations of a pipeline",
           "@ !--layers --layers 2 --ranks 2 --pp 2 --offload activations --offload-dir .",
-          "activations cannot be offloaded with --pp"),
+          "activations cannot be offloaded ... --pp"),
     WRONG("total batch that pipelines do not divide", "@ !--layers --layers 2 --ranks 4 --pp 2 --total-batch 96",
           "--total-batch 96 ... times the pipelines, 64"),
     WRONG("a shard of pipelines that does not divide them",

@@ -142,7 +142,7 @@ static void test_impossible(void) {
         {2, 0, 1, OFFLOAD_NOTHING, "a batch of 2 sequences of 0 tokens is impossible"},
         {SIZE_MAX / 2, 4, 1, OFFLOAD_NOTHING, "sequences of 4 tokens is impossible"},
         {2, 1025, 1, OFFLOAD_NOTHING, "sequences of 1025 tokens do not fit the model's context of 1024"},
-        {2, 64, 2, OFFLOAD_BOTH, "activations cannot be offloaded with several slots; set slots to 1"},
+        {2, 64, 2, OFFLOAD_BOTH, "activations cannot be offloaded with several slots, or --pp; leave out one"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         Config config;

@@ -208,21 +208,19 @@ static inline bool ranks_same(RankStats* s, const FlatVector* flat, size_t count
     uint64_t* sums = s->checksums;
     if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
     for (size_t i = 0; i < count; i++) {
-        size_t usual = 0, most = 0, have = 0;
+        size_t usual = 0, most = 0, have = 0, bucket = names ? flat->count - 1 : i;
         for (size_t r = 0; r < world; r++) {
             size_t same = 0;
-            if (!flat_rank_has(flat, r, names ? flat->count - 1 : i)) continue;
+            if (!flat_rank_has(flat, r, bucket)) continue;
             for (size_t q = 0; q < world; q++)
-                same += flat_rank_has(flat, q, names ? flat->count - 1 : i) &&
-                        sums[r * count + i] == sums[q * count + i];
+                same += flat_rank_has(flat, q, bucket) && sums[r * count + i] == sums[q * count + i];
             if (same > most) usual = r;
             most = max_size(most, same);
             have++;
         }
         for (size_t r = 0; r < world && most < have; r++) {
             char what[96];
-            if (!flat_rank_has(flat, r, names ? flat->count - 1 : i)) continue;
-            if (sums[r * count + i] == sums[usual * count + i]) continue;
+            if (!flat_rank_has(flat, r, bucket) || sums[r * count + i] == sums[usual * count + i]) continue;
             if (names) snprintf(what, sizeof what, "%s", names[i]);
             else describe_bucket(what, sizeof what, count, i);
             fail_with(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume "

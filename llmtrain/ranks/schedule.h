@@ -23,7 +23,7 @@
 //
 // One rule makes all tables. All stages are simulated with the costs of their operations; each has one next forward,
 // backward and weight gradient, and of those that its limits allow, the one that can start earliest in the whole
-// pipeline is next: of several the lowest stage's, there a forward before a backward before weights. So the table
+// pipeline is next. Of several that can, it is one of the lowest stage: its forward, or else its backward. So the table
 // adapts to stages of different costs, and every rank computes the same one. gpipe alone waits for all forwards before
 // its first backward. Where all stages have the same costs F, B and W, each of them is idle for (S - 1) (F + B + W)
 // until the last one has ended with gpipe and 1f1b, and for this / V with interleaved if S divides the micro-batches;
@@ -225,8 +225,8 @@ static inline bool pipeline_table_make(PipelineTable* t, PipelineKind kind, size
     bool sized = stages > 0 && stages <= 65535 && chunks > 0 && chunks <= 255 && micro_batches > 0 &&
         micro_batches <= 65535 && (chunks == 1 || kind == PIPELINE_INTERLEAVED);
     if (!sized || (kind == PIPELINE_INTERLEAVED && (chunks + 1) * stages > 65535))
-        return fail_with(error, "a pipeline of %zu stages with %zu chunks and %zu micro-batches: choose 1 to 65535 "
-                         "stages and micro-batches, and more than one chunk only if it is interleaved", stages, chunks,
+        return fail_with(error, "a pipeline of %zu stages with %zu chunks and %zu micro-batches is too large, or has "
+                         "chunks and is not interleaved; make --pp, --chunks or --total-batch smaller", stages, chunks,
                          micro_batches);
     t->stages = stages, t->micro_batches = micro_batches, t->chunks = chunks, t->splits = pipeline_splits(kind);
     m.table = t, m.kind = kind, m.costs = costs, m.hop = hop;

@@ -46,7 +46,10 @@ static inline bool run_compare_devices(Run* run, Error* error) {
         printf("note: ranks have different devices, compilers or --matmul-algorithms files; --check-every compares "
                "only their parameters\n");
     if (run->options->check_every && run->model.flat.dp_world == 1)
-        printf("note: there is one pipeline, so no two ranks have the same parameters for --check-every to compare\n");
+        printf("note: there is one pipeline, so --check-every has %s to compare\n",
+               run->model.config.tied ? "nothing but the tied embedding" : "nothing");
+    if (run->model.flat.pp > 1 && run->options->guard.spike_trace + run->options->guard.spike_loss > 0)
+        printf("note: steps are not traced to their sequences, since no rank has the whole model\n");
     return true;
 }
 

@@ -42,12 +42,7 @@ static inline void plan_flags(Flags* flags, PlanOptions* o) {
     flags_append(flags, table, sizeof table / sizeof table[0]);
 }
 
-static inline bool plan_options_check(const PlanOptions* o, const Layout* layout, Error* error) {
-    if (layout->pp > 1 && (o->offload & OFFLOAD_ACTIVATIONS))
-        return fail_with(error, "--offload activations is for a model in one piece; leave it out, or --pp");
-    if (layout->pp > 1 && pipeline_splits(layout->pipeline) && o->recompute != RECOMPUTE_NONE)
-        return fail_with(error, "--pipeline zb-h1 and zb-h2 need what --recompute would drop; choose 1f1b, or leave "
-                         "out --recompute");
+static inline bool plan_options_check(const PlanOptions* o, Error* error) {
     if (o->offload_dir && !o->offload) return fail_with(error, "--offload-dir needs --offload, what to keep there");
     if (o->offload && o->offload_dir == NULL && device_is_host())
         return fail_with(error, "--offload needs --offload-dir, a directory on a fast disk");
@@ -126,27 +121,33 @@ static inline void plan_show_offload(const Model* model, const PlanOptions* o) {
         printf("  No activations are offloaded: all activations fit in the three blocks kept in memory.\n");
 }
 
+static inline void plan_print_fit(double gb, const PlanOptions* o) {
+    if (o->memory_gb > 0)
+        printf("  %.3f GB in all, %s --memory %g\n", gb, gb > o->memory_gb ? "more than" : "within", o->memory_gb);
+}
+
 // Prints which operations run again in the backward, and in how many blocks.
 static inline void plan_show_recompute(const Model* model) {
     static const char* const names[] = {"norm1", "qkv", "attention", "attention_out", "norm2", "ffn_in", "ffn_act"};
     size_t shown = 0;
     for (int o = 0; o < BLOCK_OPERATIONS; o++) {
         size_t blocks = 0;
-        for (size_t l = model->pipeline.pp > 1 ? 0 : model_backward_ends(model); l < model_blocks(model); l++)
+        for (size_t l = model_first_kept(model); l < model_blocks(model); l++)
             blocks += block_recomputes(&model->activations->kept[l], (BlockOperation)o);
         if (blocks > 0) printf("%s %s in %zu", shown++ ? "," : "  recomputed:", names[o], blocks);
     }
     if (shown > 0) printf(" of %zu blocks\n", model_blocks(model));
 }
 
-// Prints what each stage of a pipeline has and takes.
+// Prints what each stage of a pipeline has and takes; and whether all fit.
 static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, Error* error) {
     const Pipeline* p = &planned->pipeline;
-    printf("\n  %-8s %-24s %16s %12s %8s\n", "stage", "blocks", "micro-batches", "MB", "idle");
+    double most = 0;
+    printf("\n  %-8s %16s %12s %8s  %s\n", "stage", "micro-batches", "MB", "idle", "blocks");
     for (size_t stage = 0; stage < p->pp; stage++) {
         Model model;
         ModelOptions options = planned->options;
-        char blocks[512] = "";
+        char blocks[4096] = "";
         options.ranks.rank = stage;
         if (!model_plan(&model, &planned->config, options, error)) return false;
         if (o->recompute == RECOMPUTE_AUTO) plan_recompute(&model, o);
@@ -155,12 +156,15 @@ static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, 
             snprintf(blocks + used, sizeof blocks - used, "%s%zu-%zu", chunk ? ", " : "", p->begins[piece],
                      p->begins[piece + 1] - 1);
         }
-        printf("  %-8zu %-24s %16zu %12.2f %7.1f%%\n", stage, blocks, pipeline_slots(&model.pipeline),
-               1e-6 * (double)plan_bytes(&model, o), 100 * pipeline_idle(&model.pipeline));
+        double bytes = (double)plan_bytes(&model, o);
+        most = fmax(most, bytes);
+        printf("  %-8zu %16zu %12.2f %7.1f%%  %s\n", stage, pipeline_slots(&model.pipeline), 1e-6 * bytes,
+               100 * pipeline_idle(&model.pipeline), blocks);
         model_free(&model);
     }
     printf("  micro-batches: whose activations, of one part of its blocks, a stage holds at most; idle: while it waits "
            "for\n  others, as the schedule has it; the first stage has the embeddings, the last the head\n");
+    plan_print_fit(1e-9 * most, o);
     return true;
 }
 
@@ -169,7 +173,6 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
     const RankOptions* ranks = &model->flat.options;
     const char* const sums[] = {"fp32", FLOATX_NAME, "64-bit fixed point"};  // by ReduceKind
     Arena outside = plan_outside(model, o);
-    double gb = 1e-9 * (double)plan_bytes(model, o);
     if (ranks->world > 1)
         printf("rank 0 of %zu, --zero %zu over %zu, gradients reduced in %s\n", ranks->world, ranks->stage,
                model->flat.shard_world, sums[ranks->reduce]);
@@ -179,9 +182,9 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
     if (ranks->world > 1) plan_print("sent per step", model_bytes_sent(model, o->micro_batches));
     if (o->offload) plan_show_offload(model, o);
     plan_show_recompute(model);
-    if (o->memory_gb > 0)
-        printf("  %.3f GB in all, %s --memory %g\n", gb, gb > o->memory_gb ? "more than" : "within", o->memory_gb);
-    return model->pipeline.pp == 1 || plan_show_stages(model, o, error);
+    if (model->pipeline.pp > 1) return plan_show_stages(model, o, error);
+    plan_print_fit(1e-9 * (double)plan_bytes(model, o), o);
+    return true;
 }
 
 #endif  // LLMTRAIN_PLAN_H

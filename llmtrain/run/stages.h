@@ -180,6 +180,11 @@ static inline void pipeline_losses(Model* model, const int32_t* tokens, const in
     exact_sum(&model->flat.sums->losses, model->activations->losses, B * T, model->stream);
 }
 
+// The first block whose activations are kept, in a slot's own numbering.
+static inline size_t model_first_kept(const Model* model) {
+    return model->pipeline.pp > 1 ? 0 : model_backward_ends(model);
+}
+
 // Bytes that this rank sends in a step.
 static inline size_t model_bytes_sent(const Model* model, size_t micro_batches) {
     size_t n = model->options.B * model->options.T * model->config.channels;

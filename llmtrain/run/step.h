@@ -1,7 +1,7 @@
 // step.h: what surrounds the computation of a step in the training loop of train.cu.
 //
 //   StepLog s = step_begin(&run);            the clock starts
-//   ...                                      model_step: forward and backward
+//   ...                                      pipeline_step: forward and backward
 //   step_read(&run, &s, &error);             loss and norm over all ranks
 //   run_update(&run, &s, factor);            unless the step is skipped
 //   step_end(&run, &s, &due);                the clock stops, before anything that is due

@@ -47,7 +47,7 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
         size_t first = (round * world + rank) * v->B, batch = first < windows ? min_size(v->B, windows - first) : 0;
         good = good && (batch == 0 || dataset_batch(v->tokens, v->targets, v->data, first,
                                                     (int32_t)model->config.vocab, batch, v->T, v->overlap, error));
-        if (!good) {  // other stages wait for what it computes
+        if (!good && flat->pp > 1) {  // other stages wait for what it computes
             memset(v->tokens, 0, v->B * v->T * sizeof(int32_t));
             memset(v->targets, -1, v->B * v->T * sizeof(int32_t));
         }
