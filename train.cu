@@ -150,7 +150,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
                          .world = world, .local_rank = run->comm.local_rank, .stage = o->layout.zero,
                          .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : automatic, .shard = o->layout.shard,
                          .pp = o->layout.pp, .groups = MESH_TRANSPORTS(run->mesh)};
-    PipelineOptions pipeline = {o->layout.pipeline, o->layout.chunks, o->plan.micro_batches};
+    PipelineOptions pipeline = {o->layout.pipeline, layout_chunks(&o->layout), o->plan.micro_batches};
     ModelOptions m = {.B = o->batch, .T = o->seq, .training = true, .optimizer = o->optimizer,
                       .cached_sequences = o->sample_every > 0, .mask_documents = run->train.mask_documents,
                       .end_of_text = run->train.end_of_text, .tf32 = o->tf32,

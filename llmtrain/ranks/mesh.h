@@ -55,14 +55,18 @@ static inline void layout_flags(Flags* flags, Layout* l) {
 // Pipelines that train together, each on other samples.
 static inline uint64_t layout_pipelines(const Layout* l, uint64_t world) { return world / max_size(l->pp, 1); }
 
-// Completes and checks what concerns pipelines.
-static inline bool layout_check_pipeline(Layout* l, uint64_t world, bool samples, Error* error) {
+// Parts of the model that each stage has.
+static inline size_t layout_chunks(const Layout* l) {
+    return l->chunks ? l->chunks : l->pipeline == PIPELINE_INTERLEAVED && l->pp > 1 ? 2 : 1;
+}
+
+// Checks what concerns pipelines.
+static inline bool layout_check_pipeline(const Layout* l, uint64_t world, bool samples, Error* error) {
     unsigned long long pp = l->pp, ranks = world;
     bool interleaved = l->pipeline == PIPELINE_INTERLEAVED;
     if (l->chunks > 1 && !interleaved)
         return fail_with(error, "--chunks %llu is for --pipeline interleaved; choose it, or leave out --chunks",
                          (unsigned long long)l->chunks);
-    if (l->chunks == 0) l->chunks = interleaved && pp > 1 ? 2 : 1;
     if (l->chunks > 1 && pp == 1)
         return fail_with(error, "--chunks %llu needs several stages; choose --pp", (unsigned long long)l->chunks);
     if (world % l->pp != 0)
@@ -100,7 +104,7 @@ static inline bool mesh_color(size_t* color, const Comm* comm, const Layout* l, 
     case GROUP_SHARD: *color = pipeline / S * pp + stage; return l->shard > 0 || pp > 1;
     case GROUP_COPIES: *color = pipeline % S * pp + stage; return l->shard > 0;
     case GROUP_TIED: *color = pipeline / S; return tied && pp > 1 && end;
-    default: edge = ring_edge(group, stage, pp, l->chunks > 1);
+    default: edge = ring_edge(group, stage, pp, layout_chunks(l) > 1);
     }
     *color = pipeline * pp + edge;
     return edge != RING_NONE;
@@ -128,7 +132,7 @@ static inline bool mesh_open_groups(Mesh* mesh, Comm* comm, const Layout* l, siz
 
 // Called by all ranks together. The layout is as layout_check has left it; tied: the model's head.
 static inline bool mesh_open(Mesh* mesh, Comm* comm, const Layout* l, bool tied, Error* error) {
-    size_t turns = l->pp == 1 ? 0 : l->chunks > 1 ? 2 + l->pp % 2 : min_size(l->pp - 1, 2);
+    size_t turns = l->pp == 1 ? 0 : layout_chunks(l) > 1 ? 2 + l->pp % 2 : min_size(l->pp - 1, 2);
     bool opens[GROUP_FORWARD_IN] = {l->shard > 0 || l->pp > 1, l->shard > 0, tied && l->pp > 1};
     for (size_t g = 0; g < GROUP_FORWARD_IN; g++)
         if (opens[g] && !mesh_open_groups(mesh, comm, l, g, g + 1, 0, tied, error)) return false;
