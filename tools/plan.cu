@@ -34,7 +34,7 @@ static void show_optimizers(const Model* model) {
 
 // Prints the memory of a rank and the bytes that it sends in a step, for each stage and kind of reduction.
 static bool show_stages(const Model* planned, const PlanOptions* o, Error* error) {
-    char fits[64] = "";
+    char fits[96] = "";
     printf("\n  %-10s %-10s %14s %22s\n", "--zero", "--reduce", "MB per rank", "MB sent per step");
     for (size_t i = 0; i < (planned->pipeline.pp > 1 ? 4 : 8); i++) {
         Model model;
