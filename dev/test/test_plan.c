@@ -482,7 +482,7 @@ static void test_cluster_bubbles(void) {
                 PipelineTable t;
                 Error error;
                 size_t slots[16];
-                double ms;
+                double ms = 0;
                 for (size_t i = 0; i < PIPELINE_WORKS * P; i++)
                     costs[i] = 1 + 0.1 * (double)random_uniform(micros, RANDOM_TEST, kind, i);
                 need(pipeline_table_make(&t, l.kind, P, micros, l.chunks, costs, 0.05, &error) &&
