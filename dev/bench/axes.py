@@ -3,8 +3,9 @@ idle by the schedule.
 
     python3 dev/bench/axes.py [--build build] [--layout '--ranks 4 --pp 2']
 
-A line per layout: bytes that rank 0 sent in a step and the plan's, equal but for a few KB of statistics; the peak of
-its memory and the plan's, which must be within 5%; the idle share of the first and the last stage, from the table that
+A line per layout: bytes that rank 0 sent in a step, the mean of ten, and the plan's, within 2%, since what is in flight
+at the end of a step counts in the next (dev/test/test_zero.c has equal ones); the peak of its memory and the plan's,
+which must be within 5%; the idle share of the first and the last stage, from the table that
 is executed, in units of a block's operations. Exit code 1: a layout is not as planned. Processes that share two cores
 say nothing about speed.
 """
@@ -52,13 +53,14 @@ with tempfile.TemporaryDirectory() as folder:
     for i, layout in enumerate(options.layout or LAYOUTS):
         flags = [*MODEL, *layout.split(), '--data', f'{shard}_train_000000.bin']
         plan = train(*flags, '--plan')
-        train(*flags, '--steps', '3', '--out', f'{folder}/{i}')
+        train(*flags, '--steps', '12', '--out', f'{folder}/{i}')
         with open(f'{folder}/{i}/metrics.jsonl') as log:
-            last = json.loads(log.readlines()[-1])
-        sent, peak = 1e-6 * last['comm_bytes'], 1e-6 * last['mem_bytes']
+            lines = [json.loads(line) for line in log]
+        sent = 1e-6 * sum(line['comm_bytes'] for line in lines[1:11]) / 10
+        peak = 1e-6 * lines[-1]['mem_bytes']
         total = planned(plan, 'total') + sum(map(float, re.findall(r'^ *outside: .* ([\d.]+)$', plan, re.M)))
         idle = re.findall(r'([\d.]+%)$', plan, re.M) or ['', '']
-        good = abs(sent - planned(plan, 'sent per step')) <= 0.02 and abs(peak / total - 1) <= 0.05
+        good = abs(sent - planned(plan, 'sent per step')) <= 0.02 * sent + 0.02 and abs(peak / total - 1) <= 0.05
         failed |= not good
         print(f'{layout:42} {sent:10.2f} {planned(plan, "sent per step"):9.2f} {peak:10.2f} {total:9.2f} '
               f'{idle[0]:>12} {idle[-1]:>6}{"" if good else "  NOT AS PLANNED"}')
