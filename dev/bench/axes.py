@@ -5,9 +5,8 @@ idle by the schedule.
 
 A line per layout: bytes that rank 0 sent in a step, the mean of ten, and the plan's, within 2%, since what is in flight
 at the end of a step counts in the next (dev/test/test_zero.c has equal ones); the peak of its memory and the plan's,
-which must be within 5%; the idle share of the first and the last stage, from the table that
-is executed, in units of a block's operations. Exit code 1: a layout is not as planned. Processes that share two cores
-say nothing about speed.
+which must be within 5%; the idle share of the first and the last stage, from the table that is executed, in units of a
+block's operations. Exit code 1: a layout is not as planned. Processes that share two cores say nothing about speed.
 """
 import argparse
 import json

@@ -95,7 +95,7 @@ static inline bool layout_check(Layout* l, uint64_t world, bool samples, Error* 
     return true;
 }
 
-// Whether this rank is in a group of `pp` stages and `wraps` (ring_edge), and its color there.
+// Whether this rank is in a group, and its color there: those of the same color are one. tied: the model's head.
 static inline bool mesh_color(size_t* color, const Comm* comm, const Layout* l, size_t group, bool tied) {
     size_t pp = l->pp, pipelines = comm->world / pp, stage = comm->rank % pp, pipeline = comm->rank / pp;
     size_t S = l->shard ? l->shard : pipelines, edge = RING_NONE;

@@ -49,7 +49,7 @@ static inline void piece_block_backward(Model* model, size_t l, size_t end) {
     model->gradients = usual;
 }
 
-// Its backward, from the losses or from the gradient that the next stage sends.
+// The backward of a piece, from the losses or from the gradient that the next stage sends.
 static inline void piece_backward(Model* model, size_t piece) {
     Pipeline* p = &model->pipeline;
     const Activations* a = model->activations;
