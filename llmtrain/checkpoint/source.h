@@ -217,7 +217,9 @@ static inline bool source_open_newest(ModelSource* s, const char* out, bool* fou
         if (!checkpoint_find_before(&step, found, out, UINT64_MAX, error)) return false;
         if (!*found) return true;
         checkpoint_path(s->path, out, step, "");
-        if (source_open_checkpoint(s, error)) return true;
+        bool ok = source_open_checkpoint(s, error);
+        snprintf(s->tokenizer, sizeof s->tokenizer, "%.4000s/tokenizer", out);  // not by way of a step that may go
+        if (ok) return true;
         if (tries == 0 || access(s->path, F_OK) == 0) return false;
         source_close(s);
     }
