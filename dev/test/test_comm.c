@@ -18,6 +18,7 @@
 // launcher the program is one of the launcher's ranks and only tests the collectives.
 
 #include "llmtrain/ranks/split.h"
+#include "llmtrain/ranks/collectives.h"
 #include "llmtrain/base/flags.h"
 #include "machine.h"
 
@@ -220,6 +221,11 @@ static bool reduce_scatter(Comm* comm, void* out, const void* in, size_t n, Dtyp
     return comm_wait(comm, sum, error);
 }
 
+// out (world, n / world): part r is part rank of rank r's in.
+static CommRequest start_all_to_all(Comm* comm, void* out, const void* in, size_t n, Dtype type) {
+    return comm_start(comm, COMM_ALL_TO_ALL, type, out, in, n, 0, NULL, NULL);
+}
+
 typedef union {
     uint64_t integer;
     float real;
@@ -346,14 +352,50 @@ static void test_slices(Bench* b, int kind) {
     bench_end(b, good, &error, "all_gather");
 }
 
-static void test_length(Comm* comm, Dtype type, size_t n) {
+static Bench bench_open(Comm* comm, Dtype type, size_t n) {
     Bench b = {comm, type, n, dtype_bytes(type), {NULL}, NULL, NULL, NULL};
-    size_t bytes = (n + GUARD) * b.size, differ = 0;
-    Slice all = {0, n};
-    Error error;
+    size_t bytes = (n + GUARD) * b.size;
     char** const vectors[] = {&b.sums, &b.work, &b.expected};
     for (size_t v = 0; v < COUNT_OF(vectors); v++) *vectors[v] = (char*)memory_allocate(bytes);
     for (size_t p = 0; p < comm->world; p++) make_values(b.inputs[p] = (char*)memory_allocate(bytes), type, n, p);
+    return b;
+}
+
+static void bench_close(Bench* b) {
+    for (size_t p = 0; p < b->comm->world; p++) free(b->inputs[p]);
+    free(b->sums);
+    free(b->work);
+    free(b->expected);
+}
+
+static void test_all_to_all(Comm* comm, Dtype type, size_t part) {
+    Bench b = bench_open(comm, type, comm->world * part);
+    Error error;
+    Slice mine = {comm->rank * part, (comm->rank + 1) * part}, all = {0, b.n};
+    bench_begin(&b, false);
+    for (size_t p = 0; p < comm->world; p++) bench_expect(&b, p * part, b.inputs[p], mine);
+    bool good = comm_wait(comm, start_all_to_all(comm, b.work, b.inputs[comm->rank], b.n, type), &error);
+    bench_end(&b, good, &error, "all_to_all");
+
+    // From what the first has brought, through the Collectives: its own vector again. One rank's do nothing.
+    Collectives c;
+    bool alone = comm->world == 1;
+    memcpy(b.sums, b.work, b.n * b.size);
+    bench_begin(&b, false);
+    if (!alone) bench_expect(&b, 0, b.inputs[comm->rank], all);
+    good = good && collective_open(&c, &comm->transport, 2, NULL, &error);
+    collective_all_to_all(&c, 1, b.work, b.sums, b.n, type, NULL);
+    collective_wait(&c, 1, NULL);
+    bench_end(&b, good && collective_check(&c, &error), &error, "all_to_all back");
+    collective_close(&c);
+    bench_close(&b);
+}
+
+static void test_length(Comm* comm, Dtype type, size_t n) {
+    Bench b = bench_open(comm, type, n);
+    size_t differ = 0;
+    Slice all = {0, n};
+    Error error;
     for (size_t i = 0; i < n && type != DTYPE_U8; i++) {
         Element sum = serial_sum(b.inputs, type, comm->world, i, false);
         Element other = serial_sum(b.inputs, type, comm->world, i, true);
@@ -375,18 +417,21 @@ static void test_length(Comm* comm, Dtype type, size_t n) {
         bool good = comm_broadcast(comm, b.work, n, type, from, &error);
         bench_end(&b, good, &error, "broadcast");
     }
-    for (size_t p = 0; p < comm->world; p++) free(b.inputs[p]);
-    for (size_t v = 0; v < COUNT_OF(vectors); v++) free(*vectors[v]);
+    bench_close(&b);
 }
 
 static void test_collectives(Comm* comm) {
     static const size_t lengths[] = {0, 1, 2, 7, 1000, 100003};
     static const Dtype types[] = {DTYPE_U8, DTYPE_I64, DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     for (size_t i = 0; i < COUNT_OF(lengths); i++)
-        for (size_t t = 0; t < COUNT_OF(types); t++) test_length(comm, types[t], lengths[i]);
+        for (size_t t = 0; t < COUNT_OF(types); t++) {
+            test_length(comm, types[t], lengths[i]);
+            test_all_to_all(comm, types[t], min_size(lengths[i], 20001));
+        }
     // Sums of several chunks, of all types, with a partial last chunk.
     test_length(comm, DTYPE_BF16, 300001);
     test_length(comm, DTYPE_I64, 300001);
+    test_all_to_all(comm, DTYPE_I64, 100003);  // more than sockets hold
     Error error;
     expect(comm_barrier(comm, &error), "barrier");
     float nan = comm->rank == 0 ? NAN : 1.0f;
@@ -455,10 +500,12 @@ static void test_many(Comm* comm) {
     enum { MANY = 600, LENGTH = 53 };
     static int64_t integers[MANY][LENGTH];
     static float reals[MANY][LENGTH];
+    static int64_t arrived[MANY][LENGTH];
     static CommRequest requests[MANY];
     Error error;
     size_t wrong = 0, bad = 0;
     int64_t total = (int64_t)(comm->world * (comm->world + 1) / 2);
+    size_t part = LENGTH / comm->world;
     for (int i = 0; i < MANY; i++) {
         for (int k = 0; k < LENGTH; k++) {
             integers[i][k] = (int64_t)(comm->rank + 1) * (i + k);
@@ -466,17 +513,21 @@ static void test_many(Comm* comm) {
         }
         size_t from = (size_t)i % comm->world;
         float* x = reals[i];
-        if (i % 3 == 0) requests[i] = start_sum(comm, integers[i], LENGTH, DTYPE_I64);
-        else if (i % 3 == 1)
+        if (i % 4 == 0) requests[i] = start_sum(comm, integers[i], LENGTH, DTYPE_I64);
+        else if (i % 4 == 1)
             requests[i] = comm_start(comm, COMM_BROADCAST, DTYPE_F32, x, x, LENGTH, from, NULL, NULL);
+        else if (i % 4 == 2)
+            requests[i] = start_all_to_all(comm, arrived[i], integers[i], comm->world * part, DTYPE_I64);
         else requests[i] = comm_start(comm, COMM_BARRIER, DTYPE_U8, NULL, NULL, 0, 0, NULL, NULL);
     }
     for (int i = 0; i < MANY; i++) {
         int j = i * 7 % MANY;  // 7 and MANY share no factor: each once
         bad += !comm_wait(comm, requests[j], &error);
         for (int k = 0; k < LENGTH; k++) {
-            wrong += j % 3 == 0 && integers[j][k] != total * (j + k);
-            wrong += j % 3 == 1 && reals[j][k] != (float)((size_t)j % comm->world * 1000 + (size_t)(j + k));
+            size_t from = (size_t)k / part, at = comm->rank * part + (size_t)k % part;
+            wrong += j % 4 == 0 && integers[j][k] != total * (j + k);
+            wrong += j % 4 == 2 && from < comm->world && arrived[j][k] != (int64_t)((from + 1) * ((size_t)j + at));
+            wrong += j % 4 == 1 && reals[j][k] != (float)((size_t)j % comm->world * 1000 + (size_t)(j + k));
         }
     }
     expect(bad == 0 && wrong == 0, "600 requests in flight");
@@ -501,7 +552,13 @@ static void test_statistics(Comm* comm) {
         expect(later.bytes_sent - after.bytes_sent == sizeof(float) * (N - 1) * length, "bytes sent of an all_gather");
         comm_broadcast(comm, data, n, DTYPE_F32, 0, &error);
         size_t sent = comm->rank == 0 ? sizeof(float) * n * (N - 1) : 0;
-        expect(comm_statistics(comm).bytes_sent - later.bytes_sent == sent, "bytes sent of a broadcast");
+        CommStatistics last = comm_statistics(comm);
+        expect(last.bytes_sent - later.bytes_sent == sent, "bytes sent of a broadcast");
+        float arrived[1001];
+        size_t part = n / N;
+        comm_wait(comm, start_all_to_all(comm, arrived, data, N * part, DTYPE_F32), &error);
+        expect(comm_statistics(comm).bytes_sent - last.bytes_sent == sizeof(float) * (N - 1) * part,
+               "bytes sent of an all_to_all");
     }
 }
 
@@ -524,8 +581,9 @@ static void test_overlap(Comm* comm) {
     Error error;
     double deadline = now_ms() + LONG_MS;
     uint64_t finished = count_finished(comm);
-    char fault[80];
-    snprintf(fault, sizeof fault, "rank %zu step 0 at collective do delay %d", comm->rank, DELAY_MS);
+    char fault[160];
+    snprintf(fault, sizeof fault, "rank %zu step 0 at collective do delay %d; rank %zu step 0 at all_to_all do wait",
+             comm->rank, DELAY_MS, comm->rank);
     setenv("LLMTRAIN_TEST_FAULT", fault, 1);
     fault_step(comm->rank, 0);
     for (int i = 0; i < REQUESTS; i++)
@@ -540,6 +598,14 @@ static void test_overlap(Comm* comm) {
     double waited = comm_statistics(comm).waited_ms - before;
     bool at_once = comm->world == 1;  // the start has done all, and there is nothing to wait for
     expect(at_once || waited > 0.25 * DELAY_MS * REQUESTS, "without a computation it is waited for");
+    Collectives c;
+    float arrived[1000];
+    finished = count_finished(comm);
+    need(collective_open(&c, &comm->transport, 1, NULL, &error), "%s", error.text);
+    collective_all_to_all(&c, 0, arrived, data[0], comm->world * 100, DTYPE_F32, NULL);
+    expect(count_finished(comm) == finished + !at_once, "an all_to_all that a fault makes wait");
+    collective_wait(&c, 0, NULL);
+    collective_close(&c);
 }
 
 static void test_all(Comm* comm) {
@@ -567,7 +633,7 @@ typedef struct {
     bool is_open, good;            // good: no failure so far
     size_t rank, world;
     int calls, late_calls;         // of on_failure
-    bool counts, aborts_in_flight;
+    bool counts, aborts_in_flight, in_place;
     pthread_t thread;              // it aborts, if aborts_later
     bool aborts_later;
     CommHeader next;               // arguments of the word `call`
@@ -614,24 +680,29 @@ static Slice bad_slice(size_t rank, const void* context) {
 static void actor_call(Actor* a) {
     const CommHeader* h = &a->next;
     Cut cut = {h->n, a->at->world, CUT_UNEVEN};
-    int64_t data[1000];
+    int64_t data[1000], arrived[1000], *out = h->operation == COMM_ALL_TO_ALL && !a->in_place ? arrived : data;
     for (size_t i = 0; i < COUNT_OF(data); i++) data[i] = 1;
-    CommRequest request = comm_start(a->at, (CommOperation)h->operation, (Dtype)h->type, data, data, h->n, h->root,
+    CommRequest request = comm_start(a->at, (CommOperation)h->operation, (Dtype)h->type, out, data, h->n, h->root,
                                      a->slices, &cut);
     a->good = comm_wait(a->at, request, &a->error);
-    expect(!a->good || data[0] == (int64_t)a->at->world, "a sum of ones is %lld", (long long)data[0]);
+    int64_t sum = h->operation == COMM_ALL_TO_ALL ? 1 : (int64_t)a->at->world;
+    expect(!a->good || out[0] == sum, "a sum of ones is %lld", (long long)out[0]);
 }
 
-// Keeps sums in progress, each shorter than the previous one by a power of 2, until one fails.
-static void actor_sums(Actor* a, size_t shift) {
+// Keeps sums, or all_to_all, in progress, each shorter than the previous one by a power of 2, until one fails.
+static void actor_sums(Actor* a, size_t shift, bool all_to_all) {
     enum { REQUESTS = 4, LENGTH = 1 << 20 };
     CommRequest requests[REQUESTS];
-    float* data = (float*)memory_allocate((size_t)REQUESTS * LENGTH * sizeof(float));
+    float* data = (float*)memory_allocate((size_t)(REQUESTS + 1) * LENGTH * sizeof(float));
     need(data != NULL, "memory");
+    float* in = data + (size_t)REQUESTS * LENGTH;
     double end = now_ms() + 4 * timeout_ms;
     for (int round = 0; a->good && now_ms() < end; round++) {
-        for (size_t i = 0; i < REQUESTS; i++)
-            requests[i] = start_sum(a->at, data + i * LENGTH, LENGTH >> shift * i, DTYPE_F32);
+        for (size_t i = 0; i < REQUESTS; i++) {
+            size_t n = LENGTH >> shift * i, parts = n / a->at->world * a->at->world;
+            requests[i] = all_to_all ? start_all_to_all(a->at, data + i * LENGTH, in, parts, DTYPE_F32) :
+                          start_sum(a->at, data + i * LENGTH, n, DTYPE_F32);
+        }
         if (a->aborts_in_flight && round == 1) comm_abort(a->at, REASON);
         for (size_t i = 0; i < REQUESTS; i++) a->good = comm_wait(a->at, requests[i], &a->error);
     }
@@ -850,6 +921,8 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     else if (IS("type")) a->next.type = strcmp(value, "uint8") == 0 ? DTYPE_U8 : DTYPE_F32;
     else if (IS("broadcast")) a->next.operation = COMM_BROADCAST;
     else if (IS("all_gather")) a->next.operation = COMM_ALL_GATHER;
+    else if (IS("all_to_all")) a->next.operation = COMM_ALL_TO_ALL;
+    else if (IS("in_place")) a->in_place = true;
     else if (IS("slices")) a->slices = strcmp(value, "bad") == 0 ? bad_slice : cut_slice;
     else if (IS("count_calls")) a->counts = true, comm_on_failure(a->at, count_call, &a->calls);
     else if (IS("no_failure"))
@@ -865,7 +938,7 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     else if (a->good && IS("barrier")) a->good = comm_barrier(a->at, &a->error);
     else if (a->good && IS("start_barrier")) comm_start(a->at, COMM_BARRIER, DTYPE_U8, NULL, NULL, 0, 0, NULL, NULL);
     else if (a->good && IS("call")) actor_call(a);
-    else if (a->good && IS("sums")) actor_sums(a, (size_t)number);
+    else if (a->good && IS("sums")) actor_sums(a, (size_t)number, a->next.operation == COMM_ALL_TO_ALL);
     else if (a->good && IS("watch")) actor_watch(a);
     else if (a->good && IS("transfer")) actor_transfer(a);
     else need(!a->good, "%s is a word", name);
@@ -1327,6 +1400,10 @@ static const Case CASES[] = {
      .timeouts = 1.25},
     {7, "rank @ is stopped in a collective", "012", 3, "open barrier @:stop_after=3 sums",
      SAY("rank @ has not answered"), .timeouts = 1.25},
+    {3, "rank @ is killed in an all_to_all", "012", 3, "open barrier all_to_all @:kill_after=3 sums",
+     SAY("rank @ is gone"), .timeouts = 1.25},
+    {7, "rank @ is stopped in an all_to_all", "1", 3, "open barrier all_to_all @:stop_after=3 sums",
+     SAY("rank @ has not answered"), .timeouts = 1.25},
     {8, "rank @ is killed while all compute", "012", 3, "open count_calls no_failure stage=2 @:kill watch",
      SAY("between two collectives", "rank @ is gone"), .timeouts = 1.25},
     {8, "rank @ is stopped while all compute", "012", 3, "open count_calls no_failure stage=2 @:stop watch",
@@ -1346,6 +1423,16 @@ static const Case CASES[] = {
     {7, "rank 1 names another root", NULL, 3, "connect broadcast 1:root=1 call",
      SAY("broadcast of 40 int64 from rank 1 (operation 1)")},
     {7, "rank 1 has other slices", NULL, 3, "connect all_gather 1:slices=uneven call", SAY("with other slices")},
+    {7, "rank 1 calls all_to_all", NULL, 3, "connect n=42 1:all_to_all call",
+     SAY("all_to_all of 42 int64 (operation 1)")},
+    {7, "rank 1 has another length in an all_to_all", NULL, 3, "connect all_to_all n=42 1:n=999 call",
+     SAY("all_to_all of 999 int64 (operation 1)")},
+    {7, "rank 1 has no elements in an all_to_all", NULL, 3, "connect all_to_all n=42 1:n=0 call",
+     SAY("all_to_all of 0 int64 (operation 1)")},
+    {7, "an all_to_all of parts of several lengths", NULL, 3, "connect all_to_all n=42 1:n=40 call",
+     SAY("rank 1 called all_to_all of 40 int64 (operation 1); its length must be a multiple of 3")},
+    {7, "an all_to_all in place", NULL, 3, "connect all_to_all n=42 1:in_place call",
+     SAY("the number of ranks, and its result another vector")},
     {7, "rank 1 calls one more", NULL, 3, "connect 1:start_barrier call",
      SAY("rank 1 called barrier (operation 1)|and rank 1 barrier (operation 1)")},
     {7, "a sum of bytes", NULL, 3, "connect type=uint8 call", SAY("that type cannot be summed")},
@@ -1361,6 +1448,8 @@ static const Case CASES[] = {
      SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
     {7, "a bit of a sum is altered", NULL, 3, "open 1:alter=170 stage=2 call call",
      SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
+    {7, "a bit of an all_to_all is altered", NULL, 3, "open all_to_all n=42 1:alter=50 stage=2 call call",
+     SAY("data from rank 1 to rank 0 were altered on the way, in all_to_all of 42 int64"), .timeouts = 1},
     {7, "a bit of a long part is altered", NULL, 3, "open 1:alter=400000 stage=2 sums",
      SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
 
@@ -1392,6 +1481,8 @@ static const Case CASES[] = {
     {10, "sums over blocks, then over copies", NULL, 4, "open=long blocks=2 mixed=2 hybrid hybrid", SUCCEED},
     {10, "sums over blocks, then over copies", NULL, 5, "open=long blocks=5 mixed=5 hybrid", SUCCEED},
     {11, "rank @ is killed in a collective of a group", "0123", 4, "open blocks=2 @:kill_after=3 sums",
+     SAY("rank @ is gone"), .timeouts = 1.25, .ms = 2 * COMM_GRACE_MS},
+    {11, "rank @ is killed in an all_to_all of a group", "03", 4, "open blocks=2 all_to_all @:kill_after=3 sums",
      SAY("rank @ is gone"), .timeouts = 1.25, .ms = 2 * COMM_GRACE_MS},
     {11, "rank @ is stopped in a collective of a group", "013", 4, "open blocks=2 mixed=2 @:stop_after=3 sums",
      SAY("rank @ has not answered"), .timeouts = 1.5, .ms = 2 * COMM_GRACE_MS},

@@ -1,17 +1,18 @@
 // collectives.h: collectives on device memory, here host memory, through a Transport. nccl.cuh is the same for GPUs.
 //
 // Defines: Collectives; collective_open, collective_open_channel, collective_close; collective_start, collective_wait,
-// collective_barrier; collective_check, collective_bytes_sent, collective_waited_ms.
+// collective_all_to_all, collective_barrier; collective_check, collective_bytes_sent, collective_waited_ms.
 //
 //   collective_open(&collectives, &comm.transport, 2, NULL, &error)      two slots: two in flight at a time
 //   collective_start(&collectives, 0, COMM_REDUCE_SCATTER, grads, cuts, DTYPE_F32, stream)
 //   ... compute ...
 //   collective_wait(&collectives, 0, stream)
 //
-// Collectives work in place and in the order of the stream: a collective sees what was enqueued before it, and what is
-// enqueued after collective_wait sees the result. A slot identifies the collective in flight. Rank r's slice of a
-// vector is [cuts[r], cuts[r + 1]), in elements; its length is cuts[world]. Collectives return nothing:
-// after a failure their results are undefined, and collective_check, or the next call to the transport, reports it.
+// Collectives work in place, except all_to_all, and in the order of the stream: a collective sees what was enqueued
+// before it, and what is enqueued after collective_wait sees the result. A slot identifies the collective in flight.
+// Rank r's slice of a vector is [cuts[r], cuts[r + 1]), in elements; its length is cuts[world]. Collectives return
+// nothing: after a failure their results are undefined, and collective_check, or the next call to the transport,
+// reports it.
 
 #ifndef LLMTRAIN_COLLECTIVES_H
 #define LLMTRAIN_COLLECTIVES_H
@@ -69,6 +70,15 @@ static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
     (void)stream;
     Error ignored;  // collective_check reports it
     if (c->ranks) c->ranks->wait(c->ranks->comm, c->requests[slot], &ignored);
+}
+
+// Starts COMM_ALL_TO_ALL: n elements, a multiple of the number of ranks. With one rank it does nothing.
+static inline void collective_all_to_all(Collectives* c, size_t slot, void* out, const void* in, size_t n, Dtype type,
+                                         Stream stream) {
+    const Transport* t = c->ranks;
+    if (t == NULL) return;
+    c->requests[slot] = t->start(t->comm, COMM_ALL_TO_ALL, type, out, in, n, 0, NULL, NULL);
+    if (fault_point("all_to_all")) collective_wait(c, slot, stream);
 }
 
 // On GPUs the hosts run ahead, and wait for each other once per micro-batch. Here each collective does that already.

@@ -1,5 +1,5 @@
 // comm.h: collectives between the processes of a run on CPUs: barrier, all_reduce, reduce_scatter, all_gather,
-// broadcast. launch.h says which rank a process is; control.h connects the ranks and watches them.
+// broadcast, all_to_all. launch.h says which rank a process is; control.h connects the ranks and watches them.
 //
 //   1. collectives  their headers; the queue
 //   2. transfers    every rank sends to every rank
@@ -280,6 +280,18 @@ static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* 
     return comm_transfer(comm, error);
 }
 
+// Rank p receives part p of call->in, and sends part p of call->out.
+static inline bool comm_run_all_to_all(Comm* comm, const CommCall* call, Error* error) {
+    size_t bytes = (size_t)call->header.n / comm->world * dtype_bytes((Dtype)call->header.type);
+    for (size_t p = 0; p < comm->world; p++) {
+        const char* mine = call->in + p * bytes;
+        char* theirs = call->out + p * bytes;
+        if (p != comm->rank) comm_exchange(comm, p, mine, bytes, theirs, bytes);
+        else if (bytes > 0) memcpy(theirs, mine, bytes);
+    }
+    return comm_transfer(comm, error);
+}
+
 // Checks the arguments that can be wrong on one rank alone, whatever the other ranks call.
 static inline bool comm_check_call(const Comm* comm, const CommCall* call, const char* what, Error* error) {
     Dtype type = (Dtype)call->header.type;
@@ -289,6 +301,10 @@ static inline bool comm_check_call(const Comm* comm, const CommCall* call, const
         return fail_with(error, "rank %zu called %s; that type cannot be summed", rank, what);
     if (call->header.root >= comm->world)
         return fail_with(error, "rank %zu called %s; there is no such rank", rank, what);
+    if (call->header.operation == COMM_ALL_TO_ALL && bytes > 0 &&
+        (call->header.n % comm->world != 0 || call->out == call->in))
+        return fail_with(error, "rank %zu called %s; its length must be a multiple of %zu, the number of ranks, and "
+                         "its result another vector", rank, what, comm->world);
     for (size_t p = 0, end = 0; p < comm->world; end = call->slices[p++].end) {
         Slice s = call->slices[p];
         if (s.first < end || s.end < s.first || s.end > bytes)
@@ -307,6 +323,7 @@ static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
     if (!comm_check_call(comm, call, what, error)) return false;
     if (call->header.type != DTYPE_U8) fault_point("collective");  // bytes are statistics and texts
     comm_exchange_headers(comm, &call->header);
+    if (call->header.operation == COMM_ALL_TO_ALL) return comm_run_all_to_all(comm, call, error);
     char* sum = call->out + (all ? call->slices[comm->rank].first : 0);
     if (comm_reduces(call) && !comm_run_reduce_scatter(comm, call, sum, error)) return false;
     return call->header.operation == COMM_REDUCE_SCATTER || comm_run_all_gather(comm, call, error);

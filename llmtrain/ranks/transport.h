@@ -50,10 +50,11 @@ typedef enum {
     COMM_REDUCE_SCATTER,  // out (own slice): the sum over all ranks of that slice of in (n); in place or not
     COMM_ALL_GATHER,      // out = in (n): every rank contributes its slice, and receives all others
     COMM_BROADCAST,       // out = in (n): the root's, on every rank; for small vectors, since the root sends it to each
+    COMM_ALL_TO_ALL,      // part r of in (world, n / world) goes to rank r; part r of out is from rank r; not in place
     COMM_OPERATIONS
 } CommOperation;
 static const char* const COMM_OPERATION_NAMES[] = {"barrier", "all_reduce", "reduce_scatter", "all_gather",
-                                                   "broadcast"};
+                                                   "broadcast", "all_to_all"};
 
 typedef uint64_t CommRequest;  // number of the collective
 
