@@ -15,13 +15,17 @@
 // The first collective of a communicator connects its ranks: its launch waits for theirs, as in the library from 2.22
 // on.
 //
+// Sends and receives between ncclGroupStart and ncclGroupEnd run together: no send waits for a receive that the same
+// group enqueues later. All ranks of a communicator take part in each such group, which the library does not require.
+//
 // Communicators must be non-blocking: calls return before their work is in the stream, and only ncclCommGetAsyncError
 // tells when it is. An event recorded before that is recorded too early.
 //
 // Ranks that call different things get a diagnosis that names both calls, where the library would hang or corrupt
-// memory. Also diagnosed: buffers that are not on the device or not within one allocation; in-place operations without
-// the layout that the library requires; use of a communicator that was destroyed or aborted, or by two threads at a
-// time; a communicator that is destroyed before it was finalized, or while collectives wait in a stream; one that is
+// memory; so does a send without its receive, or with one of another length or type. Also diagnosed: buffers that are
+// not on the device or not within one allocation; in-place operations without the layout that the library requires;
+// messages of a group whose buffers overlap; use of a communicator that was destroyed or aborted, or by two threads at
+// a time; a communicator that is destroyed before it was finalized, or while collectives wait in a stream; one that is
 // left at the end.
 //
 // Sums are computed in rank order, in float for the 16-bit types, rounded once; the library promises no order.
@@ -57,15 +61,17 @@ inline std::atomic<int> nccl_killed_after{0};
 // ------------------------------------------------------------------------------------------------
 // 1. Objects
 
-enum NcclOperation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, REDUCE, BROADCAST };
+enum NcclOperation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, REDUCE, BROADCAST, SEND, RECEIVE };
 inline const char* const nccl_names[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclReduce",
-                                         "ncclBroadcast"};
+                                         "ncclBroadcast", "ncclSend", "ncclRecv"};
+inline bool nccl_is_message(int operation) { return operation == SEND || operation == RECEIVE; }
 
 const size_t NCCL_PIECE = 16 << 10;     // bytes that a rank exposes to the others at a time
 const int NCCL_RANKS = 64;
+const int NCCL_CALLS = 2 * NCCL_RANKS;  // sends and receives of a rank in one group
 const double NCCL_PATIENCE_MS = 20;     // until a rank runs a collective that others wait for
 
-// What must be equal on all ranks; line and file are for the report.
+// What must be equal on all ranks, or fit that of a peer, which is the root; line and file are for the report.
 struct NcclCall {
     uint64_t count;
     int operation, type, root, line;
@@ -77,7 +83,8 @@ struct NcclRank {
     std::atomic<uint64_t> launched;     // collectives, or groups of them, in this rank's stream
     std::atomic<uint64_t> entered;      // the number of the last collective that has begun to run
     std::atomic<uint64_t> meeting;      // meetings that it has reached
-    NcclCall call;                      // the running collective's call
+    NcclCall calls[NCCL_CALLS];         // the running collective's call, or those of a group of messages
+    int call_count;
     alignas(16) char piece[NCCL_PIECE];
 };
 
@@ -128,6 +135,7 @@ inline ncclResult_t nccl_refuse(ncclResult_t result, const char* why) {
 
 inline size_t nccl_type_bytes(ncclDataType_t type) {
     switch (type) {
+        case ncclUint8: return 1;
         case ncclFloat16: case ncclBfloat16: return 2;
         case ncclFloat32: return 4;
         case ncclInt64: return 8;
@@ -139,6 +147,8 @@ inline std::string nccl_describe(const NcclCall& call) {
     std::string text = nccl_names[call.operation];
     text += " of " + std::to_string(call.count) + " elements of type " + std::to_string(call.type);
     if (call.operation == REDUCE || call.operation == BROADCAST) text += ", root " + std::to_string(call.root);
+    if (nccl_is_message(call.operation))
+        text += (call.operation == SEND ? " to rank " : " from rank ") + std::to_string(call.root);
     return text + " (" + call.file + ":" + std::to_string(call.line) + ")";
 }
 
@@ -206,25 +216,96 @@ inline bool nccl_pass(NcclCommunicator* c, char* to, const char* from, size_t co
     return true;
 }
 
-// Ends the program if another rank has made a different call.
-inline bool nccl_agree(NcclCommunicator* c, const NcclTask& t) {
-    NcclCall* own = &c->shared->ranks[c->rank].call;
-    *own = NcclCall{t.count, (int)t.operation, (int)t.type, t.root, t.place.line, {0}};
-    snprintf(own->file, sizeof own->file, "%s", t.place.file ? t.place.file : "?");
+// Call i of a rank, a message, is the k-th of its kind with that peer. Index of the peer's k-th of the other kind; -1:
+// there is none.
+inline int nccl_partner(const NcclCommunicator* c, int rank, int i) {
+    const NcclCall *calls = c->shared->ranks[rank].calls, &call = calls[i];
+    const NcclRank& peer = c->shared->ranks[call.root];
+    int k = 0;
+    for (int j = 0; j < i; j++) k += calls[j].operation == call.operation && calls[j].root == call.root;
+    for (int j = 0; j < peer.call_count; j++) {
+        const NcclCall& other = peer.calls[j];
+        if (other.operation == SEND + RECEIVE - call.operation && other.root == rank && k-- == 0) return j;
+    }
+    return -1;
+}
+
+// Ends the program if a message of this rank has no partner, or one of another length or type.
+inline void nccl_match(const NcclCommunicator* c) {
+    const NcclRank& own = c->shared->ranks[c->rank];
+    for (int i = 0; i < own.call_count; i++) {
+        const NcclCall& call = own.calls[i];
+        int partner = nccl_partner(c, c->rank, i);
+        const NcclCall& other = c->shared->ranks[call.root].calls[std::max(partner, 0)];
+        if (partner >= 0 && other.count == call.count && other.type == call.type) continue;
+        std::string theirs = nccl_describe(other);
+        if (partner < 0)
+            theirs = std::string("has no ") + nccl_names[SEND + RECEIVE - call.operation] + " for it, but " + theirs;
+        die("NCCL: the ranks disagree: rank %d called %s, rank %d %s", c->rank, nccl_describe(call).c_str(), call.root,
+            theirs.c_str());
+    }
+}
+
+// Ends the program if another rank has made a different call, or messages have no partners.
+inline bool nccl_agree(NcclCommunicator* c, const NcclTask* tasks, size_t count) {
+    NcclRank* rank = &c->shared->ranks[c->rank];
+    const NcclCall* own = rank->calls;
+    for (size_t i = 0; i < count; i++) {
+        const NcclTask& t = tasks[i];
+        rank->calls[i] = NcclCall{t.count, (int)t.operation, (int)t.type, t.root, t.place.line, {0}};
+        snprintf(rank->calls[i].file, sizeof own->file, "%s", t.place.file ? t.place.file : "?");
+    }
+    rank->call_count = (int)count;
     if (!nccl_meet(c)) return false;
     for (int p = 0; p < c->world; p++) {
-        const NcclCall& other = c->shared->ranks[p].call;
+        const NcclCall& other = c->shared->ranks[p].calls[0];
+        if (nccl_is_message(own->operation) && nccl_is_message(other.operation)) continue;
         if (own->count == other.count && own->operation == other.operation && own->type == other.type &&
             own->root == other.root) continue;
         die("NCCL: the ranks disagree: rank %d called %s, rank %d %s", c->rank, nccl_describe(*own).c_str(), p,
             nccl_describe(other).c_str());
     }
+    if (nccl_is_message(own->operation)) nccl_match(c);
     return nccl_meet(c);
+}
+
+// Runs a group of messages. In step k every rank exposes its k-th send, piece by piece, to the rank that receives it.
+inline bool nccl_exchange(NcclCommunicator* c, const std::vector<NcclTask>& tasks) {
+    const NcclRank* ranks = c->shared->ranks;
+    if (!nccl_agree(c, tasks.data(), tasks.size())) return false;
+    int sends[NCCL_RANKS][NCCL_CALLS], counts[NCCL_RANKS] = {0}, steps = 0;  // the calls that send
+    for (int p = 0; p < c->world; p++) {
+        for (int i = 0; i < ranks[p].call_count; i++)
+            if (ranks[p].calls[i].operation == SEND) sends[p][counts[p]++] = i;
+        steps = std::max(steps, counts[p]);
+    }
+    for (int k = 0; k < steps; k++) {
+        size_t sizes[NCCL_RANKS] = {0}, longest = 0;
+        char* to[NCCL_RANKS] = {nullptr};  // where this rank receives
+        for (int p = 0; p < c->world; p++) {
+            if (k >= counts[p]) continue;
+            const NcclCall& call = ranks[p].calls[sends[p][k]];
+            sizes[p] = call.count * nccl_type_bytes((ncclDataType_t)call.type);
+            longest = std::max(longest, sizes[p]);
+            if (call.root == c->rank) to[p] = tasks[(size_t)nccl_partner(c, p, sends[p][k])].receive;
+        }
+        for (size_t first = 0; first < longest; first += NCCL_PIECE) {
+            if (first < sizes[c->rank])
+                memcpy(c->shared->ranks[c->rank].piece, tasks[(size_t)sends[c->rank][k]].send + first,
+                       min_size(NCCL_PIECE, sizes[c->rank] - first));
+            if (!nccl_meet(c)) return false;
+            for (int p = 0; p < c->world; p++)
+                if (to[p] && first < sizes[p])
+                    memcpy(to[p] + first, ranks[p].piece, min_size(NCCL_PIECE, sizes[p] - first));
+            if (!nccl_meet(c)) return false;
+        }
+    }
+    return true;
 }
 
 inline bool nccl_run_task(NcclCommunicator* c, const NcclTask& t) {
     size_t bytes = t.count * nccl_type_bytes(t.type);
-    if (!nccl_agree(c, t)) return false;
+    if (!nccl_agree(c, &t, 1)) return false;
     if (t.operation == ALL_REDUCE) return nccl_pass(c, t.receive, t.send, t.count, t.type, NCCL_ALL);
     if (t.operation == REDUCE)
         return nccl_pass(c, c->rank == t.root ? t.receive : nullptr, t.send, t.count, t.type, NCCL_ALL);
@@ -246,7 +327,8 @@ inline void nccl_run(NcclCommunicator* c, const std::vector<NcclTask>& tasks, ui
         c->held.erase(number);
     }
     c->shared->ranks[c->rank].entered = number;
-    for (size_t i = 0; i < tasks.size() && !c->aborted; i++) nccl_run_task(c, tasks[i]);
+    if (nccl_is_message(tasks[0].operation)) nccl_exchange(c, tasks);
+    else for (size_t i = 0; i < tasks.size() && !c->aborted; i++) nccl_run_task(c, tasks[i]);
     c->pending--;
 }
 
@@ -254,6 +336,7 @@ inline void nccl_run(NcclCommunicator* c, const std::vector<NcclTask>& tasks, ui
 // 3. Launches
 
 inline void nccl_check(const NcclCommunicator* c, const NcclTask& t);
+inline void nccl_check_group(const std::vector<NcclTask>& tasks);
 
 inline void nccl_launch(NcclCommunicator* c, const std::vector<NcclTask>& tasks, cudaStream_t stream) {
     const char* name = nccl_names[tasks[0].operation];
@@ -263,6 +346,7 @@ inline void nccl_launch(NcclCommunicator* c, const std::vector<NcclTask>& tasks,
         call_place = task.place;
         nccl_check(c, task);
     }
+    nccl_check_group(tasks);
     Stream* queue = stream_of(stream);
     {
         std::lock_guard<std::mutex> guard(c->mutex);
@@ -404,7 +488,8 @@ inline void nccl_check(const NcclCommunicator* c, const NcclTask& t) {
     size_t bytes = t.count * nccl_type_bytes(t.type), rank = (size_t)c->rank, world = (size_t)c->world;
     size_t send_bytes = t.operation == REDUCE_SCATTER ? world * bytes : bytes;
     size_t receive_bytes = t.operation == ALL_GATHER ? world * bytes : bytes;
-    bool sends = t.operation != BROADCAST || c->rank == t.root, receives = t.operation != REDUCE || c->rank == t.root;
+    bool sends = t.operation == BROADCAST ? c->rank == t.root : t.operation != RECEIVE;
+    bool receives = t.operation == REDUCE ? c->rank == t.root : t.operation != SEND;
     if (sends) check_end("send buffer", t.send, send_bytes, true);
     if (receives) check_end("receive buffer", t.receive, receive_bytes, true);
     if (((uintptr_t)t.send | (uintptr_t)t.receive) % nccl_type_bytes(t.type) != 0)
@@ -417,6 +502,22 @@ inline void nccl_check(const NcclCommunicator* c, const NcclTask& t) {
         t.operation == REDUCE_SCATTER ? "receive == send + rank * count"
         : t.operation == ALL_GATHER   ? "send == receive + rank * count"
                                       : "send == receive");
+}
+
+// Messages of a group run together, so none may write what another reads or writes.
+inline void nccl_check_group(const std::vector<NcclTask>& tasks) {
+    if (!nccl_is_message(tasks[0].operation)) return;
+    if (tasks.size() > NCCL_CALLS) die("NCCL: a group of %zu messages is not emulated", tasks.size());
+    for (const NcclTask& t : tasks) {
+        for (const NcclTask& other : tasks) {
+            const char* at = other.operation == SEND ? other.send : other.receive;
+            if (t.operation != RECEIVE || &t == &other ||
+                t.receive >= at + other.count * nccl_type_bytes(other.type) ||
+                at >= t.receive + t.count * nccl_type_bytes(t.type)) continue;
+            die("ncclRecv at %s: the buffer overlaps that of %s at %s, in one group", text_of(t.place).c_str(),
+                nccl_names[other.operation], text_of(other.place).c_str());
+        }
+    }
 }
 
 // The communicator behind a handle, for one call.
@@ -476,10 +577,12 @@ inline ncclResult_t nccl_collective(NcclOperation operation, const void* send, v
             return nccl_refuse(ncclInvalidArgument, "the communicator's latest call has not come to an end yet");
         if (state != ncclSuccess) return (ncclResult_t)state;
         if (use.c->finalizing) return nccl_refuse(ncclInvalidUsage, "the communicator was finalized");
-        if (root < 0 || root >= use.c->world) return nccl_refuse(ncclInvalidArgument, "there is no such root");
+        if (root < 0 || root >= use.c->world) return nccl_refuse(ncclInvalidArgument, "there is no such root or peer");
     }
     if (!nccl_group.tasks.empty() && (nccl_group.comm != comm || nccl_group.stream != stream))
         die("NCCL: a group with several communicators or streams is not emulated");
+    if (!nccl_group.tasks.empty() && nccl_is_message(nccl_group.tasks[0].operation) != nccl_is_message(operation))
+        die("NCCL: a group of messages and collectives is not emulated");
     nccl_group.comm = comm;
     nccl_group.stream = stream;
     if (count > 0)
@@ -629,6 +732,16 @@ inline ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count,
     return emulator::nccl_collective(emulator::BROADCAST, send, receive, count, type, ncclSum, root, comm, stream);
 }
 
+inline ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+    return emulator::nccl_collective(emulator::SEND, send, nullptr, count, type, ncclSum, peer, comm, stream);
+}
+
+inline ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+    return emulator::nccl_collective(emulator::RECEIVE, nullptr, receive, count, type, ncclSum, peer, comm, stream);
+}
+
 inline ncclResult_t ncclGroupStart() {
     emulator::nccl_group.depth++;
     return ncclSuccess;
@@ -647,6 +760,8 @@ inline ncclResult_t ncclGroupEnd() {
 #define ncclAllGather(...) EMULATOR_CALL(ncclAllGather(__VA_ARGS__))
 #define ncclReduce(...) EMULATOR_CALL(ncclReduce(__VA_ARGS__))
 #define ncclBroadcast(...) EMULATOR_CALL(ncclBroadcast(__VA_ARGS__))
+#define ncclSend(...) EMULATOR_CALL(ncclSend(__VA_ARGS__))
+#define ncclRecv(...) EMULATOR_CALL(ncclRecv(__VA_ARGS__))
 #define ncclCommFinalize(...) EMULATOR_CALL(ncclCommFinalize(__VA_ARGS__))
 #define ncclCommDestroy(...) EMULATOR_CALL(ncclCommDestroy(__VA_ARGS__))
 #define ncclCommAbort(...) EMULATOR_CALL(ncclCommAbort(__VA_ARGS__))

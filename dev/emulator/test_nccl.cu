@@ -198,6 +198,7 @@ static bool element_is_right(const Rank* r, const void* data, Collective collect
 static void fill(void* data, Dtype type, size_t rank, size_t n) {
     for (size_t i = 0; i < n; i++) {
         if (type == DTYPE_I64) ((int64_t*)data)[i] = integer_of(rank, i);
+        else if (type == DTYPE_U8) ((uint8_t*)data)[i] = (uint8_t)integer_of(rank, i);
         else gemm_save(data, type, i, (float)value_of(type, rank, i));
     }
 }
@@ -254,6 +255,68 @@ static void collectives(Rank* r) {
     size_t lengths[] = {8, 8 * r->world, 64 * r->world, 8 * (5 * r->world + 1), 8 * (r->world * 1500 + r->world - 1)};
     for (Dtype type : {DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I64})
         for (size_t length : lengths) collectives_of(r, type, length);
+    rank_check(r, collective_check(&r->collectives, &error), "all is well at the end");
+}
+
+// All to all, a sum, and all to all again, from what the first has brought, which gives each rank its own parts back.
+// Bytes before and behind each vector must not change.
+static void all_to_all_of(Rank* r, Dtype type, size_t part) {
+    enum { OWN, ARRIVED, BACK, VECTORS };
+    const size_t guard = 64, n = r->world * part;
+    size_t bytes = n * dtype_bytes(type), part_bytes = part * dtype_bytes(type), total = bytes + 2 * guard;
+    char *device[VECTORS], *host[VECTORS], *expected = (char*)calloc(1, bytes + 1), *other = (char*)calloc(1, bytes + 1);
+    int64_t *sum = (int64_t*)device_memory(r, 64 * sizeof(int64_t)), *sums = (int64_t*)calloc(64, sizeof(int64_t));
+    need(expected && other && sums, "memory of the host");
+    for (int v = 0; v < VECTORS; v++) {
+        device[v] = (char*)device_memory(r, total);
+        host[v] = (char*)host_allocate(total);
+        need(host[v] != NULL, "memory of the host");
+        memset(host[v], 0x5a, total);
+        if (v == OWN) fill(host[v] + guard, type, r->rank, n);
+        CUDA_CHECK(cudaMemcpyAsync(device[v], host[v], total, cudaMemcpyHostToDevice, r->stream->compute));
+    }
+    fill(sums, DTYPE_I64, r->rank, 64);
+    CUDA_CHECK(cudaMemcpyAsync(sum, sums, 64 * sizeof *sum, cudaMemcpyHostToDevice, r->stream->compute));
+    Collectives* w = &r->collectives;
+    uint64_t before = collective_bytes_sent(w);
+    collective_all_to_all(w, 0, device[ARRIVED] + guard, device[OWN] + guard, n, type, r->stream);
+    rank_check(r, collective_bytes_sent(w) - before == (r->world - 1) * part_bytes, "bytes of all_to_all");
+    start(r, 1, REDUCES_ALL, sum, 64, DTYPE_I64);
+    collective_wait(w, 0, r->stream);
+    collective_all_to_all(w, 2, device[BACK] + guard, device[ARRIVED] + guard, n, type, r->stream);
+    collective_wait(w, 2, r->stream);
+    collective_wait(w, 1, r->stream);
+    for (int v = 0; v < VECTORS; v++)
+        CUDA_CHECK(cudaMemcpyAsync(host[v], device[v], total, cudaMemcpyDeviceToHost, r->stream->compute));
+    CUDA_CHECK(cudaMemcpyAsync(sums, sum, 64 * sizeof *sum, cudaMemcpyDeviceToHost, r->stream->compute));
+    device_wait(r->stream);
+    for (int v = 0; v < VECTORS; v++) {
+        for (size_t p = 0; p < r->world; p++) {
+            fill(other, type, v == ARRIVED ? p : r->rank, n);
+            memcpy(expected + p * part_bytes, other + (v == ARRIVED ? r->rank : p) * part_bytes, part_bytes);
+        }
+        size_t spoilt = 0;
+        for (size_t i = 0; i < guard; i++) spoilt += (host[v][i] != 0x5a) + (host[v][total - 1 - i] != 0x5a);
+        rank_check(r, memcmp(host[v] + guard, expected, bytes) == 0 && spoilt == 0,
+                   text_of("all_to_all of parts of %zu elements of type %d: vector %d, %zu bytes around it spoilt", part,
+                           (int)type, v, spoilt));
+        host_free(host[v]);
+        device_free(device[v], total);
+    }
+    size_t wrong = 0;
+    for (size_t i = 0; i < 64; i++) wrong += !element_is_right(r, sums, REDUCES_ALL, DTYPE_I64, 64, i);
+    rank_check(r, wrong == 0, "a sum between two all_to_all");
+    device_free(sum, 64 * sizeof *sum);
+    free(sums);
+    free(expected);
+    free(other);
+}
+
+static void all_to_all(Rank* r) {
+    Error error;
+    size_t parts[] = {0, 1, 7, 20001};  // the last: several pieces of the emulation's memory
+    for (Dtype type : {DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I64, DTYPE_U8})
+        for (size_t part : parts) all_to_all_of(r, type, part);
     rank_check(r, collective_check(&r->collectives, &error), "all is well at the end");
 }
 
@@ -395,14 +458,15 @@ static void ring_of_channels(Rank* r) { ring(r, RING_RIGHT); }
 // One rank: no communicator is created.
 static void alone(Rank* r) {
     Collectives* w = &r->collectives;
-    float x = 1;
+    float x = 1, out = 2;
     Error error;
     rank_check(r, w->comm == NULL, "one rank makes nothing");
     for (int c = 0; c < COLLECTIVES; c++) {
         start(r, 0, (Collective)c, &x, 1, DTYPE_F32);
         collective_wait(w, 0, r->stream);
     }
-    rank_check(r, x == 1, "one rank leaves memory alone");
+    collective_all_to_all(w, 0, &out, &x, 1, DTYPE_F32, r->stream);
+    rank_check(r, x == 1 && out == 2, "one rank leaves memory alone");
     rank_check(r, collective_check(w, &error) && collective_bytes_sent(w) == 0 && collective_waited_ms(w) == 0,
                "one rank has sent nothing and waited for nothing");
 }
@@ -479,6 +543,48 @@ static void sum_check(Rank* r, const float* device) {
 
 static void drain(Rank* r) { CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream)); }
 
+// An all_to_all of 2 ranks, by nccl.cuh or by hand with a bug, of all messages or only of those between rank 1 and rank 0.
+typedef enum {
+    RIGHT, READ_EARLY, OVERWRITTEN, OTHER_PART, OTHER_PEER, NO_SEND, NO_RECEIVE, OTHER_LENGTH, OTHER_TYPE, IN_PLACE
+} AllToAllBug;
+
+static ncclResult_t messages(const Rank* r, Collectives* w, float* out, const float* in, AllToAllBug bug) {
+    size_t part = LENGTH / r->world;
+    ncclGroupStart();
+    for (size_t p = 0; p < r->world; p++) {
+        bool odd = r->rank == 1 && p == 0;
+        const float* from = in + (bug == OTHER_PART ? r->world - 1 - p : p) * part;
+        ncclDataType_t type = odd && bug == OTHER_TYPE ? ncclFloat16 : ncclFloat32;
+        if (!odd || bug != NO_SEND)
+            ncclSend(from, part, ncclFloat32, odd && bug == OTHER_PEER ? 1 : (int)p, w->nccl, w->stream);
+        if (!odd || bug != NO_RECEIVE)
+            ncclRecv(out + p * part, part - (odd && bug == OTHER_LENGTH), type, (int)p, w->nccl, w->stream);
+    }
+    return ncclGroupEnd();
+}
+
+static void all_to_all_check(Rank* r, float* in, AllToAllBug bug) {
+    float *out = (float*)device_memory(r, LENGTH_BYTES), host[LENGTH];
+    size_t part = LENGTH / r->world, wrong = 0;
+    Collectives* w = &r->collectives;
+    for (size_t i = 0; i < LENGTH; i++) host[i] = (float)(LENGTH * r->rank + i);
+    CUDA_CHECK(cudaMemcpyAsync(in, host, LENGTH_BYTES, cudaMemcpyHostToDevice, r->stream->compute));
+    if (bug <= OVERWRITTEN) {
+        collective_all_to_all(w, 0, out, in, LENGTH, DTYPE_F32, r->stream);
+    } else {
+        device_wait(r->stream);
+        pthread_mutex_lock(&w->mutex);
+        collective_end(w, 0, messages(r, w, bug == IN_PLACE ? in : out, in, bug), "all_to_all");
+    }
+    if (bug == OVERWRITTEN) give(r, in, -1);
+    if (bug != READ_EARLY) collective_wait(w, 0, r->stream);
+    device_download(host, out, LENGTH_BYTES, r->stream);
+    for (size_t i = 0; i < LENGTH; i++) wrong += !(host[i] == (float)(LENGTH * (i / part) + r->rank * part + i % part));
+    rank_check(r, wrong == 0, "the parts of all ranks");
+    drain(r);
+    device_free(out, LENGTH_BYTES);
+}
+
 // A call of NCCL as the functions of nccl.cuh make it after the event, then its end.
 template <class Call>
 static void launch(Rank* r, Call call) {
@@ -511,6 +617,7 @@ static const struct {
     const char *name, *mode;
     bool diagnosis;           // by a diagnosis; otherwise in the result
     void (*run)(Rank* r, float* device, bool good);
+    const char* words;        // that the diagnosis contains
 } bugs[] = {
     {"no wait before the result is used", "behind", false, [](Rank* r, float* device, bool good) {
          give(r, device, 1);
@@ -648,6 +755,26 @@ static const struct {
     {"a message overwritten before it was sent", "behind", false, [](Rank* r, float*, bool good) {
          ring(r, good ? RING_RIGHT : RING_WRITES_EARLY);
      }},
+#define ALL_TO_ALL(bug) [](Rank* r, float* in, bool good) { all_to_all_check(r, in, good ? RIGHT : bug); }
+    {"parts read before they have come", "behind", false, ALL_TO_ALL(READ_EARLY)},
+    {"parts overwritten before they were sent", "behind", false, ALL_TO_ALL(OVERWRITTEN)},
+    {"parts of other ranks", "now", false, ALL_TO_ALL(OTHER_PART)},
+    {"a part for another rank", "now", true, ALL_TO_ALL(OTHER_PEER), "has no nccl"},
+    {"a receive without its send", "now", true, ALL_TO_ALL(NO_SEND),
+     "rank 1 has no ncclSend for it, but ncclRecv of 32 elements of type 7 from rank 0 ("},
+    {"a send without its receive", "now", true, ALL_TO_ALL(NO_RECEIVE),
+     "rank 1 has no ncclRecv for it, but ncclSend of 32 elements of type 7 to rank 0 ("},
+    {"a receive of another length", "now", true, ALL_TO_ALL(OTHER_LENGTH),
+     "ncclRecv of 31 elements of type 7 from rank 0 ("},
+    {"a receive of another type", "now", true, ALL_TO_ALL(OTHER_TYPE),
+     "ncclRecv of 32 elements of type 6 from rank 0 ("},
+    {"parts received where others are sent from", "now", true, ALL_TO_ALL(IN_PLACE), "the buffer overlaps that of ncclSend at"},
+#undef ALL_TO_ALL
+    {"messages where the other rank sums", "now", true, [](Rank* r, float* device, bool good) {
+         if (good || r->rank == 0) all_to_all_check(r, device, RIGHT);
+         else launch_all_reduce(r, device, LENGTH);
+         drain(r);
+     }},
     {"two threads at a time", "now", true, [](Rank* r, float* device, bool good) {
          pthread_t threads[2];
          for (int i = 0; i < 2 && !good; i++)
@@ -683,6 +810,7 @@ static void test_bugs(void) {
                 wrong += shared->reports[p].wrong > 0;
             }
             bool caught = bug.diagnosis ? diagnoses > 0 : wrong > 0 && diagnoses == 0;
+            if (bug.words && planted) caught = caught && strstr(rank_0.text[1], bug.words);
             judge(ended && (planted ? caught : zeros == 2 && wrong == 0),
                   text_of("%s: %s", planted ? "planted bug" : "correct twin", bug.name),
                   text_of("%s, %d diagnoses, %d wrong results", ended ? "ended" : "hangs", diagnoses, wrong));
@@ -705,6 +833,7 @@ static const struct FaultCase {
     Place place;
     Deed deed;
     const char *heard, *own;  // by the others, and by the victim itself if it survives
+    bool all_to_all;          // in place of sums
 } faults[] = {
     {"killed while the ranks connect", IN_OPEN, IS_KILLED, "rank 1 is gone", NULL},
     {"stopped while the ranks connect", IN_OPEN, STOPS, "rank 1 has not answered", NULL},
@@ -713,10 +842,13 @@ static const struct FaultCase {
     {"stopped before a collective", BEFORE_COLLECTIVE, STOPS, "rank 1 has not answered", NULL},
     {"gives up before a collective", BEFORE_COLLECTIVE, GIVES_UP, "rank 1 gave up: of itself", "gave up: of itself"},
     {"killed in the middle of a collective", IN_COLLECTIVE, IS_KILLED, "rank 1 is gone", NULL},
+    {"killed in the middle of an all_to_all", IN_COLLECTIVE, IS_KILLED, "rank 1 is gone", NULL, true},
     {"killed before the end of the run", BEFORE_CLOSE, IS_KILLED, "rank 1 is gone", NULL},
     {"stopped before the end of the run", BEFORE_CLOSE, STOPS, "rank 1 has not answered", NULL},
     {"NCCL refuses a collective", NOWHERE, CANNOT_LAUNCH, "rank 1 gave up: NCCL failed in ",
      "unhandled system error"},
+    {"NCCL refuses an all_to_all", NOWHERE, CANNOT_LAUNCH, "rank 1 gave up: NCCL failed in all_to_all",
+     "unhandled system error", true},
     {"NCCL finds an error by itself", NOWHERE, MEETS_AN_ERROR,
      "rank 1 gave up: NCCL failed in ", "remote process exited or there was a network error; set NCCL_DEBUG=WARN"},
     {"launches its first collective late", AT_FIRST, IS_LATE, "NCCL has not finished all_reduce within 4.0 s",
@@ -743,7 +875,7 @@ static void note_fault(Rank* r, const Error* error) {
 // Several collectives, as in a program; then a check for errors.
 static void run_fault(Rank* r) {
     const FaultCase* f = &faults[case_number];
-    const size_t n = 40000;
+    const size_t n = FAULT_RANKS * 13334;
     bool victim = r->rank == VICTIM;
     Error error;
     error.text[0] = 0;
@@ -758,7 +890,7 @@ static void run_fault(Rank* r) {
         rank_check(r, r->collectives.comm == NULL, "nothing is left to close");
         return;
     }
-    float* device = (float*)device_memory(r, n * sizeof(float));
+    float* device = (float*)device_memory(r, 2 * n * sizeof(float));
     for (int i = 0; i < 4; i++) {
         if (i == (f->place == AT_FIRST ? 0 : 2)) {
             fall(r, BEFORE_COLLECTIVE);
@@ -771,7 +903,9 @@ static void run_fault(Rank* r) {
             if (victim && (f->place == NOWHERE || f->place == AT_FIRST)) shared->fault_ms = now_ms();
             if (victim && f->deed == IS_LATE) sleep_ms(2.5 * FAULT_MS);
         }
-        start(r, (size_t)i % 2, REDUCES_ALL, device, n, DTYPE_F32);
+        if (f->all_to_all)
+            collective_all_to_all(&r->collectives, (size_t)i % 2, device + n, device, n, DTYPE_F32, r->stream);
+        else start(r, (size_t)i % 2, REDUCES_ALL, device, n, DTYPE_F32);
         collective_wait(&r->collectives, (size_t)i % 2, r->stream);
         if (i == 1) device_wait(r->stream);
     }
@@ -788,7 +922,7 @@ static void run_fault(Rank* r) {
         note_fault(r, &error);
         collective_close(&r->collectives);
     }
-    device_free(device, n * sizeof(float));
+    device_free(device, 2 * n * sizeof(float));
 }
 
 static void test_faults(void) {
@@ -829,6 +963,7 @@ int main(int argc, char** argv) {
     run_good_case("one rank", 1, alone);
     for (size_t world = max_size(least, 2); world <= most; world++) {
         run_good_case("collectives", world, collectives);
+        run_good_case("all_to_all", world, all_to_all);
         run_good_case("two groups of communicators", world, halves);
         run_good_case("a ring of channels", world, ring_of_channels);
         run_good_case("one rank waits for its device, the others for that rank", world, one_waits);

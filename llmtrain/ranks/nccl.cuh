@@ -304,12 +304,12 @@ static inline bool collective_open_channel(Collectives* c, const Transport* rank
 // ------------------------------------------------------------------------------------------------
 // 4. Collectives
 //
-// In place. The bytes that a rank sends are counted as comm.h sends them, which is the minimum: in reduce_scatter the
-// slices of the others, in all_gather its own slice to each of them, in all_reduce both. NCCL may choose other
-// algorithms.
+// In place, except all_to_all. The bytes that a rank sends are counted as comm.h sends them, which is the minimum: in
+// reduce_scatter the slices of the others, in all_gather its own slice to each of them, in all_reduce both, in
+// all_to_all the parts of the others. NCCL may choose other algorithms.
 
 static inline ncclDataType_t collective_type(Dtype type) {
-    if (type == DTYPE_I64) return ncclInt64;
+    if (type == DTYPE_I64 || type == DTYPE_U8) return type == DTYPE_I64 ? ncclInt64 : ncclUint8;
     return type == DTYPE_BF16 ? ncclBfloat16 : type == DTYPE_F16 ? ncclFloat16 : ncclFloat32;
 }
 
@@ -337,13 +337,16 @@ static inline void collective_end(Collectives* c, size_t slot, ncclResult_t stat
     CUDA_CHECK(cudaEventRecord(c->slots[slot].done, c->stream));
 }
 
+// Whether NCCL has accepted a call. ncclInProgress: it has not done yet what the call asks for.
+static inline bool collective_taken(ncclResult_t status) { return status == ncclSuccess || status == ncclInProgress; }
+
 // For slices of different lengths, which ncclReduceScatter and ncclAllGather do not take: one operation per rank, all
 // of them in one launch.
 static inline ncclResult_t collective_group(Collectives* c, CommOperation operation, void* data, const size_t* cuts,
                                             Dtype type) {
     ncclDataType_t kind = collective_type(type);
     ncclResult_t status = ncclGroupStart();
-    for (size_t r = 0; r < c->comm->world && (status == ncclSuccess || status == ncclInProgress); r++) {
+    for (size_t r = 0; r < c->comm->world && collective_taken(status); r++) {
         size_t length = cuts[r + 1] - cuts[r];
         char* part = (char*)data + cuts[r] * dtype_bytes(type);
         if (length == 0) continue;
@@ -352,7 +355,7 @@ static inline ncclResult_t collective_group(Collectives* c, CommOperation operat
             ncclReduce(part, part, length, kind, ncclSum, (int)r, c->nccl, c->stream);
     }
     ncclResult_t launched = ncclGroupEnd();
-    return status == ncclSuccess || status == ncclInProgress ? launched : status;
+    return collective_taken(status) ? launched : status;
 }
 
 // Whether all slices have the same length.
@@ -380,6 +383,25 @@ static inline void collective_start(Collectives* c, size_t slot, CommOperation o
     else if (operation == COMM_ALL_GATHER) status = ncclAllGather(own, data, cuts[1], kind, c->nccl, c->stream);
     else status = ncclReduceScatter(data, own, cuts[1], kind, ncclSum, c->nccl, c->stream);
     collective_end(c, slot, status, COMM_OPERATION_NAMES[operation]);
+}
+
+// Starts COMM_ALL_TO_ALL: n elements, a multiple of the number of ranks. With one rank it does nothing. Within a group
+// NCCL lets a rank send to itself, which is a copy.
+static inline void collective_all_to_all(Collectives* c, size_t slot, void* out, const void* in, size_t n, Dtype type,
+                                         Stream stream) {
+    if (c->comm == NULL) return;
+    size_t world = c->comm->world, part = n / world, bytes = part * dtype_bytes(type);
+    c->bytes_sent += (world - 1) * bytes;
+    if (!collective_begin(c, slot, stream)) return;
+    ncclDataType_t kind = collective_type(type);
+    ncclResult_t status = ncclGroupStart();
+    for (size_t r = 0; r < world && part > 0 && collective_taken(status); r++) {
+        status = ncclSend((const char*)in + r * bytes, part, kind, (int)r, c->nccl, c->stream);
+        if (!collective_taken(status)) break;
+        status = ncclRecv((char*)out + r * bytes, part, kind, (int)r, c->nccl, c->stream);
+    }
+    ncclResult_t launched = ncclGroupEnd();
+    collective_end(c, slot, collective_taken(status) ? launched : status, COMM_OPERATION_NAMES[COMM_ALL_TO_ALL]);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -43,6 +43,6 @@ typedef struct {
 
 typedef enum { ncclSum = 0 } ncclRedOp_t;
 
-typedef enum { ncclInt64 = 4, ncclFloat16 = 6, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
+typedef enum { ncclUint8 = 1, ncclInt64 = 4, ncclFloat16 = 6, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
 
 #endif  // STANDIN_NCCL_H
