@@ -12,8 +12,8 @@
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
 //
 // What needs more than a loop nest to be fast, or is no layer of a model, has a header of its own in llmtrain/ops/:
-// attention_cpu.h, decode.h (attention to a KV cache), gemm.h, qk_norm.h (norms of query and key heads), vectors.h
-// (global norm, sums, casts), optimizers/update.h.
+// attention_cpu.h, decode.h (attention to a KV cache), gemm.h, heads.h (heads for ranks), qk_norm.h (norms of query and
+// key heads), vectors.h (global norm, sums, casts), optimizers/update.h.
 //
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions use it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
@@ -41,6 +41,7 @@
 #include "llmtrain/ops/decode.h"
 #include "llmtrain/ops/dtypes.h"
 #include "llmtrain/ops/gemm.h"
+#include "llmtrain/ops/heads.h"
 #include "llmtrain/ops/optimizers/update.h"
 #include "llmtrain/ops/qk_norm.h"
 #include "llmtrain/ops/rope.h"

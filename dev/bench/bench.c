@@ -207,6 +207,16 @@ static Cost cost_matmul_gelu(size_t M, size_t N, size_t K, size_t elements, doub
                rope_backward(dqkv, table, positions, N, H, K, D, stream), \
                WROTE("dqkv", dqkv, N, (H) + 2 * (K), D), READ("table", profile_T, (D) / 2, 2), READ("positions", N))
 
+#define heads_split(out, in, parts, N, H, K, D, stream) \
+    TIMED("heads_split", 0.0, 2 * COST_X * (double)(N) * (double)(((H) + 2 * (K)) * (D)), \
+          heads_split(out, in, parts, N, H, K, D, stream), \
+          WROTE("out", out, parts, N, ((H) + 2 * (K)) / (parts), D), READ("in", N, (H) + 2 * (K), D))
+
+#define heads_join(out, in, parts, N, H, K, D, stream) \
+    TIMED("heads_join", 0.0, 2 * COST_X * (double)(N) * (double)(((H) + 2 * (K)) * (D)), \
+          heads_join(out, in, parts, N, H, K, D, stream), \
+          WROTE("out", out, N, (H) + 2 * (K), D), READ("in", parts, N, ((H) + 2 * (K)) / (parts), D))
+
 #define attention_forward(out, lse, qkv, B, T, H, K, D, stream) \
     TIMED_COST("attention_forward", 0, 0, cost_attention_forward(B, T, H, K, D), \
                attention_forward(out, lse, qkv, B, T, H, K, D, stream), \

@@ -11,9 +11,10 @@
     X(attention_forward) X(attention_backward) X(attention_decode) X(matmul_forward) X(matmul_backward_weight) \
     X(matmul_gelu_forward) X(embedding_forward) X(embedding_backward) X(layernorm_forward) X(layernorm_backward) \
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
-    X(dropout_apply) X(classifier) X(exact_sum_squares) X(sum_of_squares) X(vector_checksum) X(exact_add) \
-    X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) X(vector_add_stored) X(residual_forward) \
-    X(optimizer_update_elements) X(optimizer_update) X(optimizer_update_list)
+    X(heads_split) X(heads_join) X(dropout_apply) X(classifier) X(exact_sum_squares) X(sum_of_squares) \
+    X(vector_checksum) X(exact_add) X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) \
+    X(vector_add_stored) X(residual_forward) X(optimizer_update_elements) X(optimizer_update) \
+    X(optimizer_update_list)
 #define REFERENCE_TO(name) decltype(&cpu::name) reference_##name = cpu::name;
 OPERATIONS(REFERENCE_TO)
 
@@ -191,6 +192,18 @@ static void test(void) {
     RUN(rope_backward, x, table, positions, T, H, K, HEAD);
     same("rotated back", x, 0.02);
     for (size_t i = 0; i < T * ROW; i++) expect("as it was", real(x.host[i]), real(numbers(T * ROW, 1)[i]), 0.02);
+}
+#endif
+
+#ifdef PIECE_HEADS
+static void test(void) {
+    enum { PARTS = 2, N = 5, H = 4, K = 2, HEAD = 16, ROW = (H + 2 * K) * HEAD };
+    Stored rows = numbers(N * ROW, 1), split(N * ROW), joined(N * ROW);
+    RUN(heads_split, split, rows, PARTS, N, H, K, HEAD);
+    same_bits("split", split);
+    RUN(heads_join, joined, split, PARTS, N, H, K, HEAD);
+    same_bits("joined", joined);
+    for (size_t i = 0; i < N * ROW; i++) expect("as it was", real(joined.host[i]), real(rows.host[i]), 0);
 }
 #endif
 

@@ -103,6 +103,7 @@ check() {
 names=
 piece ATTENTION llmtrain/ops/attention.cuh
 piece DECODE llmtrain/ops/decode.cuh
+piece HEADS llmtrain/ops/heads.cuh
 piece MATMUL llmtrain/ops/matmul.cuh
 piece QK_NORM llmtrain/ops/qk_norm.cuh
 piece RANDOM llmtrain/ops/base.h

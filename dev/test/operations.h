@@ -668,6 +668,45 @@ static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t f
 }
 
 // ------------------------------------------------------------------------------------------------
+// Parts of heads
+
+OPERATION(heads_split, x(c, 0), x(c, 1), s->parts, s->N, s->H, s->K, s->D)
+OPERATION(heads_join, x(c, 0), x(c, 1), s->parts, s->N, s->H, s->K, s->D)
+
+// Whether an output has exactly the expected elements.
+static bool heads_equal(const Array* out) {
+    bool same = true;
+    for (size_t i = 0; i < out->n; i++) same &= array_get(out, made(out), i) == out->expected->value[i];
+    return same;
+}
+
+static void test_heads(size_t parts, size_t N, size_t H, size_t K, size_t D) {
+    if (!wanted("heads_split heads_join")) return;
+    Shape s = {.N = N, .H = H, .K = K, .D = D, .parts = parts};
+    size_t n = N * (H + 2 * K) * D;
+    Case c = case_begin(operation_heads_split, &s, "parts=%zu N=%zu H=%zu K=%zu D=%zu", parts, N, H, K, D);
+    Result* out = output(&c, "out", OUTPUT, STORED, n, SAME_BITS);
+    Array* in = array(&c, "in", INPUT, STORED, n, 1);
+    for (size_t i = 0; i < n; i++) {  // normal numbers, which repeat only after a prime number of elements
+        uint16_t bits = (uint16_t)(0x400 + i % 30713);
+        double number = FP16 ? (double)float_from_f16(bits) : (double)float_from_bf16(bits);
+        array_set(in, in->start, i, FLOATX_IS_FLOAT ? (double)i : number);
+    }
+    double* rows = doubles(in, in->start);
+    reference_heads(out, &rows, &s);
+    case_prove(&c);
+    case_check(&c, heads_equal(&c.arrays[0]), "every element is in its place");
+
+    Case b = case_begin(operation_heads_join, &s, "%s", c.shape);
+    Result* joined = output(&b, "out", OUTPUT, STORED, n, SAME_BITS);
+    input_from(&b, "in", STORED, n, c.arrays[0].host);
+    for (size_t i = 0; i < n; i++) result_add(joined, i, rows[i], 0.0);
+    case_prove(&b);
+    case_check(&b, heads_equal(&b.arrays[0]), "undoes heads_split");
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
 // Attention
 
 OPERATION(attention_forward, x(c, 0), f(c, 1), x(c, 2), s->B, s->T, s->H, s->K, s->D)
@@ -1263,6 +1302,16 @@ static void test_odd_shapes(void) {
     test_rope(1, 17, 3, 3, 16, 100, 500000.0f);
     test_rope(1, 9, 2, 2, 256, 300, 500000.0f);
     if (!ON_CUDA) test_rope(1, 130, 2, 2, 256, 3000, 500000.0f);
+    test_heads(1, 1, 1, 0, 2);
+    test_heads(1, 3, 4, 2, 10);
+    test_heads(2, 1, 4, 2, 8);
+    test_heads(2, 7, 6, 2, 6);
+    test_heads(3, 5, 9, 3, 16);
+    test_heads(4, 33, 4, 4, 8);
+    test_heads(4, 9, 12, 0, 20);
+    test_heads(8, 3, 16, 8, 72);
+    test_heads(2, 65, 2, 0, 128);
+    test_heads(2, 5, 4, 2, 520);
 
     test_attention(1, 1, 1, 1, 1, 1.0);
     test_attention(2, 3, 2, 1, 2, 1.0);

@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     size_t B, T, C, M, N, H, K, D, F, V, Vp;
-    size_t first_position;
+    size_t first_position, parts;
     double epsilon, theta;
     bool mean;               // normalization: layernorm; otherwise rmsnorm
     const int32_t* tokens;   // embedding: (N); classifier: targets (N)
@@ -211,6 +211,22 @@ static void reference_rope(Result* out, double* const* in, const Shape* s) {
 static void reference_rope_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     (void)in;
     reference_rotate(din[0], dout, -1.0, s);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Parts of heads: in[0] (N, (H + 2K) D); out (parts, N, (H + 2K) D / parts). One loop per coordinate of out.
+
+static void reference_heads(Result* out, double* const* in, const Shape* s) {
+    const size_t first[3] = {0, s->H, s->H + s->K}, heads[3] = {s->H, s->K, s->K};
+    size_t i = 0;
+    for (size_t part = 0; part < s->parts; part++)
+        for (size_t row = 0; row < s->N; row++)
+            for (int kind = 0; kind < 3; kind++)
+                for (size_t head = 0; head < heads[kind] / s->parts; head++)
+                    for (size_t d = 0; d < s->D; d++) {
+                        size_t place = first[kind] + heads[kind] / s->parts * part + head;
+                        result_add(out, i++, in[0][(row * (s->H + 2 * s->K) + place) * s->D + d], 0.0);
+                    }
 }
 
 // ------------------------------------------------------------------------------------------------

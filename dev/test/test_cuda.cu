@@ -529,6 +529,7 @@ static void test_large_shapes(void) {
     test_matmul(256, 2304, 768, true);
     test_matmul(1000, 771, 333, true);
     test_rope(2, 1024, 8, 2, 128, 0, 500000.0f);
+    test_heads(4, 1024, 16, 8, 64);
     test_attention(1, 1024, 4, 4, 64, 1.0);
     test_attention(1, 777, 4, 1, 128, 1.0);
     test_attention(2, 500, 2, 2, 80, 1.0);
@@ -563,6 +564,9 @@ static void test_tiny_shapes(void) {
     test_matmul(33, 40, 72, true);
     test_rope(1, 5, 4, 2, 6, 1, 10000.0f);
     test_rope(1, 5, 3, 1, 16, 0, 10000.0f);
+    test_heads(2, 5, 6, 2, 6);
+    test_heads(3, 5, 9, 3, 16);
+    test_heads(4, 3, 8, 0, 8);
     test_attention(1, 3, 2, 1, 2, 1.0);
     test_attention(1, 33, 4, 2, 10, 1.0);
     test_attention(1, 70, 2, 1, 64, 1.0);
