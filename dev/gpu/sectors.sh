@@ -86,6 +86,8 @@ for heads in "--heads 4 --kv-heads 4 --head-size 64" "--heads 4 --kv-heads 2 --h
     shipped rope --batch 1 --seq 32 $heads
     # shellcheck disable=SC2086
     shipped qk_norm --rows 32 $heads
+    # shellcheck disable=SC2086
+    shipped heads --rows 32 $heads
 done
 for channels in 768 1600; do
     shipped layernorm --rows 32 --channels $channels
