@@ -27,6 +27,7 @@
 #include "llmtrain/model/watch.h"                // watch_at
 #include "llmtrain/model/weights.h"              // Weights; with it config.h: Config
 #include "llmtrain/ranks/agreement.h"            // StepClock, RankStats; with it zero.h: FlatVector
+#include "llmtrain/ranks/context.h"              // ContextRanks: the rows of this rank, if it has not all
 #include "llmtrain/ranks/pipeline.h"             // Pipeline: the blocks of this rank, if it has not all
 
 // ------------------------------------------------------------------------------------------------
@@ -70,6 +71,7 @@ typedef struct {
     FlatVector flat;          // this rank's part of parameters, gradients, master weights and optimizer state
     size_t first_trained;     // first bucket with a tensor that trains: the backward ends at it
     float* discarded[2];      // (C or D) where norms add the gradients of weights and biases that do not train
+    ContextRanks context;     // with context parallelism: which rows this rank has
     Pipeline pipeline;        // with several stages: which blocks this rank has
     size_t first_block;       // 0, or where a pipeline stage begins: its input is complete, the others lack a branch
     const DeferredGradients* deferred;  // NULL; or where a block's backward leaves what its weights' gradients need
@@ -96,8 +98,19 @@ typedef struct {
 static inline BlockShape model_block_shape(const Model* model) {
     const Config* c = &model->config;
     BlockShape s = {model->options.B, model->options.T, c->channels, c->heads, c->kv_heads, config_head_size(c), c->ffn,
-                    c->family == FAMILY_LLAMA, c->qk_norm};
+                    c->family == FAMILY_LLAMA, c->qk_norm, ranks_cp(&model->options.ranks)};
     return s;
+}
+
+// The most rows that this rank has of a micro-batch.
+static inline size_t model_rows(const Model* model) {
+    return model->options.B * model->options.T / ranks_cp(&model->options.ranks);
+}
+
+// Targets that are not masked, in this rank's rows of N targets.
+static inline size_t model_targets(const Model* model, const int32_t* targets, size_t N) {
+    Slice rows = context_rows(&model->context, N);
+    return targets_count(targets + rows.first, slice_length(rows));
 }
 
 // The block at which the backward ends: nothing before it trains, or it is block 0. L: no block runs a backward.
@@ -106,7 +119,7 @@ static inline size_t model_backward_ends(const Model* model) {
 }
 
 static inline size_t model_scratch_bytes(const Model* model) {
-    return max_size(scratch_bytes(model->options.B * model->options.T, model->config.channels), model->workspace);
+    return max_size(scratch_bytes(model_rows(model), model->config.channels), model->workspace);
 }
 
 // Forward, head and backward work on this slot from now on.
@@ -133,7 +146,8 @@ static inline void model_layout(Model* model) {
     if (o->training) gradients_layout(&model->gradients, &shape, arena);
     offload_blocks_layout(&model->offloaded, model->slots->kept, K, model_backward_ends(model), &shape, arena);
     slots_layout(model->slots, o->slots, K, &shape, logits, arena);
-    pipeline_layout(&model->pipeline, N * C, o->training, arena);
+    context_layout(&model->context, model_rows(model) * config_qkv(c), arena);
+    pipeline_layout(&model->pipeline, model_rows(model) * C, o->training, arena);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(arena, "batches", 3 * N * sizeof(int32_t));
     model->scratch = arena_take(arena, "scratch of the operations", model_scratch_bytes(model));
     for (int i = 0; i < 2 && o->train; i++)
@@ -185,7 +199,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
                          "out --recompute");
     // Logits of all rows at once would be the largest array, so the rows are cut into equal parts of at most
     // head_elements() logits.
-    size_t N = options.B * options.T, Vp = config_padded_vocab(config);
+    size_t N = model_rows(model) / ranks_leaves(&options.ranks), Vp = config_padded_vocab(config);
     size_t parts = divide_up(N, max_size(head_elements(N * Vp) / Vp, LLMTRAIN_PIECE(64, 7)));
     model->logits_rows = divide_up(N, parts);
     FlatOptions holds = {options.training, &model->options.optimizer, (options.offload & OFFLOAD_OPTIMIZER) != 0,
@@ -193,10 +207,12 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     // Only a backward needs separate activations for each block.
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
     Pipeline* p = &model->pipeline;
+    model->context = context_plan(&options.ranks, &model->flat);
     bool ok = pipeline_plan(p, &options.pipeline, &options.ranks, config, options.T, error);
     if (ok && p->pp > 1) model->options.slots = pipeline_slots(p);
     ok = ok && ((model->slots = slots_create(model->options.slots, config->layers, model_blocks(model), recomputed,
-                                             p->table.splits, options.mask_documents ? N : 1)) ||
+                                             p->table.splits,
+                                             options.mask_documents ? options.B * options.T : 1)) ||
                 fail_with(error, "out of memory for the table of activations"));
     model->activations = model->slots;
     ok = ok && matmul_choices_workspace(options.matmul_algorithms, &model->workspace, error) &&
@@ -309,32 +325,54 @@ static inline void linear_recompute_gelu(const Model* model, floatX* out, floatX
                    linear_outputs(model, linear), linear_inputs(model, linear), model->stream);
 }
 
+// Part `leaf` of N rows. Gradients of weights are computed for one leaf after the other, see FlatVector: there is one,
+// unless one rank is to add as several with context parallelism do.
+static inline Slice leaf_rows(const Model* model, size_t leaf, size_t N) {
+    return comm_even_slice(leaf, flat_leaves(&model->flat), N);
+}
+
+// After the gradient of a leaf of a tensor, which may not exist.
+static inline void leaf_end(Model* model, size_t leaf, TensorId id) {
+    if (leaf + 1 < flat_leaves(&model->flat) && tensor_exists(id)) flat_end_leaf(&model->flat, model_tensor(model, id));
+}
+
 // dweight, dbias from dout (N, outputs) and in (N, inputs); frozen tensors are skipped. accumulate: earlier rows of
-// this micro-batch were already added.
-static inline void linear_backward_weight(const Model* model, const floatX* dout, const floatX* in, Linear linear,
-                                          bool accumulate, size_t N) {
+// this micro-batch, and of this leaf, were already added.
+static inline void linear_backward_rows(Model* model, const floatX* dout, const floatX* in, Linear linear,
+                                        bool accumulate, size_t N) {
     float *dweight = model_grad(model, linear.weight), *dbias = model_grad(model, linear.bias);
     bool adds = accumulate || flat_adds(&model->flat, model_tensor(model, linear.weight));
-    if (model->deferred) return;  // block_weights does it
     if (dweight || dbias)
         matmul_backward_weight(dweight, dbias, dout, in, adds, N, linear_outputs(model, linear),
                                linear_inputs(model, linear), model->stream);
 }
 
+// The same of all rows, leaf by leaf.
+static inline void linear_backward_weight(Model* model, const floatX* dout, const floatX* in, Linear linear, size_t N) {
+    if (model->deferred) return;  // block_weights does it
+    for (size_t leaf = 0; leaf < flat_leaves(&model->flat); leaf++) {
+        Slice rows = leaf_rows(model, leaf, N);
+        linear_backward_rows(model, dout + rows.first * linear_outputs(model, linear),
+                             in + rows.first * linear_inputs(model, linear), linear, false, slice_length(rows));
+        leaf_end(model, leaf, linear.weight);
+        leaf_end(model, leaf, linear.bias);
+    }
+}
+
 // din (N, inputs) = dout (N, outputs) weight; dweight, dbias.
-static inline void linear_backward(const Model* model, floatX* din, const floatX* dout, const floatX* in, Linear linear,
+static inline void linear_backward(Model* model, floatX* din, const floatX* dout, const floatX* in, Linear linear,
                                    size_t N) {
     matmul_backward_input(din, dout, model_param(model, linear.weight), N, linear_outputs(model, linear),
                           linear_inputs(model, linear), model->stream);
-    linear_backward_weight(model, dout, in, linear, false, N);
+    linear_backward_weight(model, dout, in, linear, N);
 }
 
 // The same where in = gelu(before): din is the gradient of `before`.
-static inline void linear_backward_gelu(const Model* model, floatX* din, const floatX* dout, const floatX* in,
+static inline void linear_backward_gelu(Model* model, floatX* din, const floatX* dout, const floatX* in,
                                         const floatX* before, Linear linear, size_t N) {
     matmul_gelu_backward_input(din, dout, model_param(model, linear.weight), before, N, linear_outputs(model, linear),
                                linear_inputs(model, linear), model->stream);
-    linear_backward_weight(model, dout, in, linear, false, N);
+    linear_backward_weight(model, dout, in, linear, N);
 }
 
 // Where a norm's gradient waits for block_weights.
@@ -371,15 +409,22 @@ static inline float* model_norm_grad(const Model* model, TensorId id, size_t num
 }
 
 // Adds the gradient of x (N, C), the residual that norm_forward normalized, to dx.
-static inline void norm_backward(const Model* model, floatX* dx, const floatX* dout, const floatX* x, const float* mean,
+static inline void norm_backward(Model* model, floatX* dx, const floatX* dout, const floatX* x, const float* mean,
                                  const float* rstd, Norm norm, size_t N) {
     size_t C = model->config.channels;
     float *dweight = model_norm_grad(model, norm.weight, 0), *dbias = model_norm_grad(model, norm.bias, 1);
-    if (model->config.family == FAMILY_GPT2)
-        layernorm_backward(dx, dweight, dbias, dout, x, model_param(model, norm.weight), mean, rstd, N, C,
-                           model->stream);
-    else
-        rmsnorm_backward(dx, dweight, dout, x, model_param(model, norm.weight), rstd, N, C, model->stream);
+    for (size_t leaf = 0; leaf < flat_leaves(&model->flat); leaf++) {
+        Slice rows = leaf_rows(model, leaf, N);
+        size_t r = rows.first, M = slice_length(rows);
+        if (model->config.family == FAMILY_GPT2)
+            layernorm_backward(dx + r * C, dweight, dbias, dout + r * C, x + r * C, model_param(model, norm.weight),
+                               mean + r, rstd + r, M, C, model->stream);
+        else
+            rmsnorm_backward(dx + r * C, dweight, dout + r * C, x + r * C, model_param(model, norm.weight), rstd + r,
+                             M, C, model->stream);
+        leaf_end(model, leaf, norm.weight);
+        leaf_end(model, leaf, norm.bias);
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -413,10 +458,12 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
     Activations* a = model->activations;
     DocumentSpan whole = {0, B, T};
     size_t N = B * T, first = decoding ? model->cache.length : 0;
+    Slice own = context_rows(&model->context, N);
     model->decoding = decoding;
     a->B = B;
     a->T = T;
-    a->first_token = model->dropout.first_token;
+    a->rows = slice_length(own);
+    a->first_token = model->dropout.first_token + own.first;
     a->spans[0] = whole;
     a->span_count = 1;
     if (model->options.mask_documents)
@@ -425,7 +472,7 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
     const int32_t* batch = device_upload_batch(model->batches, tokens, targets, model->positions, N * sizeof(int32_t),
                                                model->stream);
     if (a->batch) device_copy(a->batch, batch, 3 * N * sizeof(int32_t), model->stream);
-    a->tokens = a->batch ? a->batch : batch;
+    a->tokens = (a->batch ? a->batch : batch) + own.first;
     a->targets = a->tokens + N;
     a->positions = a->tokens + 2 * N;
 }
@@ -435,19 +482,21 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
 // `branch`, and the next norm adds the two. The block fills blocks[l] for the backward; block_recompute calls the parts
 // whose results were not kept.
 
-// qkv = norm1 qkv_weight^T, with norms and positions of queries and keys.
+// qkv = norm1 qkv_weight^T, with norms and positions of queries and keys; with context parallelism of all rows.
 static inline void block_qkv(const Model* model, size_t l) {
     const Config* c = &model->config;
     const Activations* a = model->activations;
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &a->blocks[l];
-    size_t N = a->B * a->T, H = c->heads, K = c->kv_heads, D = config_head_size(c);
-    linear_forward(model, s->qkv, s->norm1, b->qkv, N);
+    size_t N = a->rows, H = c->heads, K = c->kv_heads, D = config_head_size(c);
+    floatX* qkv = context_own(&model->context, s->qkv);
+    linear_forward(model, qkv, s->norm1, b->qkv, N);
     watch_at(&model->watch, WATCH_QKV, l);
     if (c->qk_norm)
-        qk_norm_forward(s->qkv, s->qk, s->qk_rstd, model_param(model, b->q_norm_weight),
+        qk_norm_forward(qkv, s->qk, s->qk_rstd, model_param(model, b->q_norm_weight),
                         model_param(model, b->k_norm_weight), (float)c->norm_epsilon, N, H, K, D, model->stream);
-    if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, model->rope, a->positions, N, H, K, D, model->stream);
+    if (c->family == FAMILY_LLAMA) rope_forward(qkv, model->rope, a->positions, N, H, K, D, model->stream);
+    context_gather_rows(&model->context, s->qkv, qkv, N, H, K, D, model->stream);
 }
 
 static inline void block_attention(const Model* model, size_t l) {
@@ -461,11 +510,14 @@ static inline void block_attention(const Model* model, size_t l) {
                          a->T, model->cache.context, H, K, D, model->stream);
         return;
     }
+    size_t cp = model->context.cp, h = H / cp, k = K / cp;  // the heads of this rank
+    floatX* attended = cp > 1 ? s->attended : s->attention;
     for (size_t i = 0; i < a->span_count; i++) {
         DocumentSpan d = a->spans[i];
-        attention_forward(s->attention + d.first * H * D, s->lse + d.first * H, s->qkv + d.first * config_qkv(c), d.B,
-                          d.T, H, K, D, model->stream);
+        attention_forward(attended + d.first * h * D, s->lse + d.first * h, s->qkv + d.first * (h + 2 * k) * D, d.B,
+                          d.T, h, k, D, model->stream);
     }
+    context_gather_heads(&model->context, s->attention, attended, a->rows, H, 0, D, model->stream);
 }
 
 // branch = attention's output matmul; attention_residual = input + branch; norm2 = norm(attention_residual).
@@ -473,7 +525,7 @@ static inline void block_attention_out(const Model* model, size_t l) {
     const Activations* a = model->activations;
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &a->blocks[l];
-    size_t N = a->B * a->T;
+    size_t N = a->rows;
     linear_forward(model, a->branch, s->attention, b->attention_out, N);
     if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, site_attention(l), N);
     watch_at(&model->watch, WATCH_ATTENTION, l);
@@ -484,7 +536,7 @@ static inline void block_attention_out(const Model* model, size_t l) {
 static inline void block_ffn_in(const Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations->blocks[l];
-    size_t N = model->activations->B * model->activations->T;
+    size_t N = model->activations->rows;
     if (model->config.family == FAMILY_GPT2) {
         linear_forward_gelu(model, s->ffn_act, s->ffn_in, s->norm2, b->ffn_in, N);
     } else {
@@ -497,13 +549,13 @@ static inline void block_ffn_in(const Model* model, size_t l) {
 static inline void block_ffn_forward(const Model* model, size_t l) {
     const Activations* a = model->activations;
     block_ffn_in(model, l);
-    linear_forward(model, a->branch, a->blocks[l].ffn_act, model->weights.blocks[l].ffn_out, a->B * a->T);
+    linear_forward(model, a->branch, a->blocks[l].ffn_act, model->weights.blocks[l].ffn_out, a->rows);
 }
 
 static inline void block_forward(Model* model, size_t l) {
     Activations* a = model->activations;
     BlockActivations* s = &a->blocks[l];
-    size_t N = a->B * a->T;
+    size_t N = a->rows;
     bool joins = l > model->first_block;      // the block before it has left a branch
 
     flat_await(&model->flat, l + 1);          // the ranks' updated parameters have arrived
@@ -527,7 +579,7 @@ static inline void block_forward(Model* model, size_t l) {
 // input of its first_block.
 static inline void block_output(const Model* model, floatX* out, size_t l) {
     const Activations* a = model->activations;
-    residual_forward(out, a->blocks[l].attention_residual, a->branch, a->B * a->T * model->config.channels,
+    residual_forward(out, a->blocks[l].attention_residual, a->branch, a->rows * model->config.channels,
                      model->stream);
 }
 
@@ -535,7 +587,7 @@ static inline void block_output(const Model* model, floatX* out, size_t l) {
 static inline void model_embed(Model* model) {
     const Weights* w = &model->weights;
     Activations* a = model->activations;
-    size_t N = a->B * a->T, C = model->config.channels;
+    size_t N = a->rows, C = model->config.channels;
     flat_await(&model->flat, 0);
     offload_block_forward(&model->offloaded, 0);  // if offloaded, sets where block 0's arrays are
     floatX* x = a->blocks[0].input;
@@ -550,7 +602,7 @@ static inline void model_final_norm(Model* model) {
     size_t L = model->config.layers;
     flat_await(&model->flat, L + 1);
     norm_forward(model, a->hidden, a->output, a->mean, a->rstd, a->blocks[L - 1].attention_residual, a->branch,
-                 model->weights.final_norm, a->B * a->T);
+                 model->weights.final_norm, a->rows);
     watch_at(&model->watch, WATCH_HIDDEN, 0);
 }
 
@@ -581,9 +633,10 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
     const Config* c = &model->config;
     Activations* a = model->activations;
     Linear head = model->weights.head;
-    size_t N = a->B * a->T, C = c->channels, Vp = config_padded_vocab(c);
-    for (size_t first = 0; first < N; first += model->logits_rows) {
-        size_t rows = min_size(model->logits_rows, N - first);
+    size_t N = a->rows, C = c->channels, Vp = config_padded_vocab(c);
+    size_t M = N / flat_leaves(&model->flat), rows;
+    for (size_t first = 0; first < N; first += rows) {
+        rows = min_size(model->logits_rows, M - first % M);
         const floatX* hidden = a->hidden + first * C;
         model_logits(model, first, rows);
         watch_at(&model->watch, WATCH_LOGITS, first);
@@ -595,7 +648,8 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
         matmul_backward_input(model->gradients.hidden + first * C, a->logits, model_param(model, head.weight), rows, Vp,
                               C, model->stream);
         // dhead_weight += dlogits^T hidden
-        linear_backward_weight(model, a->logits, hidden, head, first > 0, rows);
+        linear_backward_rows(model, a->logits, hidden, head, first % M > 0, rows);
+        if ((first + rows) % M == 0) leaf_end(model, first / M, head.weight);
     }
     watch_at(&model->watch, WATCH_LOSS, 0);
 }
@@ -624,7 +678,7 @@ static inline void block_recompute(const Model* model, size_t l) {
     const Activations* a = model->activations;
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &a->blocks[l];
-    size_t N = a->B * a->T;
+    size_t N = a->rows;
     if (block_recomputes(s, BLOCK_NORM1))
         norm_forward(model, s->norm1, NULL, s->mean1, s->rstd1, s->input, NULL, b->norm1, N);
     if (block_recomputes(s, BLOCK_QKV)) block_qkv(model, l);
@@ -640,11 +694,11 @@ static inline void block_recompute(const Model* model, size_t l) {
 }
 
 // gradients.hidden (N, C) = the gradient of norm2, from that of the branch.
-static inline void block_ffn_backward(const Model* model, size_t l, const floatX* dbranch) {
+static inline void block_ffn_backward(Model* model, size_t l, const floatX* dbranch) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations->blocks[l];
     const ActivationGradients* g = &model->gradients;
-    size_t N = model->activations->B * model->activations->T;
+    size_t N = model->activations->rows;
     if (model->config.family == FAMILY_GPT2) {
         linear_backward_gelu(model, g->ffn_in, dbranch, s->ffn_act, s->ffn_in, b->ffn_out, N);
     } else {
@@ -660,13 +714,18 @@ static inline void block_attention_backward(const Model* model, size_t l) {
     const Activations* a = model->activations;
     const BlockActivations* s = &a->blocks[l];
     const ActivationGradients* g = &model->gradients;
-    size_t H = c->heads, K = c->kv_heads, D = config_head_size(c);
+    const ContextRanks* ranks = &model->context;
+    size_t H = c->heads, K = c->kv_heads, D = config_head_size(c), h = H / ranks->cp, k = K / ranks->cp;
+    const floatX* attended = ranks->cp > 1 ? s->attended : s->attention;
+    floatX *dattended = context_own(ranks, g->attention), *dqkv = ranks->cp > 1 ? ranks->buffers[1] : g->qkv;
+    context_gather_rows(ranks, dattended, g->attention, a->rows, H, 0, D, model->stream);
     for (size_t i = 0; i < a->span_count; i++) {
         DocumentSpan d = a->spans[i];
-        size_t out = d.first * H * D, row = d.first * H, qkv = d.first * config_qkv(c);
-        attention_backward(g->qkv + qkv, g->delta + row, g->attention + out, s->attention + out, s->lse + row,
-                           s->qkv + qkv, d.B, d.T, H, K, D, model->stream);
+        size_t out = d.first * h * D, row = d.first * h, qkv = d.first * (h + 2 * k) * D;
+        attention_backward(dqkv + qkv, g->delta + row, dattended + out, attended + out, s->lse + row, s->qkv + qkv,
+                           d.B, d.T, h, k, D, model->stream);
     }
+    context_gather_heads(ranks, g->qkv, dqkv, a->rows, H, K, D, model->stream);
 }
 
 // block_forward, backwards: from the gradient of the residual stream after block l to that before it. Needs the
@@ -677,7 +736,7 @@ static inline void block_backward(Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &a->blocks[l];
     const ActivationGradients* g = &model->gradients;
-    size_t N = a->B * a->T, H = c->heads, K = c->kv_heads, D = config_head_size(c);
+    size_t N = a->rows, H = c->heads, K = c->kv_heads, D = config_head_size(c);
 
     flat_await(&model->flat, l + 1);          // its parameters, if they are sharded
     offload_block_backward(&model->offloaded, l);
@@ -695,11 +754,15 @@ static inline void block_backward(Model* model, size_t l) {
     watch_at(&model->watch, WATCH_ATTENTION_BACKWARD, l);
     // 2. back by the rotations, through the norms of queries and keys, and through the matmul to norm1's output
     if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->rope, a->positions, N, H, K, D, model->stream);
-    if (c->qk_norm)
-        qk_norm_backward(g->qkv, model_norm_grad(model, b->q_norm_weight, 0),
-                         model_norm_grad(model, b->k_norm_weight, 1), s->qk, s->qk_rstd,
-                         model_param(model, b->q_norm_weight), model_param(model, b->k_norm_weight), N, H, K, D,
-                         model->stream);
+    for (size_t leaf = 0; c->qk_norm && leaf < flat_leaves(&model->flat); leaf++) {
+        Slice rows = leaf_rows(model, leaf, N);
+        qk_norm_backward(g->qkv + rows.first * config_qkv(c), model_norm_grad(model, b->q_norm_weight, 0),
+                         model_norm_grad(model, b->k_norm_weight, 1), s->qk + rows.first * (H + K) * D,
+                         s->qk_rstd + rows.first * (H + K), model_param(model, b->q_norm_weight),
+                         model_param(model, b->k_norm_weight), slice_length(rows), H, K, D, model->stream);
+        leaf_end(model, leaf, b->q_norm_weight);
+        leaf_end(model, leaf, b->k_norm_weight);
+    }
     linear_backward(model, g->hidden, g->qkv, s->norm1, b->qkv, N);
     // 1. through norm1: residual += d(input)
     norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1, N);
@@ -716,7 +779,7 @@ static inline size_t model_head_bucket(const Model* model) {
 static inline void model_final_norm_backward(Model* model) {
     const Activations* a = model->activations;
     const ActivationGradients* g = &model->gradients;
-    size_t N = a->B * a->T, L = model->config.layers;
+    size_t N = a->rows, L = model->config.layers;
     if (model->config.tied) flat_begin_bucket(&model->flat, L + 1);
     fill_zero(g->residual, N * model->config.channels * sizeof(floatX), model->stream);
     norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, model->weights.final_norm, N);
@@ -728,11 +791,18 @@ static inline void model_final_norm_backward(Model* model) {
 static inline void model_embed_backward(Model* model) {
     const Weights* w = &model->weights;
     const Activations* a = model->activations;
-    size_t N = a->B * a->T, C = model->config.channels;
+    size_t N = a->rows, C = model->config.channels;
     if (model->first_trained > 0) return;
     if (!model->config.tied || model->pipeline.pp > 1) flat_begin_bucket(&model->flat, 0);
-    embedding_backward(model_grad(model, w->token_embedding), model_grad(model, w->position_embedding),
-                       branch_gradient(model, SITE_EMBEDDING, N), a->tokens, a->positions, N, C, model->stream);
+    const floatX* gradient = branch_gradient(model, SITE_EMBEDDING, N);
+    for (size_t leaf = 0; leaf < flat_leaves(&model->flat); leaf++) {
+        Slice rows = leaf_rows(model, leaf, N);
+        embedding_backward(model_grad(model, w->token_embedding), model_grad(model, w->position_embedding),
+                           gradient + rows.first * C, a->tokens + rows.first, a->positions + rows.first,
+                           slice_length(rows), C, model->stream);
+        leaf_end(model, leaf, w->token_embedding);
+        leaf_end(model, leaf, w->position_embedding);
+    }
     watch_at(&model->watch, WATCH_EMBEDDING_BACKWARD, 0);
     flat_end_bucket(&model->flat, 0);
 }
@@ -765,13 +835,13 @@ static inline void model_losses(Model* model, const int32_t* tokens, const int32
     model_upload(model, tokens, targets, B, T, false);
     model_forward(model);
     model_head(model, NULL, 0.0f);
-    exact_sum(&model->flat.sums->losses, model->activations->losses, B * T, model->stream);
+    exact_sum(&model->flat.sums->losses, model->activations->losses, model->activations->rows, model->stream);
 }
 
 // The head of a micro-batch of a step, forward and backward. The gradients of a tied head are complete.
 static inline void model_head_step(Model* model) {
     FlatVector* flat = &model->flat;
-    size_t N = model->activations->B * model->activations->T;
+    size_t N = model->activations->B * model->activations->T;  // of all ranks that share it
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->dp_world) / (double)N;
     flat_begin_bucket(flat, model_head_bucket(model));
     model_head(model, NULL, (float)dloss);
@@ -782,8 +852,7 @@ static inline void model_head_step(Model* model) {
 // Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host.
 static inline void model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     FlatVector* flat = &model->flat;
-    size_t N = B * T;
-    flat_begin_micro_batch(flat, N, targets_count(targets, N));
+    flat_begin_micro_batch(flat, model_rows(model), model_targets(model, targets, B * T));
     if (!flat->discards) flat_barrier(flat);  // discards: for a trace, which each rank does alone
     model_upload(model, tokens, targets, B, T, false);
     fault_point("forward");
@@ -792,7 +861,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     fault_point("backward");
     model_head_step(model);
     model_backward(model);
-    exact_sum(&flat->sums->losses, model->activations->losses, N, model->stream);
+    exact_sum(&flat->sums->losses, model->activations->losses, model->activations->rows, model->stream);
 }
 
 // Reads the next micro-batch, tokens and targets (B, T); false on an error.

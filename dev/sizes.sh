@@ -41,12 +41,12 @@ includes() {
 path="train.cu llmtrain.h kernels_cpu.h kernels.cuh"
 printf '%-44s %7s %7s\n' "the reading path" lines limit
 file train.cu 420
-file llmtrain.h 830
+file llmtrain.h 900
 file kernels_cpu.h 650
 file kernels.cuh 900
 # shellcheck disable=SC2086
 {
-    row "together" "$(cat $path | wc -l)" 2700
+    row "together" "$(cat $path | wc -l)" 2720
     row "longest line, in columns" "$(awk 'length > longest { longest = length } END { print longest }' $path)" 120
 }
 
@@ -75,7 +75,7 @@ done
 # shellcheck disable=SC2086
 product=$((product + $(cat $path | wc -l)))
 # Each feature that is added raises it by what it takes, and no more (doc/design.md, "Sizes").
-row "the product: these and the reading path" $product 40450
+row "the product: these and the reading path" $product 40770
 for name in doc dev dev/test dev/emulator; do row $name "$(lines $name)"; done
 row "dev, lines for each 100 of the product" $((100 * $(lines dev) / product))
 row "the list of mutants, dev/test/mutants.txt" "$(wc -l < dev/test/mutants.txt)"

@@ -109,6 +109,7 @@ static void choice_print(const Choice* c, const Model* asked, double memory_gb, 
     printf("--batch %zu", o->B);
     if (o->ranks.world > 1) printf(" --zero %zu", o->ranks.stage);
     if (o->ranks.shard > 0 && o->ranks.stage > 0) printf(" --shard %zu", o->ranks.shard);
+    if (asked->context.cp > 1) printf(" --cp %zu", asked->context.cp);
     if (asked->pipeline.pp > 1) {
         choice_name(PIPELINE_NAMES, o->pipeline.kind, schedule, sizeof schedule);
         printf(" --pp %zu --pipeline %s", o->ranks.pp, schedule);
@@ -131,7 +132,7 @@ static bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, con
     bool exists = (!(offload & OFFLOAD_OPTIMIZER) || offload_total(&model.flat.offloaded.store) > 0) &&
                   (!(offload & OFFLOAD_ACTIVATIONS) || offload_blocks_bytes(&model.offloaded) > 0);
     c->recomputes = (double)plan_bytes(&model, o) > 1e9 * o->memory_gb;
-    if (c->recomputes && model.pipeline.table.splits) exists = false;
+    if (c->recomputes && (model.pipeline.table.splits || model.context.cp > 1)) exists = false;
     else if (c->recomputes) plan_recompute(&model, o);
     c->bytes = (double)plan_bytes(&model, o);
     c->ms = step_ms(&model, rates, sequences / c->options.B);

@@ -155,23 +155,24 @@ static inline double block_forward_ms(const BlockShape* s, const Rates* r) {
     double ms = 0;
     for (int o = 0; o < BLOCK_OPERATIONS; o++)  // the norm of attention's output is part of BLOCK_ATTENTION_OUT
         if (o != BLOCK_NORM1 && o != BLOCK_NORM2) ms += operation_ms((BlockOperation)o, s, r);
-    const Cost others[] = {cost_norm_forward(s->B * s->T, s->C, !s->llama, true), cost_matmul(s->B * s->T, s->C, s->F)};
+    const Cost others[] = {cost_norm_forward(shape_rows(s), s->C, !s->llama, true),
+                           cost_matmul(shape_rows(s), s->C, s->F)};
     return ms + costs_ms(others, 2, r);
 }
 
 // For a block that recomputes nothing, without the gradients of its matmuls' weights.
 static inline double block_backward_ms(const BlockShape* s, const Rates* r) {
-    size_t N = s->B * s->T, C = s->C, heads = s->H + s->K;
+    size_t N = shape_rows(s), C = s->C, heads = s->H + s->K, cp = max_size(s->cp, 1);
     double act = (double)N * (double)s->F;
     const Cost costs[] = {
         cost_matmul(N, C, s->F), s->llama ? cost_swiglu_backward(act) : cost_gelu_backward(act),  // ffn_out
         cost_matmul(N, s->llama ? 2 * s->F : s->F, C), cost_norm_backward(N, C, !s->llama),       // ffn_in
         cost_matmul(N, C, s->H * s->D),                                                           // attention_out
-        cost_attention_backward(s->B, s->T, s->H, s->K, s->D),
+        cost_attention_backward(s->B, s->T, s->H / cp, s->K / cp, s->D),
         cost_matmul(N, (heads + s->K) * s->D, C), cost_norm_backward(N, C, !s->llama),            // qkv
     };
     double ms = costs_ms(costs, sizeof costs / sizeof costs[0], r);
-    Cost rope = cost_rope(s->B, s->T, heads, s->D), qk_norm = cost_qk_norm_backward(N, heads, s->D);
+    Cost rope = cost_rope(s->B, s->T, heads / cp, s->D), qk_norm = cost_qk_norm_backward(N, heads, s->D);
     return ms + (s->llama ? cost_ms(&rope, r) : 0) + (s->qk_norm ? cost_ms(&qk_norm, r) : 0);
 }
 
@@ -182,7 +183,7 @@ static inline double weights_ms(const Model* model, const Rates* r) {
         const Tensor* t = &model->parameters.tensors[i];
         bool head = i == model->weights.head.weight.row;
         if (!t->trains || !(t->shape.hidden || head)) continue;
-        Cost cost = cost_matmul_weight(model->options.B * model->options.T, t->size / t->cols, t->cols);
+        Cost cost = cost_matmul_weight(model_rows(model), t->size / t->cols, t->cols);
         ms += cost_ms(&cost, r);
     }
     return ms;
@@ -203,16 +204,17 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
     const Config* c = &model->config;
     const FlatVector* flat = &model->flat;
     BlockShape s = model_block_shape(model);
-    size_t N = s.B * s.T, C = s.C, V = c->vocab, Vp = config_padded_vocab(c), parts = divide_up(N, model->logits_rows);
+    size_t N = shape_rows(&s), T = s.T / max_size(s.cp, 1), parts = divide_up(N, model->logits_rows);
+    size_t C = s.C, V = c->vocab, Vp = config_padded_vocab(c);
     size_t L = c->layers, back = L - model_backward_ends(model);
     bool positions = c->family == FAMILY_GPT2;
     const Cost outside[] = {
-        cost_embedding_forward(s.B, s.T, C, positions), cost_norm_forward(N, C, !s.llama, true),
+        cost_embedding_forward(s.B, T, C, positions), cost_norm_forward(N, C, !s.llama, true),
         cost_norm_backward(N, C, !s.llama), cost_matmul(N, Vp, C), cost_classifier(N, V, Vp, true),
         cost_matmul(N, Vp, C),
         cost_of(0, 8.0 * (double)(parts - 1) * (double)Vp * (double)C),  // the head's gradient, once for every part
     };
-    Cost embedding = cost_embedding_backward(s.B, s.T, C, positions);
+    Cost embedding = cost_embedding_backward(s.B, T, C, positions);
     // Staged gradients are written and added to the sums.
     Cost sums = cost_of(0, flat_stages(flat) ? 20.0 * (double)flat->parameters->flat_size : 0);
     return costs_ms(outside, sizeof outside / sizeof outside[0], r) + cost_ms(&sums, r) +

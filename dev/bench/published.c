@@ -10,6 +10,7 @@
 
 #define PRECISION_BF16
 
+#include "llmtrain/base/flags.h"
 #include "tools/cluster.h"
 #include "dev/test/harness.h"
 

@@ -38,7 +38,7 @@ typedef struct {
 // A step has 12 sequences.
 #define COMMON                                                                                           \
     "--data train.bin --val val.bin --val-overlap 3 --layers 4 --channels 16 --seq 16 --total-batch 192 " \
-    "--warmup 1 --optimizer-rank 4 --tokens 8"
+    "--warmup 1 --optimizer-rank 4 --row-leaves 2 --tokens 8"
 #define TRAINS "--steps 6 --lr 1e-2"
 
 static const Axis AXES[] = {
@@ -63,7 +63,7 @@ static const Axis AXES[] = {
                  "--offload optimizer,activations --offload-dir ."}},
     {"reduce", {"--reduce exact", "--reduce auto", "--reduce float", "--reduce storage"}},
     {"ranks", {"--ranks 1", "--ranks 2", "--ranks 3",
-               "--ranks 4 --pp 2 --pipeline interleaved|1f1b|gpipe --chunks 0"}},
+               "--ranks 4 --pp 2 --pipeline interleaved|1f1b|gpipe --chunks 0", "--ranks 4 --cp 2 --pp 1|2"}},
     {"saves", {"--ckpt-every 2", "--ckpt-every 1 --ckpt-keep 2 --ckpt-keep-every 4",
                "--ckpt-every 4 --ckpt-tier TIER:1"}},
     {"zero", {"--zero 0", "--zero 1 --shard 0|1", "--zero 2 --shard 1|0", "--zero 3"}},
@@ -90,7 +90,7 @@ static size_t axis_size(size_t axis) {
 }
 
 // What cannot be: sequences that ranks cannot share; rewinds to checkpoints of another cadence, or that are gone; sums
-// whose last bits decide whether a step is skipped; samples without all parameters; what pipelines refuse.
+// whose last bits decide whether a step is skipped; samples without all parameters, or all rows; what pipelines refuse.
 static bool allowed(size_t a, size_t x, size_t b, size_t y) {
     if (a > b) return allowed(b, y, a, x);
     if (a == BATCH && b == RANKS) return x == 0 || y != 2;
@@ -326,7 +326,7 @@ static double apart(const Result* a, const Result* b, size_t key) {
 
 // Whether the gradients of a row are sums of integers.
 static bool is_exact(const Row* row) {
-    return row->values[REDUCE] == 0 || (row->values[REDUCE] == 1 && row->values[RANKS] > 0);
+    return row->values[REDUCE] <= 1;  // auto is exact with --row-leaves
 }
 
 // The row whose flags a row resumes with: the next of its class with exact sums, or itself.

@@ -812,19 +812,20 @@ static void test_guard(void) {
 static void test_statistics(void) {
     double gathered[3] = {3, NAN, 1}, sorted[3], min, median, max;
     RankStats stats = {.world = 3, .count = 1, .gathered = gathered, .sorted = sorted};
-    size_t rank = stats_min_median_max(&min, &median, &max, &stats, 0, 0, 1);
+    size_t rank = stats_min_median_max(&min, &median, &max, &stats, 0, 0);
     check(rank == 1 && min == 1 && median == 3 && isnan(max), "statistics of ranks: NaN is the largest");
     stats.world = 2;
     gathered[1] = 4;
-    rank = stats_min_median_max(&min, &median, &max, &stats, 0, 0, 1);
+    rank = stats_min_median_max(&min, &median, &max, &stats, 0, 0);
     check(rank == 1 && min == 3 && median == 3 && max == 4, "statistics of ranks: the lower of two medians");
     stats.world = 3;
-    rank = stats_min_median_max(&min, &median, &max, &stats, 0, 0, 2);
+    stats.options.pp = 2;
+    rank = stats_min_median_max(&min, &median, &max, &stats, 0, 0);
     check(rank == 0 && min == 1 && median == 1 && max == 3, "statistics of the ranks of a stage");
     double busy[6] = {9, 30, 10, 31, 14, 29};
-    RankStats stages = {.world = 6, .count = 1, .gathered = busy, .sorted = sorted};
+    RankStats stages = {.world = 6, .options = {.pp = 2}, .count = 1, .gathered = busy, .sorted = sorted};
     StepResult result = {0};
-    stats_find_slowest(&result, &stages, 0, 2);
+    stats_find_slowest(&result, &stages, 0);
     check(result.slowest == 4 && result.busy_median == 10 && result.busy_max == 14,
           "statistics of ranks: a rank is slow beside those of its stage");
 }

@@ -19,6 +19,10 @@
 //               validation that cannot be read, a stop signal, a bit that changes, a rewind
 //   pipeline-memory
 //               the peak of the first stage is what --plan says; it grows with micro-batches for gpipe alone
+//   context     ranks that share sequences, alone and with ZeRO, copies and stages: the bits and the log of one rank
+//               that adds up the same parts; a run moves between such layouts
+//   context-faults
+//               one of them is killed or stopped, also in an exchange: as above; a bit that changes is found
 //   optimizers  each of them: the bits of one rank in every stage, and after moving between numbers of ranks
 //   launch      ranks started by hand and by mpirun, over sockets and MPI (--train-mpi), have the bits of --ranks N
 //   memory      the peak of each rank is what --plan says
@@ -1347,6 +1351,163 @@ static void test_pipeline_faults(void) {
     expect_interrupt(SIGTERM, 75, 4, PIPED_MODELS[PIPED_GPT2].arguments, "--pp 2 --pipeline interleaved");
 }
 
+// ------------------------------------------------------------------------------------------------
+// Context parallelism
+
+// Each is run by one rank that adds up gradients in 4 or 2 parts of the rows, and by ranks that share the rows. A part
+// of 12 rows is half a sequence, where there are 4.
+enum { CONTEXT_GPT2, CONTEXT_LLAMA, CONTEXT_FROZEN, CONTEXT_LONG, CONTEXT_16, CONTEXT_MODELS };
+static const struct {
+    size_t piped, leaves;
+    const char* arguments;
+} CONTEXT_RUNS_OF[CONTEXT_MODELS] = {
+    {PIPED_GPT2, 4, "--heads 4"}, {PIPED_LLAMA, 2, ""}, {PIPED_FROZEN, 2, "--train block.[3456].*,*norm*"},
+    {PIPED_LLAMA, 4, "--batch 1 --seq 48 --kv-heads 4 --optimizer adamw --clip 0.2"},
+    {PIPED_16, 4, "--heads 8 --kv-heads 4 --masters on --optimizer adamw"}};
+
+static const struct {
+    size_t model, world;
+    const char* flags;
+} CONTEXT_RUNS[] = {
+    {CONTEXT_GPT2, 4, "--cp 4"},
+    {CONTEXT_LLAMA, 2, "--cp 2 --recompute block"},
+    {CONTEXT_16, 4, "--cp 4 --zero 3"},
+    {CONTEXT_LONG, 4, "--cp 4 --zero 1 --recompute attention"},
+    {CONTEXT_FROZEN, 4, "--cp 2 --zero 2"},
+    {CONTEXT_GPT2, 8, "--cp 2 --row-leaves 4 --pp 2 --pipeline interleaved --zero 1 --shard 2"},
+    {CONTEXT_GPT2, 4, "--cp 2 --row-leaves 4 --zero 2"},
+    {CONTEXT_GPT2, 2, "--row-leaves 4 --zero 3"},
+    {CONTEXT_GPT2, 8, "--cp 4 --zero 1 --shard 4 --recompute norms"},
+    {CONTEXT_GPT2, 8, "--cp 4 --pp 2 --pipeline zb-h2"},
+    {CONTEXT_LLAMA, 6, "--cp 2 --pp 3 --pipeline gpipe"},
+    {CONTEXT_LLAMA, 8, "--cp 2 --zero 3 --shard 2"},
+    {CONTEXT_LLAMA, 4, "--cp 2 --pp 2 --pipeline zb-h1 --zero 1"},
+    {CONTEXT_16, 8, "--cp 4 --pp 2 --pipeline zb-h1 --zero 1"},
+    {CONTEXT_16, 8, "--cp 4 --pp 2 --zero 1 --shard 2"},
+    {CONTEXT_FROZEN, 6, "--cp 2 --pp 3 --recompute gelu"},
+    {CONTEXT_FROZEN, 2, "--cp 2"},
+    {CONTEXT_LONG, 8, "--cp 4 --pp 2 --zero 1"},
+    {CONTEXT_LONG, 4, "--cp 2 --row-leaves 4 --zero 3"},
+    {CONTEXT_LONG, 2, "--row-leaves 4 --pp 2"},
+    {CONTEXT_16, 4, "--cp 2 --row-leaves 4 --pp 2 --pipeline 1f1b --recompute block"},
+    {CONTEXT_16, 8, "--cp 4 --zero 2"},
+};
+
+static const char* context_shape(size_t i) {
+    return kept("%s %s", PIPED_MODELS[CONTEXT_RUNS_OF[i].piped].arguments, CONTEXT_RUNS_OF[i].arguments);
+}
+
+static const char* context_alone(size_t i) {
+    Task task = forked(1);
+    if (PIPED_MODELS[CONTEXT_RUNS_OF[i].piped].is_16) task.program = test.train16;
+    return run_make(kept("context-alone-%zu", i), task, context_shape(i),
+                    kept("--row-leaves %zu", CONTEXT_RUNS_OF[i].leaves));
+}
+
+static void test_context_runs(void) {
+    for (size_t i = 0; i < COUNT_OF(CONTEXT_RUNS); i += PIPED_EVERY) {
+        size_t model = CONTEXT_RUNS[i].model, world = CONTEXT_RUNS[i].world, piped = CONTEXT_RUNS_OF[model].piped;
+        bool is_16 = PIPED_MODELS[piped].is_16;
+        const char *flags = CONTEXT_RUNS[i].flags, *run = kept("context-%zu", i);
+        if (is_16 && test.train16[0] == 0) continue;
+        Task task = forked(world);
+        if (is_16) task.program = test.train16;
+        const char* alone = context_alone(model);
+        run_make(run, task, context_shape(model), flags);
+        expect_same(run, alone, PIPE_STEPS, kept("%s %s, %zu ranks, %s: all bits of one rank",
+                                                 PIPED_MODELS[piped].name, CONTEXT_RUNS_OF[model].arguments, world,
+                                                 flags));
+    }
+    const char *apart = context_alone(CONTEXT_GPT2);
+    const char* together = run_make("context-together", forked(1), context_shape(CONTEXT_GPT2), "--reduce exact");
+    check(!same_tensors(apart, together, PIPE_STEPS), "--row-leaves 4 has other bits than 1");
+    check_bound(fabs(log_last(apart, "loss") / log_last(together, "loss") - 1), LOSS_BOUND,
+                "--row-leaves 4: the loss of 1");
+    run_make("context-float", forked(4), context_shape(CONTEXT_GPT2), "--cp 4 --reduce float");
+    check_bound(fabs(log_last("context-float", "loss") / log_last(together, "loss") - 1), LOSS_BOUND,
+                "--cp 4 --reduce float: the loss of one rank");
+}
+
+// A run that continues in one layout after the other, and keeps the parts in which it began to add up gradients.
+static void test_context_resume(void) {
+    static const struct { size_t world, until; const char* flags; } moves[] = {
+        {8, 1, "--cp 4 --zero 0 --shard 0"}, {1, 2, "--reduce exact"}, {4, 3, "--cp 2 --pp 2 --pipeline interleaved"},
+        {2, 4, "--zero 2 --pipeline 1f1b"}, {8, 5, "--cp 2 --pp 2 --zero 1 --shard 2"}, {4, 6, "--cp 4 --zero 3"}};
+    const char* shape = kept("%s --layers 8 --total-batch 768 --val-every 0", context_shape(CONTEXT_GPT2));
+    run_make("context-unmoved", forked(1), shape, "--row-leaves 4");
+    for (size_t i = 0; i < COUNT_OF(moves); i++)
+        run_make("context-moved", forked(moves[i].world), shape,
+                 kept("%s --steps %zu --resume on --ckpt-keep 1", moves[i].flags, moves[i].until));
+    check(same_tensors("context-moved", "context-unmoved", PIPE_STEPS) &&
+              same_digits("context-moved", "context-unmoved", "loss", PIPE_STEPS) &&
+              same_digits("context-moved", "context-unmoved", "grad_norm", PIPE_STEPS),
+          "a step each of 4 ranks that share rows, one rank, 2 stages of 2, 2 ranks at stage 2, 2 stages of 2 that "
+          "share 2 copies, 4 ranks at stage 3: the bits of one rank");
+}
+
+static void test_context_kills(void) {
+    static const char* const points[] = {"all_to_all", "forward", "backward", "reduce", "update", "validate", "save"};
+    enum { POINTS = 7, CASES = 2 * POINTS };
+    static Failure failures[CASES];
+    size_t count = 0;
+    for (size_t i = 0; i < CASES; i += PIPED_EVERY) {
+        size_t stops = i / POINTS, victim = (3 * i + stops) % 4;
+        const char* flags = kept("--out context-fault-%zu %s --zero %zu", i,
+                                 i % 2 ? "--cp 2" : "--cp 2 --pp 2", i % 2 ? i % 4 : 0);
+        Failure f = {.name = kept("rank %zu of 4, %s, %s at %s", victim, flags, stops ? "stop" : "kill",
+                                  points[i % POINTS]),
+                     .task = {.launch = BY_HAND, .world = 4,
+                              .arguments = {context_shape(CONTEXT_GPT2), PIPED_FAULTY, flags},
+                              .variables = fault_variable(victim, 2, kept("%s do %s", points[i % POINTS],
+                                                                          stops ? "stop" : "kill"))},
+                     .fate = stops ? STOPPED : KILLED, .victim = victim};
+        failures[count++] = f;
+    }
+    failures_run(failures, count);
+    const char* whole = run_make("context-faultless", forked(1), context_shape(CONTEXT_GPT2),
+                                 PIPED_FAULTY " --row-leaves 2");
+    for (size_t i = 0; i < count; i += 3) {
+        Task task = forked(4);
+        const char* flags = failures[i].task.arguments[2];
+        const char* name = kept("%.*s", (int)strcspn(flags + 6, " "), flags + 6);
+        run_make(name, task, context_shape(CONTEXT_GPT2),
+                 kept(PIPED_FAULTY " --resume on%s", flags + 6 + strlen(name)));
+        check(same_tensors(name, whole, 3), "%s: a resume has the bits of an undisturbed run", failures[i].name);
+    }
+}
+
+// The ranks that have the same rows are compared.
+static void test_context_corruption(void) {
+    static Failure failures[3];
+    for (size_t i = 0; i < COUNT_OF(failures); i++) {
+        bool computes = i > 0;
+        size_t victim = i + 1;
+        Failure f = {.name = kept("2 ranks share rows, 3 times: in step 4 a bit of %s of rank %zu is wrong: named",
+                                  computes ? "a forward" : "the parameters", victim),
+                     .task = {.launch = BY_HAND, .world = 6,
+                              .arguments = {context_shape(CONTEXT_GPT2),
+                                            "--total-batch 288 --check-every 2 --timeout 5 --val-every 0", "--cp 2"},
+                              .variables = computes ? kept("LLMTRAIN_TEST_FAULT=rank %zu step 4 at compare do corrupt; "
+                                                  "rank %zu step 4 at compared do corrupt", victim, victim)
+                                           : fault_variable(victim, 4, "load do corrupt")},
+                     .code = 1,
+                     .fragments = {computes ? "hidden states that it computes" : "bucket", "from most ranks"},
+                     .prints = "step     3/6", .fate = ENDS, .victim = victim, .limit_ms = LIMIT_MS};
+        failures[i] = f;
+    }
+    failures_run(failures, COUNT_OF(failures));
+}
+
+static void test_context(void) {
+    test_context_runs();
+    test_context_resume();
+}
+
+static void test_context_faults(void) {
+    test_context_kills();
+    test_context_corruption();
+}
+
 // The first stage holds the activations of as many micro-batches as there are stages, however many a step has; gpipe's
 // holds all.
 static void test_pipeline_memory(void) {
@@ -1428,7 +1589,8 @@ int main(int argc, char** argv) {
         {"memory", test_memory},     {"overlap", test_overlap},       {"faults", test_faults},
         {"refusals", test_refusals}, {"corruption", test_corruption}, {"rewind", test_rewind},
         {"slow", test_slow},         {"pipeline", test_pipeline},     {"pipeline-faults", test_pipeline_faults},
-        {"pipeline-memory", test_pipeline_memory},
+        {"pipeline-memory", test_pipeline_memory}, {"context", test_context},
+        {"context-faults", test_context_faults},
     };
     const char *train = "./train", *train16 = NULL, *train_mpi = NULL;
     bool overlap = true;

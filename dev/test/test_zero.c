@@ -56,8 +56,9 @@ static void rank_open(Rank* r, const Case* c) {
     const Layout layout = {.shard = c->shard, .pp = 1, .chunks = 1};
     need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error) &&
              mesh_open(&r->mesh, &r->comm, &layout, false, &error), "%s", error.text);
-    RankOptions options = {&r->comm.transport, r->comm.rank, c->world, r->comm.rank, c->stage, c->reduce, c->shard, 1,
-                           MESH_TRANSPORTS(r->mesh)};
+    RankOptions options = {.transport = &r->comm.transport, .rank = r->comm.rank, .world = c->world,
+                           .local_rank = r->comm.rank, .stage = c->stage, .reduce = c->reduce, .shard = c->shard,
+                           .groups = MESH_TRANSPORTS(r->mesh)};
     for (size_t b = 0; b < BUCKETS; b++) {
         parameters_add(&r->parameters, text_of("tensor %zu", b), ROWS[b], ROWS[b], COLS, b, INIT_ZERO, 0);
         if (train) parameters_add(&r->parameters, text_of("vector %zu", b), ROWS[b], ROWS[b], 0, b, INIT_ZERO, 0);

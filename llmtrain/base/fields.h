@@ -9,13 +9,13 @@
 //   fields_write(&json_writer, FIELDS, 1, &config);                    json_fields.h
 //   if (!fields_read(&config, FIELDS, 1, &json, node)) ...
 //
-// Members have the types of flags (flags.h): uint64_t or size_t, double, bool, an enum. A member that is added later is
+// Members have the types of flags (flag_table.h): uint64_t or size_t, double, bool, an enum. A member that is added later is
 // not in older files: `missing` in its row is the value that they imply, so that they can still be read.
 
 #ifndef LLMTRAIN_FIELDS_H
 #define LLMTRAIN_FIELDS_H
 
-#include "flags.h"
+#include "flag_table.h"
 
 #include <assert.h>
 
@@ -70,23 +70,6 @@ static inline void fields_flags(Flags* flags, const Field* fields, size_t count,
         Flag flag = field_flag(&fields[i], base);
         if (fields[i].help) flags_append(flags, &flag, 1);
     }
-}
-
-// Whether two structs have the same members; if not, the error names the first that differs. `saved` is from the file
-// at `path`, which --`flag` names.
-static inline bool fields_agree(const Field* fields, size_t count, const void* saved, const void* asked,
-                                const char* flag, const char* path, Error* error) {
-    for (size_t i = 0; i < count; i++) {
-        char there[64], here[64];
-        size_t offset = fields[i].offset, bytes = field_bytes(fields[i].kind);
-        if (memcmp((const char*)saved + offset, (const char*)asked + offset, bytes) == 0) continue;
-        field_text(there, sizeof there, &fields[i], saved);
-        field_text(here, sizeof here, &fields[i], asked);
-        bool model = strcmp(flag, "init-from") == 0;  // perhaps of another program
-        return fail_with(error, "%s %s: there --%s is %s, here it is %s; give the same flags, or another --%s", path,
-                         model ? "holds another model" : "belongs to another run", fields[i].flag, there, here, flag);
-    }
-    return true;
 }
 
 #endif  // LLMTRAIN_FIELDS_H

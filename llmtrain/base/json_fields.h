@@ -1,9 +1,11 @@
-// json_fields.h: members of a struct, by their table (fields.h), in JSON: fields_write, fields_read.
+// json_fields.h: members of a struct, by their table (fields.h): in JSON, fields_write and fields_read; compared with
+// those of a file, fields_agree.
 
 #ifndef LLMTRAIN_JSON_FIELDS_H
 #define LLMTRAIN_JSON_FIELDS_H
 
 #include "fields.h"
+#include "flags.h"
 #include "json.h"
 
 // Writes the members into the JSON object that is open.
@@ -57,6 +59,23 @@ static inline bool fields_read(void* base, const Field* fields, size_t count, co
         }
     }
     return ok;
+}
+
+// Whether two structs have the same members; if not, the error names the first that differs. `saved` is from the file
+// at `path`, which --`flag` names.
+static inline bool fields_agree(const Field* fields, size_t count, const void* saved, const void* asked,
+                                const char* flag, const char* path, Error* error) {
+    for (size_t i = 0; i < count; i++) {
+        char there[64], here[64];
+        size_t offset = fields[i].offset, bytes = field_bytes(fields[i].kind);
+        if (memcmp((const char*)saved + offset, (const char*)asked + offset, bytes) == 0) continue;
+        field_text(there, sizeof there, &fields[i], saved);
+        field_text(here, sizeof here, &fields[i], asked);
+        bool model = strcmp(flag, "init-from") == 0;  // perhaps of another program
+        return fail_with(error, "%s %s: there --%s is %s, here it is %s; give the same flags, or another --%s", path,
+                         model ? "holds another model" : "belongs to another run", fields[i].flag, there, here, flag);
+    }
+    return true;
 }
 
 #endif  // LLMTRAIN_JSON_FIELDS_H

@@ -16,6 +16,7 @@ typedef struct {
     uint64_t seed;          // of initial weights, data order, dropout
     uint64_t T;             // length of a sample: the order of the data depends on it
     uint64_t data;          // fingerprint of the training data: the order depends on it too
+    uint64_t row_leaves;    // RankOptions.row_leaves, which the bits of gradients depend on; 0: not known
     RunState state;
     SaveKind kind;
     const Flags* flags;     // those that change what the run computes are saved as text; NULL: none are
@@ -46,6 +47,7 @@ static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVec
     manifest_begin(w, flat);
     fields_write(w, record_fields(), RECORD_FIELD_COUNT, r);
     json_member_hash(w, "data", r->data);
+    json_member_u64(w, "row_leaves", r->row_leaves);
     json_member_string(w, "kind", SAVE_KIND_NAMES[r->kind]);
     record_write_object(w, "config", CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
     json_member_begin(w, "flags", '{');
@@ -72,6 +74,7 @@ static inline bool record_open(Json* manifest, RunRecord* r, const char* path, E
               fields_read(&r->config, CONFIG_FIELDS, CONFIG_FIELD_COUNT, manifest, json_get(manifest, 0, "config")) &&
               fields_read(&r->state, STATE_FIELDS, STATE_FIELD_COUNT, manifest, json_get(manifest, 0, "state"));
     r->data = fingerprint;
+    json_u64(manifest, json_get(manifest, 0, "row_leaves"), &r->row_leaves);
     if (ok) return true;
     json_free(manifest);
     return manifest_refuse(path, error);

@@ -32,23 +32,27 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Activations
 
-// The sizes of a block and of the batch; N = B*T rows.
+// The sizes of a block and of the batch; N = B*T rows or, with context parallelism, this rank's part of them.
 typedef struct {
     size_t B, T, C, H, K, D, F;
     bool llama;               // RMSNorm, RoPE and SwiGLU; otherwise LayerNorm and GELU
     bool qk_norm;
+    size_t cp;                // ranks that share the rows and, in attention, the heads; 0 means 1
 } BlockShape;
+
+static inline size_t shape_rows(const BlockShape* s) { return s->B * s->T / max_size(s->cp, 1); }
 
 // What the backward needs of the forward, for one block.
 typedef struct {
     floatX* input;            // (N, C) the residual stream that enters the block
     floatX* norm1;            // (N, C)
     float *mean1, *rstd1;     // (N) mean, and 1 / std
-    floatX* qkv;              // (N, (H + 2K) D), rotated by RoPE for Llama
+    floatX* qkv;              // (N, (H + 2K) D), rotated by RoPE for Llama; with cp this rank's heads of all rows
     floatX* qk;               // (N, (H + K) D) queries and keys before their norms, and 1 / root of mean square:
     float* qk_rstd;           // (N, H + K); both only with qk_norm
     floatX* attention;        // (N, H D)
-    float* lse;               // (B, H, T) log-sum-exp of a row's scores
+    floatX* attended;         // (cp N, H/cp D) the same of all rows and this rank's heads; only with cp, and qkv too
+    float* lse;               // (B, H/cp, T) log-sum-exp of a row's scores
     floatX* attention_residual;  // (N, C) the residual stream after attention
     floatX* norm2;            // (N, C)
     float *mean2, *rstd2;     // (N)
@@ -97,6 +101,7 @@ static inline size_t block_arrays(BlockArray rows[BLOCK_ARRAYS_MAX], const Block
         {offsetof(BlockActivations, qk), BLOCK_QKV, s->qk_norm ? heads * s->D : 0, x},
         {offsetof(BlockActivations, qk_rstd), BLOCK_QKV, s->qk_norm ? heads : 0, f},
         {offsetof(BlockActivations, attention), BLOCK_ATTENTION, s->H * s->D, x},
+        {offsetof(BlockActivations, attended), BLOCK_ATTENTION, s->cp > 1 ? s->H * s->D : 0, x},
         {offsetof(BlockActivations, lse), BLOCK_ATTENTION, s->H, f},
         {offsetof(BlockActivations, attention_residual), BLOCK_ATTENTION_OUT, s->C, x},
         {offsetof(BlockActivations, norm2), BLOCK_NORM2, s->C, x},
@@ -127,7 +132,7 @@ static inline void block_layout(BlockActivations* a, const BlockActivations* las
         void* array = NULL;
         if (rows[i].width == 0) continue;
         if (recomputed >> rows[i].made_by & 1) memcpy(&array, (const char*)last + rows[i].offset, sizeof array);
-        else array = arena_take(arena, "activations of the blocks", s->B * s->T * rows[i].width * rows[i].element);
+        else array = arena_take(arena, "activations of the blocks", shape_rows(s) * rows[i].width * rows[i].element);
         memcpy((char*)a + rows[i].offset, &array, sizeof array);
     }
 }
@@ -146,7 +151,7 @@ typedef struct {
 
 static inline void gradients_layout(ActivationGradients* g, const BlockShape* s, Arena* arena) {
     const char* name = "gradients of activations";
-    size_t row = s->B * s->T * sizeof(floatX), HD = s->H * s->D;
+    size_t row = shape_rows(s) * sizeof(floatX), HD = s->H * s->D;
     g->residual = (floatX*)arena_take(arena, name, row * s->C);
     g->hidden = (floatX*)arena_take(arena, name, row * s->C);
     g->branch = (floatX*)arena_take(arena, name, row * s->C);
@@ -154,7 +159,7 @@ static inline void gradients_layout(ActivationGradients* g, const BlockShape* s,
     g->qkv = (floatX*)arena_take(arena, name, row * (HD + 2 * s->K * s->D));
     g->ffn_in = (floatX*)arena_take(arena, name, row * (s->llama ? 2 * s->F : s->F));
     if (s->llama) g->ffn_act = (floatX*)arena_take(arena, name, row * s->F);
-    g->delta = (float*)arena_take(arena, name, s->B * s->T * s->H * sizeof(float));
+    g->delta = (float*)arena_take(arena, name, shape_rows(s) * s->H * sizeof(float));
 }
 
 // Bytes that a block saves if an operation runs again.
@@ -164,7 +169,7 @@ static inline double block_bytes_made(BlockOperation operation, const BlockShape
     size_t count = block_arrays(rows, s);
     for (size_t i = 0; i < count; i++)
         if (rows[i].made_by == operation)
-            bytes += (double)arena_piece_bytes(s->B * s->T * rows[i].width * rows[i].element);
+            bytes += (double)arena_piece_bytes(shape_rows(s) * rows[i].width * rows[i].element);
     return bytes;
 }
 
@@ -199,17 +204,17 @@ static inline unsigned recompute_operations(RecomputeLevel level) {
 // Milliseconds of an operation of the forward of one block.
 static inline double operation_ms(BlockOperation operation, const BlockShape* s, const Rates* r) {
     Cost parts[3];
-    size_t N = s->B * s->T, heads = s->H + s->K, count = 1;
+    size_t N = shape_rows(s), cp = max_size(s->cp, 1), heads = s->H + s->K, count = 1;
     double act = (double)N * (double)s->F, ms = 0;
     switch (operation) {
     case BLOCK_NORM1:
     case BLOCK_NORM2: parts[0] = cost_norm_forward(N, s->C, !s->llama, false); break;
     case BLOCK_QKV:
         parts[0] = cost_matmul(N, (heads + s->K) * s->D, s->C);
-        if (s->llama) parts[count++] = cost_rope(s->B, s->T, heads, s->D);
+        if (s->llama) parts[count++] = cost_rope(s->B, s->T, heads / cp, s->D);
         if (s->qk_norm) parts[count++] = cost_qk_norm_forward(N, heads, s->D);
         break;
-    case BLOCK_ATTENTION: parts[0] = cost_attention_forward(s->B, s->T, s->H, s->K, s->D); break;
+    case BLOCK_ATTENTION: parts[0] = cost_attention_forward(s->B, s->T, s->H / cp, s->K / cp, s->D); break;
     case BLOCK_ATTENTION_OUT:
         parts[0] = cost_matmul(N, s->C, s->H * s->D);
         parts[count++] = cost_norm_forward(N, s->C, !s->llama, true);

@@ -23,11 +23,12 @@ typedef struct {
 // What is marked * is used only from one operation to the next: all slots share it.
 typedef struct {
     size_t B, T;              // of the micro-batch
+    size_t rows;              // N of this rank: B*T, or with context parallelism its part of them
     DocumentSpan* spans;      // (span_count) attention treats each as a batch of its own
     size_t span_count;
-    uint64_t first_token;     // index of the micro-batch's first token in the run
+    uint64_t first_token;     // index of this rank's first token in the run
     int32_t* batch;           // (3, B, T) a copy of the micro-batch on the device; NULL: there is one slot
-    const int32_t *tokens, *targets, *positions;  // (B, T) on the device
+    const int32_t *tokens, *targets, *positions;  // (N) on the device: of this rank's rows
     BlockActivations* blocks; // (L) what the backward needs of each block, see activations.h
     BlockActivations* kept;   // (K) the arrays of the K blocks of a piece; `blocks` itself if the model is one piece
     DeferredGradients* deferred;  // (K); NULL: the backward computes the gradients of weights itself
@@ -84,7 +85,7 @@ enum { BLOCK_NORMS = 6 };
 
 static inline void deferred_layout(DeferredGradients* d, const BlockShape* s, Arena* arena) {
     const char* name = "gradients that wait for those of weights";
-    size_t row = s->B * s->T * sizeof(floatX);
+    size_t row = shape_rows(s) * sizeof(floatX);
     for (int i = 0; i < 2; i++) d->branch[i] = (floatX*)arena_take(arena, name, row * s->C);
     d->qkv = (floatX*)arena_take(arena, name, row * (s->H + 2 * s->K) * s->D);
     d->ffn_in = (floatX*)arena_take(arena, name, row * (s->llama ? 2 * s->F : s->F));
@@ -95,7 +96,7 @@ static inline void deferred_layout(DeferredGradients* d, const BlockShape* s, Ar
 // may be offloaded. logits: how many exist at a time; 0: the head is on another rank.
 static inline void slots_layout(Activations* slots, size_t count, size_t K, const BlockShape* shape, size_t logits,
                                 Arena* arena) {
-    size_t N = shape->B * shape->T, C = shape->C;
+    size_t N = shape_rows(shape), C = shape->C;
     const char* name = "activations outside the blocks";
     floatX* branch = (floatX*)arena_take(arena, name, N * C * sizeof(floatX));
     for (Activations* a = slots; a < slots + count; a++) {
@@ -103,7 +104,7 @@ static inline void slots_layout(Activations* slots, size_t count, size_t K, cons
             block_layout(&a->kept[l], &a->kept[K - 1], slots->kept[l].recomputed, shape, arena);
         for (size_t l = 0; a->deferred && l < K; l++) deferred_layout(&a->deferred[l], shape, arena);
         a->branch = branch;
-        if (count > 1) a->batch = (int32_t*)arena_take(arena, "batches", 3 * N * sizeof(int32_t));
+        if (count > 1) a->batch = (int32_t*)arena_take(arena, "batches", 3 * shape->B * shape->T * sizeof(int32_t));
         if (logits == 0) continue;
         a->output = (floatX*)arena_take(arena, name, N * C * sizeof(floatX));
         a->hidden = (floatX*)arena_take(arena, name, N * C * sizeof(floatX));

@@ -45,6 +45,7 @@ enum { STATS_MAX = 28 };  // statistics of a rank that are gathered at a time
 typedef struct {
     const Transport* transport;  // NULL: one rank
     size_t rank, world;
+    RankOptions options;
     size_t count;         // statistics of a rank that were gathered last, at most STATS_MAX
     double* gathered;     // (world, count) these
     double* sorted;       // (world) one of them, sorted
@@ -55,6 +56,7 @@ static inline bool stats_open(RankStats* s, const RankOptions* o, size_t buckets
     s->transport = o->transport;
     s->rank = o->rank;
     s->world = max_size(o->world, 1);
+    s->options = *o;
     s->gathered = (double*)memory_allocate(s->world * STATS_MAX * sizeof(double));
     s->sorted = (double*)memory_allocate(s->world * sizeof(double));
     s->checksums = (uint64_t*)memory_allocate(s->world * buckets * sizeof(uint64_t));
@@ -117,28 +119,32 @@ static inline int stats_end(const RankStats* s, size_t column) {
     return ends;
 }
 
-// Minimum, median (of an even number the lower of the two) and maximum of a statistic of the ranks first, first + every
-// ...: those of a stage of the pipeline. Returns the rank of the maximum.
+// Minimum, median (of an even number the lower of the two) and maximum of a statistic of the ranks of a stage of the
+// pipeline. Returns the rank of the maximum.
 static inline size_t stats_min_median_max(double* min, double* median, double* max, const RankStats* s, size_t column,
-                                          size_t first, size_t every) {
+                                          size_t stage) {
     size_t count = 0, most = 0;
-    for (size_t r = first; r < s->world; r += every) {
-        s->sorted[count] = stats_of(s, r, column);
-        if (compare_doubles(&s->sorted[count], &s->sorted[most]) > 0) most = count;
-        count++;
+    *max = NAN;
+    for (size_t r = 0; r < s->world; r++) {
+        double own = stats_of(s, r, column);
+        if (ranks_stage(&s->options, r) != stage) continue;
+        if (count == 0 || compare_doubles(&own, max) > 0) {
+            *max = own;
+            most = r;
+        }
+        s->sorted[count++] = own;
     }
-    *max = s->sorted[most];
     qsort(s->sorted, count, sizeof(double), compare_doubles);
     *min = s->sorted[0];
     *median = s->sorted[(count - 1) / 2];
-    return first + most * every;
+    return most;
 }
 
 // Sets the slowest rank: the one whose time is the largest multiple of the median of its stage; and the times there.
-static inline void stats_find_slowest(StepResult* result, const RankStats* s, size_t column, size_t pp) {
-    for (size_t stage = 0; stage < pp; stage++) {
+static inline void stats_find_slowest(StepResult* result, const RankStats* s, size_t column) {
+    for (size_t stage = 0; stage < ranks_pp(&s->options); stage++) {
         double min, median, max;
-        size_t rank = stats_min_median_max(&min, &median, &max, s, column, stage, pp);
+        size_t rank = stats_min_median_max(&min, &median, &max, s, column, stage);
         if (stage > 0 && !(max * result->busy_median > result->busy_max * median)) continue;
         result->slowest = rank;
         result->busy_min = min;
@@ -169,7 +175,7 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     waited += clock_waited_ms(clock, flat);
     memset(result, 0, sizeof *result);
     for (size_t r = 0; r < world; r++) of_all += stats_of(stats, r, TARGETS);
-    flat->mean_factor = tokens * (double)flat->dp_world / fmax(of_all, 1);
+    flat->mean_factor = tokens * (double)flat->stage_world / fmax(of_all, 1);
     for (size_t r = 0; r < world; r++) {
         result->flags.failed |= stats_of(stats, r, FAILED) != 0;
         int broken = (int)stats_of(stats, r, BROKEN);
@@ -181,8 +187,8 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     result->flags.save = stats_of(stats, 0, SAVE) != 0;
     result->flags.saved = saved == world;
     result->grad_norm = sqrt(exact_value(stats_sum(stats, SQUARES))) * flat_scale(flat);
-    stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS, last, flat->pp);
-    stats_find_slowest(result, stats, BUSY, flat->pp);
+    stats_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, stats, LOSS, last);
+    stats_find_slowest(result, stats, BUSY);
     result->wait_share = waited / (busy + waited);
     clock->began_ms = now_ms();
     return true;
@@ -200,25 +206,25 @@ static inline void describe_bucket(char* text, size_t size, size_t buckets, size
 
 // Whether all ranks have the same `count` checksums, at most one for each bucket; this rank's are in s->checksums +
 // rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
-// same everywhere. names (count): what they are checksums of, which in a pipeline the last stage has; NULL: of the
-// parameters of all buckets, on the ranks that have them.
+// same everywhere. names (count): what they are checksums of, which in a pipeline the last stage has, and with context
+// parallelism each rank of its rows; NULL: of the parameters of all buckets, on the ranks that have them.
 static inline bool ranks_same(RankStats* s, const FlatVector* flat, size_t count, const char* const* names,
                               Error* error) {
-    size_t world = s->world;
+    size_t world = s->world, parts = names ? flat->cp : 1;  // parts: those that have the same rows are compared
     uint64_t* sums = s->checksums;
     if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
-    for (size_t i = 0; i < count; i++) {
-        size_t usual = 0, most = 0, have = 0, bucket = names ? flat->count - 1 : i;
-        for (size_t r = 0; r < world; r++) {
+    for (size_t n = 0; n < count * parts; n++) {
+        size_t i = n / parts, usual = 0, most = 0, have = 0, bucket = names ? flat->count - 1 : i;
+        for (size_t r = n % parts; r < world; r += parts) {
             size_t same = 0;
             if (!flat_rank_has(flat, r, bucket)) continue;
-            for (size_t q = 0; q < world; q++)
+            for (size_t q = n % parts; q < world; q += parts)
                 same += flat_rank_has(flat, q, bucket) && sums[r * count + i] == sums[q * count + i];
             if (same > most) usual = r;
             most = max_size(most, same);
             have++;
         }
-        for (size_t r = 0; r < world && most < have; r++) {
+        for (size_t r = n % parts; r < world && most < have; r += parts) {
             char what[96];
             if (!flat_rank_has(flat, r, bucket) || sums[r * count + i] == sums[usual * count + i]) continue;
             if (names) snprintf(what, sizeof what, "%s", names[i]);

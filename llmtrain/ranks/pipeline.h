@@ -202,12 +202,15 @@ static inline bool pipeline_plan(Pipeline* p, const PipelineOptions* options, co
     p->options.chunks = max_size(options->chunks, 1);
     p->options.micro_batches = max_size(options->micro_batches, 1);
     p->pp = ranks_pp(ranks);
-    p->rank = ranks->rank % p->pp;
+    p->rank = ranks_stage(ranks, ranks->rank);
     if (p->pp == 1) return true;
     pieces = pipeline_pieces(p);
     if (L < pieces)
         return fail_with(error, "a pipeline of %zu stages with --chunks %zu needs at least %zu blocks, and the model "
                          "has %zu; make --pp or --chunks smaller", p->pp, p->options.chunks, pieces, L);
+    if (pipeline_splits(p->options.kind) && ranks_leaves(ranks) > 1)
+        return fail_with(error, "--pipeline zb-h1 and zb-h2 cannot add up gradients in several parts of a rank's rows; "
+                         "choose 1f1b, or as many --cp as --row-leaves");
     double head = pipeline_head_cost(c, T);
     last = pipeline_last_piece(L, pieces, head);
     p->begins = (size_t*)memory_allocate((pieces + 1) * sizeof(size_t));

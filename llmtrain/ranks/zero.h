@@ -36,7 +36,8 @@
 // With one rank the code is the same, and the collectives do nothing.
 //
 // In a pipeline (pipeline.h) a rank has only the buckets of its stage, and N above are the ranks of that stage, one of
-// each pipeline. The bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its
+// each pipeline. With context parallelism (context.h) several of them have the same micro-batches, and parts of their
+// rows. The bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its
 // gradients, the embedding's and the head's, are converted to fixed point one by one, with one stage too.
 
 #ifndef LLMTRAIN_ZERO_H
@@ -63,11 +64,21 @@ typedef struct {
     size_t stage;                // of ZeRO: 0 to 3
     ReduceKind reduce;
     size_t shard;                // ranks that share a copy of the state, from stage 1 on; 0: all
-    size_t pp;                   // stages of the pipeline, 0 means 1; rank r is in stage r mod pp
+    size_t cp, pp;               // ranks that share a micro-batch, stages of the pipeline; 0 means 1. See mesh.h
+    size_t row_leaves;           // parts of a micro-batch's rows that REDUCE_EXACT adds up apart; 0 means cp
     const Transport* groups[GROUPS];  // those that mesh_open opens for this layout
 } RankOptions;
 
+static inline size_t ranks_cp(const RankOptions* o) { return max_size(o->cp, 1); }
 static inline size_t ranks_pp(const RankOptions* o) { return max_size(o->pp, 1); }
+
+// The stage of a rank.
+static inline size_t ranks_stage(const RankOptions* o, size_t rank) { return rank / ranks_cp(o) % ranks_pp(o); }
+
+// Parts of this rank's rows that are added up apart.
+static inline size_t ranks_leaves(const RankOptions* o) {
+    return o->reduce == REDUCE_EXACT ? max_size(o->row_leaves / ranks_cp(o), 1) : 1;
+}
 
 // What the vector holds besides parameters.
 typedef struct {
@@ -144,9 +155,10 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
-    size_t pp, pp_rank;       // stages of the pipeline, and this rank's
+    size_t cp, pp, pp_rank;   // ranks that share a micro-batch; stages of the pipeline, and this rank's
     const size_t* stages;     // (count) that of each bucket; NULL: there is one
-    size_t dp_rank, dp_world; // among the ranks of this stage: each has a pipeline, and other samples
+    size_t dp_rank, dp_world; // which micro-batches this rank has, of those that are computed at a time
+    size_t stage_rank, stage_world;  // among the ranks of this stage, cp dp_world in all
     size_t shard_world, copies;  // of these: ranks that share a copy of the state; copies
     size_t* begins;           // of the buckets
     size_t sharded;           // buckets that are
@@ -303,10 +315,15 @@ static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
     return ok;
 }
 
+// Ranks that share a micro-batch and a copy of the state. They are neighbors, and before those of the next stage.
+static inline size_t flat_neighbors(const FlatVector* flat) { return min_size(flat->cp, flat->shard_world); }
+
 // The ranks in the order of what they own: own parts of each bucket follow each other.
 static inline size_t flat_owner(const FlatVector* flat, size_t i) {
-    size_t copy = i % flat->copies, stage = i / flat->copies % flat->pp, shard = i / flat->copies / flat->pp;
-    return (copy * flat->shard_world + shard) * flat->pp + stage;
+    size_t n = flat_neighbors(flat), copy = i % flat->copies, at = i / flat->copies;
+    size_t stage = at / n % flat->pp, shard = at / (n * flat->pp) * n + at % n;
+    size_t among = copy * flat->shard_world + shard;  // the ranks of the stage
+    return (among / flat->cp * flat->pp + stage) * flat->cp + among % flat->cp;
 }
 
 // The collectives of the ranks that share a copy of a bucket.
@@ -322,7 +339,7 @@ static inline Slice bucket_slice(const Bucket* k, const size_t* begins, size_t r
 
 // Whether a rank has a bucket.
 static inline bool flat_rank_has(const FlatVector* flat, size_t rank, size_t b) {
-    size_t stage = rank % flat->pp;
+    size_t stage = ranks_stage(&flat->options, rank);
     return flat->stages == NULL || flat->stages[b] == stage || (flat->buckets[b].split && stage + 1 == flat->pp);
 }
 
@@ -331,7 +348,8 @@ static inline void flat_slice_bucket(FlatVector* flat, size_t b, size_t* begins,
     Bucket* k = &flat->buckets[b];
     const RankOptions* o = &flat->options;
     size_t stages = k->split ? 2 : 1, copies = flat->copies, S = k->shard_world = stages * flat->shard_world;
-    size_t s = flat->dp_rank % flat->shard_world * stages + (k->split && flat->pp_rank > 0);
+    size_t shard = flat->stage_rank % flat->shard_world, n = flat_neighbors(flat);
+    size_t s = (shard / n * stages + (k->split && flat->pp_rank > 0)) * n + shard % n;  // in the order of the ranks
     Slice whole = {k->first, k->here ? k->end : k->first};
     k->owners = copies * S;
     k->own_begins = begins;
@@ -344,7 +362,7 @@ static inline void flat_slice_bucket(FlatVector* flat, size_t b, size_t* begins,
     for (size_t r = 0; r <= S; r++) k->shard_begins[r] = k->own_begins[r * copies];
     for (size_t c = 0; c <= copies; c++) k->part_begins[c] = parts[c] - parts[0];
     k->shard = bucket_slice(k, k->shard_begins, s);
-    k->own = bucket_slice(k, parts, flat->dp_rank / flat->shard_world);
+    k->own = bucket_slice(k, parts, flat->stage_rank / flat->shard_world);
     if (o->stage >= 2) k->sums = k->shard;
     if (o->stage >= 1) k->state = k->shard;
     k->sharded = o->stage >= 3 && S > 1 && b > 0 && b + 1 < flat->count && k->end > k->first;
@@ -359,10 +377,13 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     const FlatVector empty = {.options = *options, .holds = *holds, .parameters = p, .count = count, .stages = stages};
     *flat = empty;
     flat->options.world = max_size(options->world, 1);
+    flat->cp = ranks_cp(options);
     flat->pp = ranks_pp(options);
-    flat->pp_rank = options->rank % flat->pp;
-    flat->dp_rank = options->rank / flat->pp;
-    size_t world = flat->dp_world = flat->options.world / flat->pp, of_bucket = 5 * world + 3;
+    flat->pp_rank = ranks_stage(options, options->rank);
+    flat->dp_rank = options->rank / (flat->cp * flat->pp);
+    flat->dp_world = flat->options.world / (flat->cp * flat->pp);
+    flat->stage_rank = flat->dp_rank * flat->cp + options->rank % flat->cp;
+    size_t world = flat->stage_world = flat->cp * flat->dp_world, of_bucket = 5 * world + 3;
     flat->shard_world = options->shard && options->stage > 0 ? options->shard : world;
     flat->copies = world / flat->shard_world;
     flat->buckets = (Bucket*)memory_allocate(count * sizeof(Bucket));
@@ -517,8 +538,9 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 static inline bool flat_connect(FlatVector* flat, Error* error) {
     const RankOptions* o = &flat->options;
     bool divided = flat->copies > 1 || flat->pp > 1;
-    for (size_t g = 0; g <= GROUP_TIED; g++) {
-        const Transport* ranks = divided ? o->groups[g] : g == GROUP_SHARD ? o->transport : NULL;
+    for (size_t g = 0; g <= GROUP_CONTEXT; g++) {
+        bool own = divided || (g == GROUP_CONTEXT && flat->cp > 1);
+        const Transport* ranks = own ? o->groups[g] : g == GROUP_SHARD ? o->transport : NULL;
         const Collectives* with = g == GROUP_SHARD ? NULL : &flat->groups[GROUP_SHARD];
         if (!collective_open(&flat->groups[g], ranks, 2 * flat->count, with, error)) return false;
     }
@@ -760,26 +782,42 @@ static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
     flat_clear(flat, bucket, staging->grads);
 }
 
-// Adds the gradients in a bucket's staging buffer to sums in fixed point: its own, or those in comm_buffer.
-static inline void flat_add_exact(FlatVector* flat, Bucket* k) {
+// Adds the gradients in a bucket's staging buffer to sums in fixed point: its own, or those in comm_buffer. part: of
+// the bucket, in the flat vector; more: others of this micro-batch will follow.
+static inline void flat_add_exact(FlatVector* flat, Bucket* k, Slice part, bool more) {
     Staging* staging = &flat->staging[k->staging];
-    size_t n = k->end - k->first, parts = k == flat->buckets && flat->parameters->tied ? 2 : 1;
+    const RankOptions* o = &flat->options;
+    size_t at = part.first - k->first, parts = (k == flat->buckets && flat->parameters->tied ? 2 : 1) * ranks_leaves(o);
     int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
-    double limit = EXACT_LIMIT * flat->loss_scale / (double)(parts * flat->micro_batches * flat->dp_world);
+    double limit = EXACT_LIMIT * flat->loss_scale / (double)(parts * flat->micro_batches * flat->stage_world);
     if (staging->comm_buffer && !k->added) {
         if (staging->pending) flat_collect(flat, staging->pending);
-        fill_zero(fixed, n * sizeof(int64_t), flat->stream);
+        fill_zero(fixed, (k->end - k->first) * sizeof(int64_t), flat->stream);
     }
-    exact_add(fixed, &flat->sums->bad, staging->grads, EXACT_SCALE / flat->loss_scale, limit, n, flat->stream);
-    k->added = !k->added && parts == 2 && !k->split;
+    exact_add(fixed + at, &flat->sums->bad, staging->grads + at, EXACT_SCALE / flat->loss_scale, limit,
+              slice_length(part), flat->stream);
+    k->added = more;
+}
+
+// Parts of this rank's rows whose gradients are converted to fixed point one by one: flat_end_leaf after each but the
+// last, which flat_end_bucket converts with all else.
+static inline size_t flat_leaves(const FlatVector* flat) { return flat->discards ? 1 : ranks_leaves(&flat->options); }
+
+static inline void flat_end_leaf(FlatVector* flat, const Tensor* t) {
+    Bucket* k = &flat->buckets[t->bucket];
+    Slice part = {t->offset, t->offset + round_up(t->size, 64)};
+    if (!t->trains) return;
+    flat_add_exact(flat, k, part, true);
+    fill_zero(flat_gradient(flat, t), slice_length(part) * sizeof(float), flat->stream);
 }
 
 // Called when the head's gradients are done, if the head is tied: the embedding's are added separately, as in a
 // pipeline, whose first and last stage have one of the two each.
 static inline void flat_end_head(FlatVector* flat) {
     Bucket* k = &flat->buckets[0];
+    Slice whole = {k->first, k->end};
     if (flat->options.reduce != REDUCE_EXACT || flat->discards || !flat_has(k)) return;
-    flat_add_exact(flat, k);
+    flat_add_exact(flat, k, whole, true);
     flat_clear(flat, 0, flat->staging[k->staging].grads);
 }
 
@@ -802,13 +840,14 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
     size_t n = k->end - k->first;
+    Slice whole = {k->first, k->end};
     if (!flat_has(k)) return;
     if (flat->discards) {
         exact_sum_squares(&flat->sums->squares, flat_bucket_gradient(flat, k), n, flat->stream);
         return;
     }
     bool reduces = o->stage >= 2 || flat->micro == flat->micro_batches;
-    if (o->reduce == REDUCE_EXACT) flat_add_exact(flat, k);
+    if (o->reduce == REDUCE_EXACT) flat_add_exact(flat, k, whole, false);
     else if (reduces && staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
     if (reduces && o->reduce == REDUCE_STORAGE) {
         cast_from_float((floatX*)staging->comm_buffer, staging->grads ? staging->grads : flat->grads + k->sums_offset,

@@ -45,11 +45,11 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     if (run->options->check_every && !run->same_devices)
         printf("note: ranks have different devices, compilers or --matmul-algorithms files; --check-every compares "
                "only their parameters\n");
-    if (run->options->check_every && run->model.flat.dp_world == 1)
+    if (run->options->check_every && run->model.flat.stage_world == 1)
         printf("note: there is one pipeline, so --check-every has %s to compare\n",
                run->model.config.tied ? "nothing but the tied embedding" : "nothing");
-    if (run->model.flat.pp > 1 && run->options->guard.spike_trace + run->options->guard.spike_loss > 0)
-        printf("note: steps are not traced to their sequences, since no rank has the whole model\n");
+    if (model_is_divided(&run->model) && run->options->guard.spike_trace + run->options->guard.spike_loss > 0)
+        printf("note: steps are not traced to their sequences, since several ranks compute each\n");
     return true;
 }
 
@@ -75,7 +75,8 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
     pipeline_losses(model, tokens, targets, B, T);
     model->dropout = dropout;
     if (model_has_head(model)) {
-        vector_checksum(flat->checksums, model->activations->hidden, 0, N * model->config.channels, model->stream);
+        vector_checksum(flat->checksums, model->activations->hidden, 0,
+                        model->activations->rows * model->config.channels, model->stream);
         device_download(own, flat->checksums, sizeof(uint64_t), model->stream);
         device_download(&losses, &flat->sums->losses, sizeof losses, model->stream);
         own[1] = bits_from_double(exact_value(losses));
@@ -190,7 +191,7 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
     char sentence[200];
     double began = now_ms();
     Spike spike = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, s->updated, factor);
-    bool whole = model->flat.pp == 1;  // a sequence is traced by one rank, which in a pipeline has a part of the model
+    bool whole = !model_is_divided(model);  // a sequence is traced by one rank
     s->traced = spike != SPIKE_NONE && whole && result->flags.stop == 0;  // a signal leaves time for the save alone
     s->trace_ms = 0;
     if (!s->traced) return true;

@@ -10,6 +10,7 @@
 #define LLMTRAIN_PRESETS_H
 
 #include "../../llmtrain.h"
+#include "../base/flags.h"
 
 // Sets members from text: "layers=12 heads=12".
 static inline bool config_set(Config* c, const char* text, Error* error) {

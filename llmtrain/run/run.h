@@ -375,18 +375,16 @@ static inline ModelSource* run_source(Run* run, Error* error) {
     return s->files || source_open(s, run->options->init_from, error) ? s : NULL;
 }
 
-// The configuration in the newest checkpoint of --out whose manifest is good; false if there is none to resume from.
-static inline bool run_saved_config(Config* config, const RunOptions* o) {
+// The record in the newest checkpoint of --out whose manifest is good; false if there is none to resume from.
+static inline bool run_saved_record(RunRecord* saved, const RunOptions* o) {
     uint64_t step = UINT64_MAX;
     while (o->resume && checkpoint_before(&step, o->out, step)) {
         char path[FILE_PATH_MAX];
         Json manifest;
-        RunRecord saved;
         Error ignored;
         checkpoint_path(path, o->out, step, "");
-        if (!record_open(&manifest, &saved, path, &ignored)) continue;
+        if (!record_open(&manifest, saved, path, &ignored)) continue;
         json_free(&manifest);
-        *config = saved.config;
         return true;
     }
     return false;
@@ -396,12 +394,12 @@ static inline bool run_saved_config(Config* config, const RunOptions* o) {
 // the same; a run that has a checkpoint to resume from compared it when it began, and needs that model no longer.
 static inline bool run_open_data(Run* run, const char* data, const char* val, Error* error) {
     const RunOptions* o = run->options;
-    Config saved;
+    RunRecord saved;
     char kept[FILE_PATH_MAX];
     if (data && !dataset_open(&run->train, data, error)) return false;
     if (val && !dataset_open_unweighted(&run->val, val, error)) return false;
     snprintf(kept, sizeof kept, "%.4000s/tokenizer", o->out ? o->out : "");
-    bool compares = o->init_from && !(o->resume && (directory_exists(kept) || run_saved_config(&saved, o)));
+    bool compares = o->init_from && !(o->resume && (directory_exists(kept) || run_saved_record(&saved, o)));
     ModelSource* from = compares ? run_source(run, error) : NULL;
     if (compares && from == NULL) return false;
     return run_tokenizer_open(&run->tokenizer, &run->train, &run->val, o->resume ? o->out : NULL, from, error);
@@ -455,19 +453,33 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
 // checkpoint, since the model it began with may be gone.
 static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flags* flags, Error* error) {
     Config* c = &run->record.config;
+    RunRecord saved;
     if (run->options->init_from == NULL || preset || (asked->layers && asked->heads && asked->channels))
         return config_choose(c, preset, asked, flags, error) || fail_as(error, ERROR_USAGE);
-    if (!run_saved_config(c, run->options)) {
-        const ModelSource* from = run_source(run, error);
-        if (from == NULL) return false;
-        *c = from->config;
-    }
+    bool resumes = run_saved_record(&saved, run->options);
+    const ModelSource* from = resumes ? NULL : run_source(run, error);
+    if (!resumes && from == NULL) return false;
+    *c = resumes ? saved.config : from->config;
     for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
         const Field* field = &CONFIG_FIELDS[i];
         if (field->help == NULL || !flag_was_given(flags, field->flag)) continue;
         memcpy((char*)c + field->offset, (const char*)asked + field->offset, field_bytes(field->kind));
     }
     return true;
+}
+
+// Completes the layout over `world` ranks, and sets in which parts of the rows gradients are added up: --row-leaves, or
+// as in the checkpoint to resume from, or --cp. The other arguments are those of layout_check.
+static inline bool run_choose_layout(Run* run, Layout* layout, uint64_t world, size_t T, bool samples, Error* error) {
+    RunRecord saved = {.row_leaves = 0};
+    size_t cp = layout_cp(layout);
+    if (!layout_check(layout, world, &run->record.config, T, samples, error)) return false;
+    if (layout->row_leaves == 0) run_saved_record(&saved, run->options);
+    size_t leaves = layout->row_leaves ? layout->row_leaves : saved.row_leaves ? saved.row_leaves : cp;
+    run->record.row_leaves = leaves;
+    return leaves % cp == 0 ||
+           fail_with(error, "--cp %zu does not divide the %zu parts of rows in which this run adds up gradients; "
+                     "choose a divisor, or give --row-leaves, which changes the bits of the weights", cp, leaves);
 }
 
 // Loads the weights of --init-from: of a checkpoint, or of a model of another program.

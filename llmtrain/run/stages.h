@@ -13,11 +13,14 @@
 
 #include "../../llmtrain.h"
 
+// Whether several ranks compute a micro-batch together.
+static inline bool model_is_divided(const Model* model) { return model->pipeline.pp > 1 || model->context.cp > 1; }
+
 // The forward of a piece of the model, for the slot's micro-batch.
 static inline void piece_forward(Model* model, size_t piece) {
     Pipeline* p = &model->pipeline;
     Activations* a = model->activations;
-    size_t first = p->begins[piece], end = p->begins[piece + 1], n = a->B * a->T * model->config.channels;
+    size_t first = p->begins[piece], end = p->begins[piece + 1], n = a->rows * model->config.channels;
     Channel* out = &p->channels[GROUP_FORWARD_OUT];
     slot_take(a, p->longest, first, end);
     model->first_block = first;
@@ -54,11 +57,11 @@ static inline void piece_backward(Model* model, size_t piece) {
     Pipeline* p = &model->pipeline;
     const Activations* a = model->activations;
     size_t first = p->begins[piece], end = p->begins[piece + 1], ends = model_backward_ends(model);
-    size_t n = a->B * a->T * model->config.channels;
+    size_t n = a->rows * model->config.channels;
     Channel* out = &p->channels[GROUP_BACKWARD_OUT];
     if (piece + 1 == pipeline_pieces(p)) {
         model_head_step(model);
-        exact_sum(&model->flat.sums->losses, a->losses, a->B * a->T, model->stream);
+        exact_sum(&model->flat.sums->losses, a->losses, a->rows, model->stream);
         model_final_norm_backward(model);
     } else if (pipeline_sends_back(p, piece + 1, ends)) {
         channel_receive(&p->channels[GROUP_BACKWARD_IN], model->gradients.residual, model->stream);
@@ -74,13 +77,13 @@ static inline void piece_backward(Model* model, size_t piece) {
 static inline void block_weights(Model* model, size_t l, const DeferredGradients* d) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations->blocks[l];
-    size_t N = model->activations->B * model->activations->T;
+    size_t N = model->activations->rows;
     TensorId norms[BLOCK_NORMS];
     flat_begin_bucket(&model->flat, l + 1);
-    linear_backward_weight(model, d->branch[0], s->ffn_act, b->ffn_out, false, N);
-    linear_backward_weight(model, d->ffn_in, s->norm2, b->ffn_in, false, N);
-    linear_backward_weight(model, d->branch[1], s->attention, b->attention_out, false, N);
-    linear_backward_weight(model, d->qkv, s->norm1, b->qkv, false, N);
+    linear_backward_weight(model, d->branch[0], s->ffn_act, b->ffn_out, N);
+    linear_backward_weight(model, d->ffn_in, s->norm2, b->ffn_in, N);
+    linear_backward_weight(model, d->branch[1], s->attention, b->attention_out, N);
+    linear_backward_weight(model, d->qkv, s->norm1, b->qkv, N);
     block_norms(norms, b);
     for (size_t i = 0; i < BLOCK_NORMS; i++)
         if (tensor_exists(norms[i]) && model_grad(model, norms[i]))
@@ -122,7 +125,7 @@ static inline bool pipeline_load(Model* model, NextBatch next, void* source, con
         model->dropout.first_token = kept->first_token;
     } else {
         if (!next(source, &tokens, &targets, error)) return false;
-        flat_begin_micro_batch(&model->flat, N, targets_count(targets, N));
+        flat_begin_micro_batch(&model->flat, model_rows(model), model_targets(model, targets, N));
         if (kept) {
             memcpy(kept->tokens, tokens, N * sizeof(int32_t));
             memcpy(kept->targets, targets, N * sizeof(int32_t));
@@ -142,7 +145,7 @@ static inline bool pipeline_step(Model* model, NextBatch next, void* source, dou
     if (p->pp == 1) return model_step(model, next, source, loss_scale, n, error);
     model_begin_step(model, loss_scale, n);
     flat_barrier(flat);
-    pipeline_expect(model, n, model->options.B * model->options.T * model->config.channels, true);
+    pipeline_expect(model, n, model_rows(model) * model->config.channels, true);
     for (size_t i = table->begins[p->rank]; i < table->begins[p->rank + 1]; i++) {
         const PipelineOp* op = &table->ops[i];
         size_t piece = pipeline_piece_of(p, op->chunk);
@@ -171,13 +174,13 @@ static inline void pipeline_losses(Model* model, const int32_t* tokens, const in
         model_losses(model, tokens, targets, B, T);
         return;
     }
-    pipeline_expect(model, 1, B * T * model->config.channels, false);
+    pipeline_expect(model, 1, slice_length(context_rows(&model->context, B * T)) * model->config.channels, false);
     model_use_slot(model, 0);
     model_upload(model, tokens, targets, B, T, false);
     for (size_t chunk = 0; chunk < p->options.chunks; chunk++) piece_forward(model, pipeline_piece_of(p, chunk));
     if (!model_has_head(model)) return;
     model_head(model, NULL, 0.0f);
-    exact_sum(&model->flat.sums->losses, model->activations->losses, B * T, model->stream);
+    exact_sum(&model->flat.sums->losses, model->activations->losses, model->activations->rows, model->stream);
 }
 
 // The first block whose activations are kept, in a slot's own numbering.
@@ -185,11 +188,32 @@ static inline size_t model_first_kept(const Model* model) {
     return model->pipeline.pp > 1 ? 0 : model_backward_ends(model);
 }
 
+// Bytes that this rank sends for the attention of blocks [first, end), of a micro-batch.
+static inline size_t blocks_bytes_sent(const Model* model, size_t first, size_t end) {
+    const Config* c = &model->config;
+    const Activations* a = model->activations;
+    size_t N = model_rows(model), D = config_head_size(c), ends = model_backward_ends(model);
+    size_t qkv = context_bytes(&model->context, N, c->heads + 2 * c->kv_heads, D);
+    size_t attention = context_bytes(&model->context, N, c->heads, D), bytes = (end - first) * (qkv + attention);
+    for (size_t l = max_size(first, ends); l < end; l++) {
+        const BlockActivations* s = &a->kept[model->pipeline.pp > 1 ? model->pipeline.longest - (end - l) : l];
+        bytes += qkv + attention;
+        bytes += (block_recomputes(s, BLOCK_QKV) ? qkv : 0) + (block_recomputes(s, BLOCK_ATTENTION) ? attention : 0);
+    }
+    return bytes;
+}
+
 // Bytes that this rank sends in a step.
 static inline size_t model_bytes_sent(const Model* model, size_t micro_batches) {
-    size_t n = model->options.B * model->options.T * model->config.channels;
-    return flat_bytes_sent(&model->flat, micro_batches) +
-           pipeline_messages(&model->pipeline, model_backward_ends(model)) * micro_batches * n * sizeof(floatX);
+    const Pipeline* p = &model->pipeline;
+    size_t n = model_rows(model) * model->config.channels;
+    size_t bytes = pipeline_messages(p, model_backward_ends(model)) * n * sizeof(floatX);
+    for (size_t chunk = 0; p->pp > 1 && chunk < p->options.chunks; chunk++) {
+        size_t piece = pipeline_piece_of(p, chunk);
+        bytes += blocks_bytes_sent(model, p->begins[piece], p->begins[piece + 1]);
+    }
+    if (p->pp == 1) bytes += blocks_bytes_sent(model, 0, model->config.layers);
+    return flat_bytes_sent(&model->flat, micro_batches) + micro_batches * bytes;
 }
 
 #endif  // LLMTRAIN_STAGES_H

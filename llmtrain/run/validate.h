@@ -47,13 +47,13 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
         size_t first = (round * world + rank) * v->B, batch = first < windows ? min_size(v->B, windows - first) : 0;
         good = good && (batch == 0 || dataset_batch(v->tokens, v->targets, v->data, first,
                                                     (int32_t)model->config.vocab, batch, v->T, v->overlap, error));
-        if (!good && flat->pp > 1) {  // other stages wait for what it computes
+        if (!good && model_is_divided(model)) {  // other ranks wait for what it computes
             memset(v->tokens, 0, v->B * v->T * sizeof(int32_t));
             memset(v->targets, -1, v->B * v->T * sizeof(int32_t));
         }
-        if (batch > 0 && (good || flat->pp > 1)) {
+        if (batch > 0 && (good || model_is_divided(model))) {
             pipeline_losses(model, v->tokens, v->targets, batch, v->T);
-            if (model_has_head(model)) own[TOKENS] += (double)targets_count(v->targets, batch * v->T);
+            if (model_has_head(model)) own[TOKENS] += (double)model_targets(model, v->targets, batch * v->T);
         } else {
             flat_accompany(flat);
         }

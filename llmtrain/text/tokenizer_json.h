@@ -12,7 +12,7 @@
 #define LLMTRAIN_TOKENIZER_JSON_H
 
 #include "../base/files.h"
-#include "../base/flags.h"  // choice_find
+#include "../base/flag_table.h"  // choice_find
 #include "../base/json.h"
 #include "tokenizer_rules.h"
 

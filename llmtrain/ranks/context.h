@@ -1,0 +1,73 @@
+// context.h: context parallelism: ranks that share the sequences of a micro-batch.
+//
+// "DeepSpeed Ulysses" (arXiv:2309.14509). A micro-batch of N rows is cut over cp ranks: rank r has rows r N/cp to
+// (r+1) N/cp. All operations work on rows, each by itself, except attention, which needs all rows of a sequence, but
+// only one head at a time. So the ranks exchange: before attention each sends the others' heads of its rows, after it
+// their rows of its heads. Attention itself is that of one rank, for documents too.
+//
+//     rank 0 of 2      rows 0 .. N/2, heads 0 .. H      ->      rows 0 .. N, heads 0 .. H/2      -> and back
+//     rank 1           rows N/2 .. N, heads 0 .. H      ->      rows 0 .. N, heads H/2 .. H
+//
+// Backward the gradients go the same ways. In each of the four exchanges of a block a rank sends (cp-1)/cp of what it
+// has: 2 (cp-1)/cp N/cp (2H + 2K) D elements in all.
+//
+// Gradients of weights are added up over the ranks' rows in fixed point, as they are over micro-batches. One rank adds
+// them in the same parts with RankOptions.row_leaves, and so gets the same bits.
+
+#ifndef LLMTRAIN_CONTEXT_H
+#define LLMTRAIN_CONTEXT_H
+
+#include "zero.h"
+#include "../model/config.h"
+
+typedef struct {
+    size_t cp, rank;       // ranks that share a micro-batch, and which of them this is
+    Collectives* ranks;    // these
+    floatX* buffers[2];    // (N/cp, (H + 2K) D) each; only with several
+} ContextRanks;
+
+static inline ContextRanks context_plan(const RankOptions* o, FlatVector* flat) {
+    ContextRanks c = {ranks_cp(o), o->rank % ranks_cp(o), &flat->groups[GROUP_CONTEXT], {NULL, NULL}};
+    return c;
+}
+
+static inline void context_layout(ContextRanks* c, size_t elements, Arena* arena) {
+    for (int i = 0; i < 2 && c->cp > 1; i++)
+        c->buffers[i] = (floatX*)arena_take(arena, "exchanged rows and heads", elements * sizeof(floatX));
+}
+
+// This rank's rows of a micro-batch of N.
+static inline Slice context_rows(const ContextRanks* c, size_t N) { return comm_even_slice(c->rank, c->cp, N); }
+
+// Where this rank's rows are before the exchange, or after it; `array` itself if there is none.
+static inline floatX* context_own(const ContextRanks* c, floatX* array) { return c->cp > 1 ? c->buffers[0] : array; }
+
+static inline void context_exchange(const ContextRanks* c, floatX* out, const floatX* in, size_t n, Stream stream) {
+    collective_all_to_all(c->ranks, 0, out, in, n, FLOATX_DTYPE, stream);
+    collective_wait(c->ranks, 0, stream);
+}
+
+// out (cp N, (H + 2K)/cp D) = in (N, (H + 2K) D) of all ranks: from this rank's N rows to its heads. `in` may be the
+// first buffer, and so may `out`.
+static inline void context_gather_rows(const ContextRanks* c, floatX* out, const floatX* in, size_t N, size_t H,
+                                       size_t K, size_t D, Stream stream) {
+    if (c->cp == 1) return;
+    heads_split(c->buffers[1], in, c->cp, N, H, K, D, stream);
+    context_exchange(c, out, c->buffers[1], N * (H + 2 * K) * D, stream);
+}
+
+// The way back: out (N, (H + 2K) D) = in (cp N, (H + 2K)/cp D) of all ranks. `in` may be a buffer.
+static inline void context_gather_heads(const ContextRanks* c, floatX* out, const floatX* in, size_t N, size_t H,
+                                        size_t K, size_t D, Stream stream) {
+    floatX* parts = c->buffers[in == c->buffers[1] ? 0 : 1];
+    if (c->cp == 1) return;
+    context_exchange(c, parts, in, N * (H + 2 * K) * D, stream);
+    heads_join(out, parts, c->cp, N, H, K, D, stream);
+}
+
+// Bytes that this rank sends for a micro-batch of which it has N rows, for what goes one way: H heads, or H + 2K.
+static inline size_t context_bytes(const ContextRanks* c, size_t N, size_t heads, size_t D) {
+    return N * heads * D / c->cp * (c->cp - 1) * sizeof(floatX);
+}
+
+#endif  // LLMTRAIN_CONTEXT_H
