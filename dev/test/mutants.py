@@ -400,7 +400,7 @@ def build(work, sources, mutants, wanted, programs):
         if check and not wrong:
             if made.returncode:
                 sys.exit(f'the sources do not compile: see {work.work}/make.log')
-            left = dict(wanted)
+            left = collections.Counter(wanted)  # listed mutants are beyond those wanted
             kept = []
             for m in mutants:
                 left[m.file] -= m.entry is None
