@@ -261,7 +261,9 @@ static inline bool model_allocate(Model* model, Error* error) {
 
 // Opens the collectives: all ranks together.
 static inline bool model_connect(Model* model, Error* error) {
-    return flat_connect(&model->flat, error) && pipeline_connect(&model->pipeline, &model->flat, error);
+    if (!flat_connect(&model->flat, error)) return false;
+    context_connect(&model->context, model->stream);
+    return pipeline_connect(&model->pipeline, &model->flat, error);
 }
 
 static inline bool model_create(Model* model, const Config* config, ModelOptions options, Error* error) {
@@ -852,7 +854,7 @@ static inline void model_head_step(Model* model) {
 // Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host.
 static inline void model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     FlatVector* flat = &model->flat;
-    flat_begin_micro_batch(flat, model_rows(model), model_targets(model, targets, B * T));
+    flat_begin_micro_batch(flat, B * T / model->context.cp, model_targets(model, targets, B * T));
     if (!flat->discards) flat_barrier(flat);  // discards: for a trace, which each rank does alone
     model_upload(model, tokens, targets, B, T, false);
     fault_point("forward");

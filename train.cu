@@ -78,10 +78,10 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_REAL("dropout", &o->dropout, 0, 0, 0.9, 0,
                   "dropout probability, for embeddings and for attention and feed-forward outputs"),
         FLAG_HEADING("Batches"),
-        FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
+        FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch"),
         FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
         FLAG_COUNT("total-batch", &o->total_batch, 0, 0, 1e12, 0,
-                   "tokens per step over all ranks, by gradient accumulation; 0: one micro-batch per rank"),
+                   "tokens per step over all ranks, by gradient accumulation; 0: one micro-batch of each"),
         FLAG_CHOICE("documents", &o->documents, 0, "join|mask", 0,
                     "join: ignore the boundaries between documents; mask: attention and loss do not cross them"),
         FLAG_COUNT("end-of-text", &o->end_of_text, 0, 0, 1 << 24, 0,
@@ -169,12 +169,12 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (c->vocab == 0) c->vocab = (size_t)run->train.vocabulary;
     if (!config_complete(c, error)) return false;
     if (o->seq == 0) o->seq = c->context;
-    if (!run_choose_layout(run, &o->layout, world, o->seq, o->sample_every > 0, error)) return false;
+    bool exact = o->reduce == 0 || o->reduce == REDUCE_EXACT + 1;
+    if (!run_choose_layout(run, &o->layout, exact, world, o->seq, o->sample_every > 0, error)) return false;
     uint64_t replicas = layout_replicas(&o->layout, world), tokens = o->batch * o->seq * replicas;
     if (o->total_batch % tokens != 0)
-        return fail_with(error, "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that "
-                         "is", (unsigned long long)o->total_batch, replicas == 1 ? "" : replicas == world ?
-                         " times the ranks" : " times the replicas", (unsigned long long)tokens);
+        return fail_with(error, "--total-batch %llu is not a multiple of the %llu tokens that all ranks compute at a "
+                         "time; choose one that is", (unsigned long long)o->total_batch, (unsigned long long)tokens);
     if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
     o->plan.micro_batches = o->total_batch ? o->total_batch / tokens : 1;
     o->plan.snapshots = run_takes_snapshots(run);

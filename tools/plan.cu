@@ -104,7 +104,7 @@ static bool choice_of_optimizer(OptimizerKind kind, OptimizerKind asked) {
 
 static void choice_print(const Choice* c, const Model* asked, double memory_gb, double tokens) {
     const ModelOptions* o = &c->options;
-    char offload[32], schedule[32];
+    char offload[32], schedule[32], recompute[32];
     choice_name(OFFLOAD_CHOICES, o->offload, offload, sizeof offload);
     printf("--batch %zu", o->B);
     if (o->ranks.world > 1) printf(" --zero %zu", o->ranks.stage);
@@ -118,7 +118,9 @@ static void choice_print(const Choice* c, const Model* asked, double memory_gb, 
     printf(" --optimizer %s", OPTIMIZERS[o->optimizer.kind].name);
     if (!FLOATX_IS_FLOAT) printf(" --masters %s", o->optimizer.master_weights ? "on" : "off");
     if (o->B < asked->options.B) printf(" --total-batch %.0f", tokens);  // the same step in more micro-batches
-    if (c->recomputes) printf(" --recompute auto --memory %g", memory_gb);
+    choice_name(RECOMPUTE_NAMES, o->recompute, recompute, sizeof recompute);
+    if (o->recompute) printf(" --recompute %s", recompute);
+    else if (c->recomputes) printf(" --recompute auto --memory %g", memory_gb);
     if (o->offload) printf(" --offload %s%s", offload, device_is_host() ? " --offload-dir DIR" : "");
     printf("\n");
 }
@@ -132,8 +134,16 @@ static bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, con
     bool exists = (!(offload & OFFLOAD_OPTIMIZER) || offload_total(&model.flat.offloaded.store) > 0) &&
                   (!(offload & OFFLOAD_ACTIVATIONS) || offload_blocks_bytes(&model.offloaded) > 0);
     c->recomputes = (double)plan_bytes(&model, o) > 1e9 * o->memory_gb;
-    if (c->recomputes && (model.pipeline.table.splits || model.context.cp > 1)) exists = false;
-    else if (c->recomputes) plan_recompute(&model, o);
+    if (c->recomputes && model.pipeline.table.splits) exists = false;
+    else if (c->recomputes && model.context.cp == 1) plan_recompute(&model, o);
+    // Ranks that share a micro-batch recompute the same: the first level that fits, or the last.
+    bool together = exists && c->recomputes && model.context.cp > 1;
+    for (int level = RECOMPUTE_NORMS; level <= RECOMPUTE_BLOCK && together; level++) {
+        model_free(&model);
+        c->options.recompute = (RecomputeLevel)level;
+        if (!model_plan(&model, &asked->config, c->options, &ignored)) return false;
+        if ((double)plan_bytes(&model, o) <= 1e9 * o->memory_gb) break;
+    }
     c->bytes = (double)plan_bytes(&model, o);
     c->ms = step_ms(&model, rates, sequences / c->options.B);
     model_free(&model);
@@ -189,7 +199,8 @@ static bool show_choices(const Model* asked, const PlanOptions* o, const Rates* 
         choice_print(c, asked, o->memory_gb, tokens);
     }
     if (fits > CHOICES_SHOWN) printf("  and %zu slower ones\n", fits - CHOICES_SHOWN);
-    if (fits == 0) {
+    if (count == 0) printf("  nothing fits in %g GB with this --pipeline; choose 1f1b\n", o->memory_gb);
+    else if (fits == 0) {
         double least = choices[nearest].bytes;
         printf("  nothing fits in %g GB; the nearest needs %.3f GB: ", o->memory_gb, 1e-9 * least);
         choice_print(&choices[nearest], asked, ceil(1e-6 * least + 1) * 1e-3, tokens);

@@ -279,10 +279,11 @@ static inline double offload_rate_hidden(const Model* model, const Rates* r) {
 // computation. The update waits for the offloaded optimizer state.
 static inline double step_ms(const Model* model, const Rates* r, size_t micro_batches) {
     double micro = micro_batch_ms(model, r) + offload_wait_ms(model, r), update = update_ms(model, r);
-    double comm = 1e3 * (double)model_bytes_sent(model, micro_batches) / r->comm;
+    double exchange = 1e3 * (double)model_bytes_exchanged(model) / r->comm;  // for which attention waits
+    double comm = 1e3 * (double)model_bytes_sent(model, micro_batches) / r->comm - exchange * (double)micro_batches;
     if (model->pipeline.pp > 1) micro *= model->pipeline.table.end / model->pipeline.all_busy;  // stages share it
     double moved = flat_offloads(&model->flat) ? 2.0 * (double)offload_total(&model->flat.offloaded.store) : 0;
-    double compute = micro * (double)micro_batches + update + 1e3 * moved / r->offload;
+    double compute = (micro + exchange) * (double)micro_batches + update + 1e3 * moved / r->offload;
     if (device_is_host()) return compute + comm;
     return compute > comm ? compute : comm;
 }

@@ -10,7 +10,7 @@
 #   - FP16: a loss scale that overflows skips steps as on the CPU
 #   - two ranks (on one GPU, where its NCCL allows that): all stages of ZeRO end with the same bits, in all modes of the
 #     streams, with losses as on the CPU; gradients reduced in the storage dtype; a resume in another stage
-#   - pipelines of several stages end with the bits of one rank, in all modes of the streams
+#   - pipelines of several stages, and ranks that share rows, end with the bits of one rank, in all modes of the streams
 set -u
 build=$1
 gpu=${2:-train-emulated}
@@ -44,8 +44,8 @@ run() {
     shift 3
     case "$*" in *--resume*) ;; *) rm -rf "$directory" ;; esac
     "$program" --data "$out/text_train_*.bin" --out "$directory" --steps "$steps" --family "$family" \
-        --layers "${LAYERS:-2}" --heads "$heads" --kv-heads 2 --channels 32 --ffn 64 --seq 24 --batch 2 \
-        --total-batch "${TOTAL:-96}" --lr 2e-3 --lr-final 1 --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 ||
+        --layers "${LAYERS:-2}" --heads "${HEADS:-$heads}" --kv-heads "${HEADS:-2}" --channels 32 --ffn 64 --seq 24 \
+        --batch 2 --total-batch "${TOTAL:-96}" --lr 2e-3 --lr-final 1 --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 ||
         { cat "$directory.log"; return 1; }
 }
 
@@ -199,6 +199,22 @@ pipelines() {
     unset LAYERS TOTAL
 }
 
+# Ranks that share the rows of a micro-batch, half a sequence each. One step.
+contexts() {
+    export TOTAL=192 HEADS=4
+    run "$gpu" parts 1 --row-leaves 4 --documents mask --end-of-text 10 --dropout 0.1
+    for mode in "STREAMS=now --cp 4 --ranks 4" "STREAMS=delayed --cp 2 --pp 2 --ranks 4 --zero 1 --recompute block" \
+        "STREAMS=delayed EMULATE_OTHERS=ahead --cp 2 --ranks 4 --zero 3" \
+        "STREAMS=delayed EMULATE_OTHERS=behind --cp 4 --ranks 4 --zero 2"; do
+        # shellcheck disable=SC2086
+        run_with "EMULATE_${mode%% --*}" "$gpu" mode 1 --row-leaves 4 --documents mask --end-of-text 10 --dropout 0.1 \
+            --${mode#* --} && [ "$("$build/weights_hash" "$out/mode/step_00000001")" = \
+                "$("$build/weights_hash" "$out/parts/step_00000001" || echo none)" ]
+        verdict $? "$name, --${mode#* --}: the bits of one rank with EMULATE_${mode%% --*}"
+    done
+    unset TOTAL HEADS
+}
+
 # The emulator has one device, and so may this machine.
 export NCCL_MULTI_RANK_GPU_ENABLE=1
 if [ "$gpu" = train-cuda ] && ! run "$gpu" two 2 --ranks 2 > "$out/two.out"; then
@@ -213,6 +229,9 @@ else
     [ "$gpu" = train-emulated ] && with FP32 && {
         use FP32 gpt2
         pipelines
+        contexts
+        use FP32 llama
+        contexts
     }
 fi
 

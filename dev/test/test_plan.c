@@ -355,7 +355,11 @@ static void test_moved(void) {
         {"--ranks 4 --zero 3", "sent per step",
          0.75 * (2 * 8 * P + 2 * (P - 12 * BLOCK) + 2 * (12 + 3 * 10) * BLOCK)},
         {"--ranks 4 --zero 1 --shard 2", "sent per step", 0.5 * (8 + 2) * P + 8 * (0.25 + 0.25) * P},
-        {"--ranks 4 --zero 1 --train block.11.*", "sent per step", 0.75 * (8 + 2) * BLOCK}};
+        {"--ranks 4 --zero 1 --train block.11.*", "sent per step", 0.75 * (8 + 2) * BLOCK},
+        // 4 micro-batches, of which a rank has 2048 rows: queries, keys, values and results, forward and back.
+        {"--ranks 4 --cp 2", "sent per step", 0.75 * (8 + 8) * P + 1e-6 * 4 * 12 * 2048 * 0.5 * 2 * (4 * 768) * 2},
+        {"--ranks 4 --cp 4 --recompute block", "sent per step",  // 8 of 1024 rows; 11 blocks send forward again
+         0.75 * (8 + 8) * P + 1e-6 * 8 * (2 * 12 + 11) * 1024 * 0.75 * (4 * 768) * 2}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         double mb = NAN;
         const char* said = program_says(train_program, 0, text_of(

@@ -635,6 +635,8 @@ static void test_memory(void) {
     double kept_all = expect_memory(LONG, 1, 0, "none"), least = expect_memory(LONG, 1, 0, "block");
     double moved = expect_memory(LONG, 1, 0, "none --offload activations --offload-dir .");
     check(moved < 0.65 * kept_all, "--offload activations takes %.1f MB of %.1f", 1e-6 * moved, 1e-6 * kept_all);
+    double shared = expect_memory(LONG, 4, 1, "none --cp 4 --total-batch 1024");
+    check(shared < 0.55 * kept_all, "--cp 4 takes %.1f MB of %.1f", 1e-6 * shared, 1e-6 * kept_all);
     double budget = expect_memory(LONG, 1, 0, "auto --memory 0.09");
     check(least < budget && budget < kept_all && budget <= 0.09e9 && budget > 0.085e9,
           "--recompute auto --memory 0.09 takes %.1f MB, between %.1f of block and %.1f of none", 1e-6 * budget,
@@ -1376,6 +1378,8 @@ static const struct {
     {CONTEXT_FROZEN, 4, "--cp 2 --zero 2"},
     {CONTEXT_GPT2, 8, "--cp 2 --row-leaves 4 --pp 2 --pipeline interleaved --zero 1 --shard 2"},
     {CONTEXT_GPT2, 4, "--cp 2 --row-leaves 4 --zero 2"},
+    {CONTEXT_GPT2, 4, "--cp 4 --offload optimizer,activations --offload-dir ."},
+    {CONTEXT_FROZEN, 4, "--cp 2 --zero 1 --shard 1 --recompute block"},
     {CONTEXT_GPT2, 2, "--row-leaves 4 --zero 3"},
     {CONTEXT_GPT2, 8, "--cp 4 --zero 1 --shard 4 --recompute norms"},
     {CONTEXT_GPT2, 8, "--cp 4 --pp 2 --pipeline zb-h2"},
@@ -1431,7 +1435,7 @@ static void test_context_runs(void) {
 // A run that continues in one layout after the other, and keeps the parts in which it began to add up gradients.
 static void test_context_resume(void) {
     static const struct { size_t world, until; const char* flags; } moves[] = {
-        {8, 1, "--cp 4 --zero 0 --shard 0"}, {1, 2, "--reduce exact"}, {4, 3, "--cp 2 --pp 2 --pipeline interleaved"},
+        {8, 1, "--cp 4 --zero 0 --shard 0"}, {1, 2, "--cp 1"}, {4, 3, "--cp 2 --pp 2 --pipeline interleaved"},
         {2, 4, "--zero 2 --pipeline 1f1b"}, {8, 5, "--cp 2 --pp 2 --zero 1 --shard 2"}, {4, 6, "--cp 4 --zero 3"}};
     const char* shape = kept("%s --layers 8 --total-batch 768 --val-every 0", context_shape(CONTEXT_GPT2));
     run_make("context-unmoved", forked(1), shape, "--row-leaves 4");
@@ -1498,9 +1502,31 @@ static void test_context_corruption(void) {
     failures_run(failures, COUNT_OF(failures));
 }
 
+// A step sends what --plan says.
+static void test_context_sent(void) {
+    static const struct { size_t world; const char* flags; } cases[] = {
+        {4, "--cp 4"}, {4, "--cp 2 --recompute block"}, {4, "--cp 2 --pp 2 --recompute attention"},
+        {6, "--cp 2 --pp 3 --train block.[3456].*,*norm*"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        double sent[STEPS] = {0};
+        const char *flags = cases[i].flags, *run = kept("context-sent-%zu", i);
+        run_make(run, forked(cases[i].world), context_shape(CONTEXT_GPT2), kept("%s --tied off --val-every 0", flags));
+        Job job;
+        Task task = {.world = cases[i].world,
+                     .arguments = {context_shape(CONTEXT_GPT2), "--tied off --plan on", flags}};
+        bool good = job_run(&job, &task) && log_numbers(sent, STEPS, run, "comm_bytes") == PIPE_STEPS;
+        const char* line = strstr(job.programs[0].text[0], "\n  sent per step ");
+        double planned = line ? strtod(line + strcspn(line, "0123456789"), NULL) : NAN;
+        job_free(&job);
+        check_bound(good ? fabs(planned - 1e-6 * sent[PIPE_STEPS / 2]) : NAN, 0.0051,
+                    "%zu ranks, %s: MB that a step sends", cases[i].world, flags);
+    }
+}
+
 static void test_context(void) {
     test_context_runs();
     test_context_resume();
+    test_context_sent();
 }
 
 static void test_context_faults(void) {

@@ -16,7 +16,7 @@ typedef struct {
     uint64_t seed;          // of initial weights, data order, dropout
     uint64_t T;             // length of a sample: the order of the data depends on it
     uint64_t data;          // fingerprint of the training data: the order depends on it too
-    uint64_t row_leaves;    // RankOptions.row_leaves, which the bits of gradients depend on; 0: not known
+    uint64_t row_leaves;    // RankOptions.row_leaves, which the bits of gradients depend on
     RunState state;
     SaveKind kind;
     const Flags* flags;     // those that change what the run computes are saved as text; NULL: none are
@@ -74,6 +74,7 @@ static inline bool record_open(Json* manifest, RunRecord* r, const char* path, E
               fields_read(&r->config, CONFIG_FIELDS, CONFIG_FIELD_COUNT, manifest, json_get(manifest, 0, "config")) &&
               fields_read(&r->state, STATE_FIELDS, STATE_FIELD_COUNT, manifest, json_get(manifest, 0, "state"));
     r->data = fingerprint;
+    r->row_leaves = 1;  // of a checkpoint that lacks it
     json_u64(manifest, json_get(manifest, 0, "row_leaves"), &r->row_leaves);
     if (ok) return true;
     json_free(manifest);

@@ -22,12 +22,12 @@
 
 typedef struct {
     size_t cp, rank;       // ranks that share a micro-batch, and which of them this is
-    Collectives* ranks;    // these
+    FlatVector* flat;      // whose GROUP_CONTEXT they are
     floatX* buffers[2];    // (N/cp, (H + 2K) D) each; only with several
 } ContextRanks;
 
 static inline ContextRanks context_plan(const RankOptions* o, FlatVector* flat) {
-    ContextRanks c = {ranks_cp(o), o->rank % ranks_cp(o), &flat->groups[GROUP_CONTEXT], {NULL, NULL}};
+    ContextRanks c = {ranks_cp(o), o->rank % ranks_cp(o), flat, {NULL, NULL}};
     return c;
 }
 
@@ -42,9 +42,18 @@ static inline Slice context_rows(const ContextRanks* c, size_t N) { return comm_
 // Where this rank's rows are before the exchange, or after it; `array` itself if there is none.
 static inline floatX* context_own(const ContextRanks* c, floatX* array) { return c->cp > 1 ? c->buffers[0] : array; }
 
+// The slots take turns: on a GPU the host waits for a slot that was used a few times.
 static inline void context_exchange(const ContextRanks* c, floatX* out, const floatX* in, size_t n, Stream stream) {
-    collective_all_to_all(c->ranks, 0, out, in, n, FLOATX_DTYPE, stream);
-    collective_wait(c->ranks, 0, stream);
+    Collectives* ranks = &c->flat->groups[GROUP_CONTEXT];
+    size_t slot = c->flat->exchanges++ % (2 * c->flat->count);
+    collective_all_to_all(ranks, slot, out, in, n, FLOATX_DTYPE, stream);
+    collective_wait(ranks, slot, stream);
+}
+
+// After flat_connect: an exchange without meaning. NCCL connects ranks at their first collective, for which no other
+// may be waiting on this device.
+static inline void context_connect(const ContextRanks* c, Stream stream) {
+    if (c->cp > 1) context_exchange(c, c->buffers[0], c->buffers[1], c->cp, stream);
 }
 
 // out (cp N, (H + 2K)/cp D) = in (N, (H + 2K) D) of all ranks: from this rank's N rows to its heads. `in` may be the

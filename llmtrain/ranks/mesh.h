@@ -53,9 +53,9 @@ static inline void layout_flags(Flags* flags, Layout* l) {
         FLAG_COUNT("cp", &l->cp, 1, 1, 128, 0,
                    "context parallel: ranks that share the sequences of a micro-batch, each with 1/N of the rows; in "
                    "attention each has 1/N of the heads"),
-        FLAG_COUNT("row-leaves", &l->row_leaves, 0, 0, 1024, 0,
-                   "parts of a micro-batch's rows whose gradients are added up apart: the weights have the same bits "
-                   "for every --cp that divides N; 0: as the run began, which is --cp"),
+        FLAG_COUNT("row-leaves", &l->row_leaves, 0, 0, 1024, FLAG_FREE,
+                   "with exact sums: parts of a micro-batch's rows whose gradients are summed separately; weights have "
+                   "the same bits for every --cp that divides N; 0: as the run began, by default --cp"),
         FLAG_COUNT("pp", &l->pp, 1, 1, 512, 0,
                    "pipeline stages, each with a part of the blocks"),
         FLAG_CHOICE("pipeline", &l->pipeline, PIPELINE_1F1B, PIPELINE_NAMES, 0,
@@ -83,7 +83,7 @@ static inline size_t layout_chunks(const Layout* l) {
 // Checks what concerns context parallelism. T: tokens of a sequence.
 static inline bool layout_check_context(const Layout* l, uint64_t world, const Config* c, size_t T, bool samples,
                                         Error* error) {
-    unsigned long long cp = l->cp, leaves = l->row_leaves;
+    unsigned long long cp = l->cp, leaves = max_size(l->row_leaves, l->cp);
     if (world % (l->cp * l->pp) != 0)
         return fail_with(error, "--cp %llu%s does not divide the %llu ranks; choose a divisor", cp, l->pp > 1 ?
                          " times --pp" : "", (unsigned long long)world);
@@ -91,11 +91,13 @@ static inline bool layout_check_context(const Layout* l, uint64_t world, const C
         return fail_with(error, "--cp %llu does not divide the model's %zu %s; choose a divisor, since each rank "
                          "computes the attention of whole heads", cp, c->kv_heads,
                          c->kv_heads < c->heads ? "key/value heads" : "heads");
-    if (leaves % l->cp != 0)
-        return fail_with(error, "--row-leaves %llu is not a multiple of --cp %llu; choose one that is", leaves, cp);
-    if (T % max_size(l->row_leaves, l->cp) != 0)
+    if (l->row_leaves % l->cp != 0)
+        return fail_with(error, "--cp %llu does not divide the %llu parts of rows that this run sums separately; "
+                         "choose a divisor, or another --row-leaves, with which the weights have other bits", cp,
+                         (unsigned long long)l->row_leaves);
+    if (T % leaves != 0)
         return fail_with(error, "%s %llu does not divide sequences of %zu tokens; choose a divisor, or another --seq",
-                         leaves > cp ? "--row-leaves" : "--cp", leaves > cp ? leaves : cp, T);
+                         leaves > cp ? "--row-leaves" : "--cp", leaves, T);
     return cp == 1 || !samples ||
            fail_with(error, "--sample-every needs all rows on rank 0, and with --cp %llu it has a part; sample from "
                      "checkpoints with build/generate", cp);
@@ -148,7 +150,7 @@ static inline bool mesh_color(size_t* color, const Comm* comm, const Layout* l, 
     size_t S = l->shard ? l->shard : pipelines, edge = RING_NONE;
     bool end = stage == 0 || stage + 1 == pp;
     switch (group) {
-    case GROUP_SHARD: *color = pipeline / S * pp + stage; return l->shard > 0 || pp > 1;
+    case GROUP_SHARD: *color = pipeline / S * pp + stage; return l->shard > 0 || cp > 1 || pp > 1;
     case GROUP_COPIES: *color = pipeline % S * pp + stage; return l->shard > 0;
     case GROUP_TIED: *color = pipeline / S; return tied && pp > 1 && end;
     case GROUP_CONTEXT: *color = micro * pp + stage; return cp > 1;
@@ -181,7 +183,8 @@ static inline bool mesh_open_groups(Mesh* mesh, Comm* comm, const Layout* l, siz
 // Called by all ranks together. The layout is as layout_check has left it; tied: the model's head.
 static inline bool mesh_open(Mesh* mesh, Comm* comm, const Layout* l, bool tied, Error* error) {
     size_t turns = l->pp == 1 ? 0 : layout_chunks(l) > 1 ? 2 + l->pp % 2 : min_size(l->pp - 1, 2);
-    bool opens[GROUP_FORWARD_IN] = {l->shard > 0 || l->pp > 1, l->shard > 0, tied && l->pp > 1, layout_cp(l) > 1};
+    bool divided = l->shard > 0 || layout_cp(l) > 1 || l->pp > 1;
+    bool opens[GROUP_FORWARD_IN] = {divided, l->shard > 0, tied && l->pp > 1, layout_cp(l) > 1};
     for (size_t g = 0; g < GROUP_FORWARD_IN; g++)
         if (opens[g] && !mesh_open_groups(mesh, comm, l, g, g + 1, 0, tied, error)) return false;
     for (size_t turn = 0; turn < turns; turn++)

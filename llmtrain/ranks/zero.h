@@ -65,7 +65,7 @@ typedef struct {
     ReduceKind reduce;
     size_t shard;                // ranks that share a copy of the state, from stage 1 on; 0: all
     size_t cp, pp;               // ranks that share a micro-batch, stages of the pipeline; 0 means 1. See mesh.h
-    size_t row_leaves;           // parts of a micro-batch's rows that REDUCE_EXACT adds up apart; 0 means cp
+    size_t row_leaves;           // parts of a micro-batch's rows that REDUCE_EXACT sums separately; 0 means cp
     const Transport* groups[GROUPS];  // those that mesh_open opens for this layout
 } RankOptions;
 
@@ -75,7 +75,7 @@ static inline size_t ranks_pp(const RankOptions* o) { return max_size(o->pp, 1);
 // The stage of a rank.
 static inline size_t ranks_stage(const RankOptions* o, size_t rank) { return rank / ranks_cp(o) % ranks_pp(o); }
 
-// Parts of this rank's rows that are added up apart.
+// Parts of this rank's rows that are summed separately.
 static inline size_t ranks_leaves(const RankOptions* o) {
     return o->reduce == REDUCE_EXACT ? max_size(o->row_leaves / ranks_cp(o), 1) : 1;
 }
@@ -185,6 +185,7 @@ typedef struct {
     uint64_t* checksums;      // (count) on the device
     StepSums sums_host;       // the same after flat_finish_step
     Collectives groups[GROUPS];
+    size_t exchanges;         // that context.h has started
     double loss_scale;        // of the step in progress
     size_t tokens, targets;   // of this rank in the step so far; targets that are not masked
     double mean_factor;       // tokens of the step per such target: gradients are divided by tokens
@@ -537,11 +538,11 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 // Called by all ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
     const RankOptions* o = &flat->options;
-    bool divided = flat->copies > 1 || flat->pp > 1;
+    bool divided = flat->copies > 1 || flat->cp > 1 || flat->pp > 1;  // then mesh_open has opened all groups
     for (size_t g = 0; g <= GROUP_CONTEXT; g++) {
-        bool own = divided || (g == GROUP_CONTEXT && flat->cp > 1);
-        const Transport* ranks = own ? o->groups[g] : g == GROUP_SHARD ? o->transport : NULL;
-        const Collectives* with = g == GROUP_SHARD ? NULL : &flat->groups[GROUP_SHARD];
+        const Transport* ranks = divided ? o->groups[g] : g == GROUP_SHARD ? o->transport : NULL;
+        size_t first = flat->shard_world > 1 || g <= GROUP_COPIES ? GROUP_SHARD : GROUP_COPIES;
+        const Collectives* with = g == GROUP_SHARD ? NULL : &flat->groups[first];  // one stream for all of them
         if (!collective_open(&flat->groups[g], ranks, 2 * flat->count, with, error)) return false;
     }
     return true;

@@ -45,6 +45,8 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     if (run->options->check_every && !run->same_devices)
         printf("note: ranks have different devices, compilers or --matmul-algorithms files; --check-every compares "
                "only their parameters\n");
+    if (run->options->check_every && run->model.flat.dp_world == 1 && run->model.flat.cp > 1)
+        printf("note: each rank has other rows, so --check-every compares only parameters\n");
     if (run->options->check_every && run->model.flat.stage_world == 1)
         printf("note: there is one pipeline, so --check-every has %s to compare\n",
                run->model.config.tied ? "nothing but the tied embedding" : "nothing");
@@ -87,7 +89,7 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
 // Whether all ranks hold the same parameters, and compute the same values with them.
 static inline bool run_compare(Run* run, Error* error) {
     if (!ranks_compare(&run->model.stats, &run->model.flat, error)) return false;
-    if (!run->same_devices) return true;
+    if (!run->same_devices || run->model.flat.dp_world == 1) return true;
     const ModelOptions* o = &run->model.options;
     fault_point("compare");
     bool same = model_compare_forward(&run->model, run->tokens, run->targets, o->B, o->T, error);

@@ -64,7 +64,7 @@ static inline Arena plan_outside(const Model* model, const PlanOptions* o) {
     }
     const FlatVector* flat = &model->flat;
     size_t of_groups = flat->copies > 1 ? comm_bytes(flat->copies) : 0;
-    if (flat->copies > 1 || flat->pp > 1) of_groups += comm_bytes(flat->shard_world);
+    if (flat->copies > 1 || flat->cp > 1 || flat->pp > 1) of_groups += comm_bytes(flat->shard_world);
     if (flat->cp > 1) of_groups += comm_bytes(flat->cp);
     if (flat->buckets[0].split && flat->buckets[0].here) of_groups += comm_bytes(2 * flat->shard_world);
     for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++)

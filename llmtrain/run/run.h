@@ -311,7 +311,9 @@ static inline char* run_identity(const Run* run, const Flags* flags) {
     fprintf(memory, "the program\tllmtrain " LLMTRAIN_VERSION " " FLOATX_NAME "\n");
     for (size_t i = 0; i < flags->count; i++) {
         const Flag* flag = &flags->rows[i];
-        if (flag->name == NULL || (flag->marks & FLAG_LOCAL) == FLAG_LOCAL) continue;
+        if (flag->name == NULL) continue;
+        bool exchanges = run->model.context.cp > 1 && strcmp(flag->name, "recompute") == 0;  // ranks do it together
+        if ((flag->marks & FLAG_LOCAL) == FLAG_LOCAL && !exchanges) continue;
         flag_text(value, sizeof value, flag);
         fprintf(memory, "--%s\t%.1000s\n", flag->name, value);
     }
@@ -468,18 +470,15 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
     return true;
 }
 
-// Completes the layout over `world` ranks, and sets in which parts of the rows gradients are added up: --row-leaves, or
-// as in the checkpoint to resume from, or --cp. The other arguments are those of layout_check.
-static inline bool run_choose_layout(Run* run, Layout* layout, uint64_t world, size_t T, bool samples, Error* error) {
+// Completes the layout over `world` ranks. Without --row-leaves these are as in the checkpoint to resume from, or as
+// many as --cp; exact: sums may be, otherwise there is no choice. The other arguments are those of layout_check.
+static inline bool run_choose_layout(Run* run, Layout* layout, bool exact, uint64_t world, size_t T, bool samples,
+                                     Error* error) {
     RunRecord saved = {.row_leaves = 0};
-    size_t cp = layout_cp(layout);
-    if (!layout_check(layout, world, &run->record.config, T, samples, error)) return false;
-    if (layout->row_leaves == 0) run_saved_record(&saved, run->options);
-    size_t leaves = layout->row_leaves ? layout->row_leaves : saved.row_leaves ? saved.row_leaves : cp;
-    run->record.row_leaves = leaves;
-    return leaves % cp == 0 ||
-           fail_with(error, "--cp %zu does not divide the %zu parts of rows in which this run adds up gradients; "
-                     "choose a divisor, or give --row-leaves, which changes the bits of the weights", cp, leaves);
+    if (exact && layout->row_leaves == 0) run_saved_record(&saved, run->options);
+    if (!exact || layout->row_leaves == 0) layout->row_leaves = saved.row_leaves ? saved.row_leaves : layout->cp;
+    run->record.row_leaves = layout->row_leaves;
+    return layout_check(layout, world, &run->record.config, T, samples, error);
 }
 
 // Loads the weights of --init-from: of a checkpoint, or of a model of another program.

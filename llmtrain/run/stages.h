@@ -203,17 +203,22 @@ static inline size_t blocks_bytes_sent(const Model* model, size_t first, size_t 
     return bytes;
 }
 
-// Bytes that this rank sends in a step.
-static inline size_t model_bytes_sent(const Model* model, size_t micro_batches) {
+// The same of all blocks of this rank.
+static inline size_t model_bytes_exchanged(const Model* model) {
     const Pipeline* p = &model->pipeline;
-    size_t n = model_rows(model) * model->config.channels;
-    size_t bytes = pipeline_messages(p, model_backward_ends(model)) * n * sizeof(floatX);
+    size_t bytes = p->pp == 1 ? blocks_bytes_sent(model, 0, model->config.layers) : 0;
     for (size_t chunk = 0; p->pp > 1 && chunk < p->options.chunks; chunk++) {
         size_t piece = pipeline_piece_of(p, chunk);
         bytes += blocks_bytes_sent(model, p->begins[piece], p->begins[piece + 1]);
     }
-    if (p->pp == 1) bytes += blocks_bytes_sent(model, 0, model->config.layers);
-    return flat_bytes_sent(&model->flat, micro_batches) + micro_batches * bytes;
+    return bytes;
+}
+
+// Bytes that this rank sends in a step.
+static inline size_t model_bytes_sent(const Model* model, size_t micro_batches) {
+    size_t n = model_rows(model) * model->config.channels;
+    size_t messages = pipeline_messages(&model->pipeline, model_backward_ends(model)) * n * sizeof(floatX);
+    return flat_bytes_sent(&model->flat, micro_batches) + micro_batches * (messages + model_bytes_exchanged(model));
 }
 
 #endif  // LLMTRAIN_STAGES_H
