@@ -63,7 +63,7 @@ static const Axis AXES[] = {
                  "--offload optimizer,activations --offload-dir ."}},
     {"reduce", {"--reduce exact", "--reduce auto", "--reduce float", "--reduce storage"}},
     {"ranks", {"--ranks 1", "--ranks 2", "--ranks 3",
-               "--ranks 4 --pp 2 --pipeline interleaved|1f1b|gpipe --chunks 0", "--ranks 4 --cp 2 --pp 1|2"}},
+               "--ranks 4 --pp 2 --pipeline interleaved|1f1b|gpipe --chunks 0 --cp 2|1"}},
     {"saves", {"--ckpt-every 2", "--ckpt-every 1 --ckpt-keep 2 --ckpt-keep-every 4",
                "--ckpt-every 4 --ckpt-tier TIER:1"}},
     {"zero", {"--zero 0", "--zero 1 --shard 0|1", "--zero 2 --shard 1|0", "--zero 3"}},
