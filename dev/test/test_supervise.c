@@ -705,6 +705,9 @@ static const Case CASES[] = {
     {"fewer", "--min-ranks 2 --max-restarts 2 --out . -- SELF act alone=0 enough=2 kill --ranks 4 --total-batch 64 "
      "--batch 2 --seq 4", 0,
      DO("starts 3", "trace ranks 0 4", "trace ranks 1 4", "trace ranks 2 2", "events 1 fewer ranks")},
+    {"fewer, sharing rows", "--min-ranks 2 --max-restarts 2 --out . -- SELF act alone=0 enough=3 kill --ranks 6 --cp 3 "
+     "--total-batch 64 --batch 2 --seq 4", 0,
+     DO("starts 3", "trace ranks 0 6", "trace ranks 1 6", "trace ranks 2 3", "events 1 fewer ranks")},
     {"fewer, impossible", "--min-ranks 2 --max-restarts 3 --out . -- SELF act alone=0 kill", 1,
      DO("says nothing in the command gives the number of ranks", "starts 3", "events 0 fewer ranks")},
     {"vanished",

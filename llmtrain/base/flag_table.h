@@ -74,13 +74,6 @@ static inline void flags_append(Flags* flags, const Flag* rows, size_t count) {
     flags->count += count;
 }
 
-static inline Flags flags_of(const Flag* rows, size_t count) {
-    Flags flags;
-    flags.count = 0;
-    flags_append(&flags, rows, count);
-    return flags;
-}
-
 static inline Flag* flag_find(Flags* flags, const char* name) {
     for (size_t i = 0; i < flags->count; i++)
         if (flags->rows[i].name != NULL && strcmp(flags->rows[i].name, name) == 0) return &flags->rows[i];

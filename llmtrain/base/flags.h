@@ -28,6 +28,13 @@ static inline size_t edit_distance(const char* a, const char* b) {
     return rows[(i + 2) % 3][length];
 }
 
+static inline Flags flags_of(const Flag* rows, size_t count) {
+    Flags flags;
+    flags.count = 0;
+    flags_append(&flags, rows, count);
+    return flags;
+}
+
 static inline bool flag_set(Flag* flag, const char* text, Error* error) {
     char* end = NULL;
     errno = 0;

@@ -74,9 +74,4 @@ static inline void context_gather_heads(const ContextRanks* c, floatX* out, cons
     heads_join(out, parts, c->cp, N, H, K, D, stream);
 }
 
-// Bytes that this rank sends for a micro-batch of which it has N rows, for what goes one way: H heads, or H + 2K.
-static inline size_t context_bytes(const ContextRanks* c, size_t N, size_t heads, size_t D) {
-    return N * heads * D / c->cp * (c->cp - 1) * sizeof(floatX);
-}
-
 #endif  // LLMTRAIN_CONTEXT_H

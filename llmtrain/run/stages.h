@@ -188,6 +188,11 @@ static inline size_t model_first_kept(const Model* model) {
     return model->pipeline.pp > 1 ? 0 : model_backward_ends(model);
 }
 
+// Bytes that this rank sends for a micro-batch of which it has N rows, for what goes one way: H heads, or H + 2K.
+static inline size_t context_bytes(const ContextRanks* c, size_t N, size_t heads, size_t D) {
+    return N * heads * D / c->cp * (c->cp - 1) * sizeof(floatX);
+}
+
 // Bytes that this rank sends for the attention of blocks [first, end), of a micro-batch.
 static inline size_t blocks_bytes_sent(const Model* model, size_t first, size_t end) {
     const Config* c = &model->config;
