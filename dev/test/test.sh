@@ -74,7 +74,7 @@ races() {
         --ckpt-every 4 --ckpt-async on --ckpt-bandwidth 0.5"
     "$build/tokenize" --bytes doc/running.md --out "$build/races" > "$build/quiet.out" 2>&1 || return 1
     for ranks in "" "--ranks 2 --zero 2 --ckpt-tier $build/races.tier:2" "--ranks 3 --zero 1 --reduce float" \
-        "--ranks 4 --pp 2 --zero 1"; do
+        "--ranks 4 --cp 2 --pp 2 --zero 1"; do
         rm -rf "$build/races.run"
         for steps in 10 "16 --resume"; do
             # shellcheck disable=SC2086
