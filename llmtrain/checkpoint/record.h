@@ -47,7 +47,7 @@ static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVec
     manifest_begin(w, flat);
     fields_write(w, record_fields(), RECORD_FIELD_COUNT, r);
     json_member_hash(w, "data", r->data);
-    json_member_u64(w, "row_leaves", r->row_leaves);
+    json_member_u64(w, "row_leaves", max_size(r->row_leaves, 1));
     json_member_string(w, "kind", SAVE_KIND_NAMES[r->kind]);
     record_write_object(w, "config", CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
     json_member_begin(w, "flags", '{');
