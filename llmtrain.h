@@ -649,8 +649,8 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
         // dhidden = dlogits head_weight
         matmul_backward_input(model->gradients.hidden + first * C, a->logits, model_param(model, head.weight), rows, Vp,
                               C, model->stream);
-        // dhead_weight += dlogits^T hidden
-        linear_backward_rows(model, a->logits, hidden, head, first % M > 0, rows);
+        // dhead_weight += dlogits^T hidden; after a leaf it is zero again
+        linear_backward_rows(model, a->logits, hidden, head, first > 0, rows);
         if ((first + rows) % M == 0) leaf_end(model, first / M, head.weight);
     }
     watch_at(&model->watch, WATCH_LOSS, 0);
