@@ -81,7 +81,7 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch"),
         FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
         FLAG_COUNT("total-batch", &o->total_batch, 0, 0, 1e12, 0,
-                   "tokens per step over all ranks, by gradient accumulation; 0: one micro-batch of each"),
+                   "tokens per step over all ranks, by gradient accumulation; 0: no accumulation"),
         FLAG_CHOICE("documents", &o->documents, 0, "join|mask", 0,
                     "join: ignore the boundaries between documents; mask: attention and loss do not cross them"),
         FLAG_COUNT("end-of-text", &o->end_of_text, 0, 0, 1 << 24, 0,

@@ -9,10 +9,10 @@
 //     rank 1           rows N/2 .. N, heads 0 .. H      ->      rows 0 .. N, heads H/2 .. H
 //
 // Backward the gradients go the same ways. In each of the four exchanges of a block a rank sends (cp-1)/cp of what it
-// has: 2 (cp-1)/cp N/cp (2H + 2K) D elements in all.
+// has: 2 (cp-1)/cp N/cp (2H + 2K) D elements in all, and half as much again if the backward recomputes attention.
 //
-// Gradients of weights are added up over the ranks' rows in fixed point, as they are over micro-batches. One rank adds
-// them in the same parts with RankOptions.row_leaves, and so gets the same bits.
+// With REDUCE_EXACT gradients of weights are added up over the ranks' rows in fixed point, as over micro-batches. One
+// rank adds them in the same parts with RankOptions.row_leaves, and so gets the same bits.
 
 #ifndef LLMTRAIN_CONTEXT_H
 #define LLMTRAIN_CONTEXT_H

@@ -4,9 +4,9 @@
 //   RankOptions options = {..., .groups = MESH_TRANSPORTS(mesh)};
 //   mesh_close(&mesh);                        before the Comm
 //
-// Ranks are numbered so that those of a machine are neighbors, as launchers do, and that what moves most moves between
-// neighbors: first come the ranks that share a micro-batch (--cp), then the stages of a pipeline. Rank r has part
-// r mod cp of the rows, and is in stage r / cp mod pp. Each part has a pipeline of its own. With --shard S the
+// Ranks are numbered so that those of a machine are neighbors, as launchers do, and so that the heaviest traffic is
+// between neighbors: first come the ranks that share a micro-batch (--cp), then the stages of a pipeline. Rank r has
+// part r mod cp of the rows, and is in stage r / cp mod pp. Each part has a pipeline of its own. With --shard S the
 // pipelines 0 to S - 1 share a copy of the state, each stage its part of it, and so on:
 //
 //   8 ranks, --pp 2 --shard 2      pipeline 0   1 | 2   3        copies: of ranks 0 and 2, of ranks 4 and 6
@@ -51,8 +51,8 @@ static inline void layout_flags(Flags* flags, Layout* l) {
         FLAG_COUNT("shard", &l->shard, 0, 0, 65536, 0,
                    "ranks that share a copy of what ZeRO shards, as those of a machine; 0: all ranks"),
         FLAG_COUNT("cp", &l->cp, 1, 1, 128, 0,
-                   "context parallel: ranks that share the sequences of a micro-batch, each with 1/N of the rows; in "
-                   "attention each has 1/N of the heads"),
+                   "context parallel: ranks that share the sequences of a micro-batch, each with 1/N of the tokens; "
+                   "in attention each has 1/N of the heads"),
         FLAG_COUNT("row-leaves", &l->row_leaves, 0, 0, 1024, FLAG_FREE,
                    "with exact sums: parts of a micro-batch's rows whose gradients are summed separately; weights have "
                    "the same bits for every --cp that divides N; 0: as the run began, by default --cp"),
@@ -92,9 +92,9 @@ static inline bool layout_check_context(const Layout* l, uint64_t world, const C
                          "computes the attention of whole heads", cp, c->kv_heads,
                          c->kv_heads < c->heads ? "key/value heads" : "heads");
     if (l->row_leaves % l->cp != 0)
-        return fail_with(error, "--cp %llu does not divide the %llu parts of rows that this run sums separately; "
-                         "choose a divisor, or another --row-leaves, with which the weights have other bits", cp,
-                         (unsigned long long)l->row_leaves);
+        return fail_with(error, "--cp %llu does not divide --row-leaves, which is %llu (given, or from the "
+                         "checkpoint); choose a divisor, or give --row-leaves %llu: the weights will have other bits",
+                         cp, (unsigned long long)l->row_leaves, cp);
     if (T % leaves != 0)
         return fail_with(error, "%s %llu does not divide sequences of %zu tokens; choose a divisor, or another --seq",
                          leaves > cp ? "--row-leaves" : "--cp", leaves, T);

@@ -209,8 +209,8 @@ static inline bool pipeline_plan(Pipeline* p, const PipelineOptions* options, co
         return fail_with(error, "a pipeline of %zu stages with --chunks %zu needs at least %zu blocks, and the model "
                          "has %zu; make --pp or --chunks smaller", p->pp, p->options.chunks, pieces, L);
     if (pipeline_splits(p->options.kind) && ranks_leaves(ranks) > 1)
-        return fail_with(error, "--pipeline zb-h1 and zb-h2 cannot add up gradients in several parts of a rank's rows; "
-                         "choose 1f1b, or as many --cp as --row-leaves");
+        return fail_with(error, "--pipeline zb-h1 and zb-h2 cannot sum a rank's rows in %zu parts; choose 1f1b, or "
+                         "--cp equal to --row-leaves, %zu", ranks_leaves(ranks), ranks->row_leaves);
     double head = pipeline_head_cost(c, T);
     last = pipeline_last_piece(L, pieces, head);
     p->begins = (size_t*)memory_allocate((pieces + 1) * sizeof(size_t));
