@@ -210,6 +210,7 @@ for test in "$@"; do
         same_weights)
             suite "same weights as before" sh dev/test/same_weights.sh "$build"
             grep '^skipped' "$tally_out" ;;
+        layouts) suite "layouts of 8 and 16 ranks" "$build/test_ranks" --train "$build/train-FP32" --only layouts ;;
         more_pairs-*) suite "pairs --seed ${test#*-}" "$build/pairs" --build "$build" --seed "${test#*-}" ;;
         macos)
             suite "macOS, compiled and linked" sh dev/test/macos.sh "$build"

@@ -23,6 +23,7 @@
 //               that adds up the same parts; a run moves between such layouts
 //   context-faults
 //               one of them is killed or stopped, also in an exchange: as above; a bit that changes is found
+//   layouts     every layout of 8 and 16 ranks; only if it is named, as in make test-more
 //   optimizers  each of them: the bits of one rank in every stage, and after moving between numbers of ranks
 //   launch      ranks started by hand and by mpirun, over sockets and MPI (--train-mpi), have the bits of --ranks N
 //   memory      the peak of each rank is what --plan says
@@ -1523,6 +1524,28 @@ static void test_context_sent(void) {
     }
 }
 
+// Every layout of 8 and of 16 ranks, each with another schedule, ZeRO stage and level of recomputation. Takes minutes.
+static void test_layouts(void) {
+    static const char* const kinds[] = {"1f1b", "interleaved", "zb-h2", "gpipe", "zb-h1"};
+    const char* shape = "--family gpt2 --layers 8 --heads 16 --channels 64 --dropout 0.1 --documents mask "
+                        "--end-of-text 3 --batch 1 --seq 32 --total-batch 1024 --steps 3 --lr 3e-3 --warmup 2 --schedule constant "
+                        "--clip 0.5 --spike-sigma 0 --data train.bin --val val.bin --val-every 3 --val-windows 20";
+    size_t number = 0, recomputed = 0;
+    for (size_t leaves = 1; leaves <= 16; leaves *= 2)  // with the bits of one rank that sums in so many parts
+        for (size_t world = 8; world <= 16; world *= 2)
+            for (size_t pp = 1; pp * leaves <= world && pp <= 8; pp *= 2, number++) {
+                const char* alone = kept("layouts-alone-%zu", leaves);
+                const char* run = kept("layouts-%zu", number);
+                const char* level = pp > 1 && number % 5 >= 2 ? "none" : recomputed++ % 2 ? "block" : "attention";
+                const char* kind = pp == 8 && number % 5 == 1 ? "1f1b" : kinds[number % 5];  // 8 blocks
+                const char* flags = kept("--cp %zu --pp %zu --pipeline %s --zero %zu --recompute %s", leaves, pp, kind,
+                                         number % (pp > 1 ? 2 : 4), level);
+                run_make(alone, forked(1), shape, kept("--reduce exact --row-leaves %zu", leaves));
+                run_make(run, forked(world), shape, flags);
+                expect_same(run, alone, 3, kept("%zu ranks, %s: all bits of one rank", world, flags));
+            }
+}
+
 static void test_context(void) {
     test_context_runs();
     test_context_resume();
@@ -1616,7 +1639,7 @@ int main(int argc, char** argv) {
         {"refusals", test_refusals}, {"corruption", test_corruption}, {"rewind", test_rewind},
         {"slow", test_slow},         {"pipeline", test_pipeline},     {"pipeline-faults", test_pipeline_faults},
         {"pipeline-memory", test_pipeline_memory}, {"context", test_context},
-        {"context-faults", test_context_faults},
+        {"context-faults", test_context_faults}, {"layouts", test_layouts},
     };
     const char *train = "./train", *train16 = NULL, *train_mpi = NULL;
     bool overlap = true;
@@ -1645,7 +1668,8 @@ int main(int argc, char** argv) {
     put_shard("odd_val.bin", 251, 1000, 5);
     bool found = test.only == NULL;
     for (size_t i = 0; i < COUNT_OF(tests); i++) {
-        if (test.only ? strcmp(test.only, tests[i].name) != 0 : !overlap && tests[i].run == test_overlap) continue;
+        bool left_out = tests[i].run == test_layouts || (!overlap && tests[i].run == test_overlap);
+        if (test.only ? strcmp(test.only, tests[i].name) != 0 : left_out) continue;
         double began = now_ms();
         found = true;
         tests[i].run();
