@@ -38,6 +38,7 @@ int kill(pid_t process, int number);
 int mkostemp(char* path, int flags);
 int nanosleep(const struct timespec* time, struct timespec* left);
 int posix_memalign(void** memory, size_t alignment, size_t bytes);
+int setenv(const char* name, const char* value, int overwrite);
 int unlinkat(int directory, const char* path, int flags);
 long syscall(long number, ...);
 ssize_t pread(int file, void* data, size_t bytes, off_t offset);

@@ -10,6 +10,7 @@
 #define LLMTRAIN_CHECKS_H
 
 #include "run.h"
+#include "stages.h"
 #include "trace.h"
 
 // ------------------------------------------------------------------------------------------------
