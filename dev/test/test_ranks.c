@@ -1316,25 +1316,25 @@ static void test_pipeline_data(void) {
     job_free(&job);
 }
 
+// In step 4 of a run of 6 ranks a bit is wrong in what the victim computes, or in its parameters: the victim is named.
+static Failure corruption(const char* layout, const char* shape, const char* flags, size_t victim, bool computes) {
+    Failure f = {.name = kept("%s: in step 4 a bit of %s of rank %zu is wrong: named", layout,
+                              computes ? "a forward" : "the parameters", victim),
+                 .task = {.launch = BY_HAND, .world = 6,
+                          .arguments = {shape, "--total-batch 288 --check-every 2 --timeout 5 --val-every 0", flags},
+                          .variables = computes ? kept("LLMTRAIN_TEST_FAULT=rank %zu step 4 at compare do corrupt; "
+                                              "rank %zu step 4 at compared do corrupt", victim, victim)
+                                       : fault_variable(victim, 4, "load do corrupt")},
+                 .code = 1, .fragments = {computes ? "hidden states that it computes" : "bucket", "from most ranks"},
+                 .prints = "step     3/6", .fate = ENDS, .victim = victim, .limit_ms = LIMIT_MS};
+    return f;
+}
+
 static void test_pipeline_corruption(void) {
     static Failure failures[6];
-    for (size_t i = 0; i < COUNT_OF(failures); i++) {
-        bool computes = i >= 4;  // only the last stage has the hidden states of the end
-        size_t victim = computes ? 2 * i - 7 : i;
-        Failure f = {.name = kept("3 pipelines of 2 stages: in step 4 a bit of %s of rank %zu is wrong: named",
-                                  computes ? "a forward" : "the parameters", victim),
-                     .task = {.launch = BY_HAND, .world = 6,
-                              .arguments = {PIPED_MODELS[PIPED_LLAMA].arguments,
-                                            "--total-batch 288 --check-every 2 --timeout 5 --val-every 0",
-                                            kept("--pp 2 --pipeline %s", i % 2 ? "zb-h1" : "1f1b")},
-                              .variables = computes ? kept("LLMTRAIN_TEST_FAULT=rank %zu step 4 at compare do corrupt; "
-                                                  "rank %zu step 4 at compared do corrupt", victim, victim)
-                                           : fault_variable(victim, 4, "load do corrupt")},
-                     .code = 1,
-                     .fragments = {computes ? "hidden states that it computes" : "bucket", "from most ranks"},
-                     .prints = "step     3/6", .fate = ENDS, .victim = victim, .limit_ms = LIMIT_MS};
-        failures[i] = f;
-    }
+    for (size_t i = 0; i < COUNT_OF(failures); i++)  // only the last stage has the hidden states of the end
+        failures[i] = corruption("3 pipelines of 2 stages", PIPED_MODELS[PIPED_LLAMA].arguments,
+                                 kept("--pp 2 --pipeline %s", i % 2 ? "zb-h1" : "1f1b"), i >= 4 ? 2 * i - 7 : i, i >= 4);
     failures_run(failures, COUNT_OF(failures));
 }
 
@@ -1484,22 +1484,8 @@ static void test_context_kills(void) {
 // The ranks that have the same rows are compared.
 static void test_context_corruption(void) {
     static Failure failures[3];
-    for (size_t i = 0; i < COUNT_OF(failures); i++) {
-        bool computes = i > 0;
-        size_t victim = i + 1;
-        Failure f = {.name = kept("2 ranks share rows, 3 times: in step 4 a bit of %s of rank %zu is wrong: named",
-                                  computes ? "a forward" : "the parameters", victim),
-                     .task = {.launch = BY_HAND, .world = 6,
-                              .arguments = {context_shape(CONTEXT_GPT2),
-                                            "--total-batch 288 --check-every 2 --timeout 5 --val-every 0", "--cp 2"},
-                              .variables = computes ? kept("LLMTRAIN_TEST_FAULT=rank %zu step 4 at compare do corrupt; "
-                                                  "rank %zu step 4 at compared do corrupt", victim, victim)
-                                           : fault_variable(victim, 4, "load do corrupt")},
-                     .code = 1,
-                     .fragments = {computes ? "hidden states that it computes" : "bucket", "from most ranks"},
-                     .prints = "step     3/6", .fate = ENDS, .victim = victim, .limit_ms = LIMIT_MS};
-        failures[i] = f;
-    }
+    for (size_t i = 0; i < COUNT_OF(failures); i++)
+        failures[i] = corruption("2 ranks share rows, 3 times", context_shape(CONTEXT_GPT2), "--cp 2", i + 1, i > 0);
     failures_run(failures, COUNT_OF(failures));
 }
 

@@ -18,7 +18,6 @@
 #define LLMTRAIN_CONTEXT_H
 
 #include "zero.h"
-#include "../model/config.h"
 
 typedef struct {
     size_t cp, rank;       // ranks that share a micro-batch, and which of them this is
