@@ -1334,7 +1334,8 @@ static void test_pipeline_corruption(void) {
     static Failure failures[6];
     for (size_t i = 0; i < COUNT_OF(failures); i++)  // only the last stage has the hidden states of the end
         failures[i] = corruption("3 pipelines of 2 stages", PIPED_MODELS[PIPED_LLAMA].arguments,
-                                 kept("--pp 2 --pipeline %s", i % 2 ? "zb-h1" : "1f1b"), i >= 4 ? 2 * i - 7 : i, i >= 4);
+                                 kept("--pp 2 --pipeline %s", i % 2 ? "zb-h1" : "1f1b"), i >= 4 ? 2 * i - 7 : i,
+                                 i >= 4);
     failures_run(failures, COUNT_OF(failures));
 }
 
@@ -1514,7 +1515,8 @@ static void test_context_sent(void) {
 static void test_layouts(void) {
     static const char* const kinds[] = {"1f1b", "interleaved", "zb-h2", "gpipe", "zb-h1"};
     const char* shape = "--family gpt2 --layers 8 --heads 16 --channels 64 --dropout 0.1 --documents mask "
-                        "--end-of-text 3 --batch 1 --seq 32 --total-batch 1024 --steps 3 --lr 3e-3 --warmup 2 --schedule constant "
+                        "--end-of-text 3 --batch 1 --seq 32 --total-batch 1024 --steps 3 --lr 3e-3 --warmup 2 "
+                        "--schedule constant "
                         "--clip 0.5 --spike-sigma 0 --data train.bin --val val.bin --val-every 3 --val-windows 20";
     size_t number = 0, recomputed = 0;
     for (size_t leaves = 1; leaves <= 16; leaves *= 2)  // with the bits of one rank that sums in so many parts
