@@ -450,7 +450,7 @@ static void wide_config(Config* c, Parameters* p, Family family) {
     bool llama = family == FAMILY_LLAMA;
     *c = (Config){.family = family, .layers = 1, .heads = 9, .kv_heads = llama ? 3u : 9u, .channels = 576, .ffn = 2304,
                   .context = 16, .vocab = llama ? 61u : 1820u, .tied = !llama};
-    need(config_complete(c, &error) && weights_create(&weights, p, c, NULL, &error), "%s", error.text);
+    need(config_complete(c, &error) && weights_create(&weights, p, c, NULL, 0, 1, &error), "%s", error.text);
     free(weights.blocks);
 }
 
@@ -1320,7 +1320,7 @@ static void test_heads(void) {
     c.vocab = 1821;
     c.tied = true;
     Weights weights = {0};
-    need(weights_create(&weights, &p, &c, NULL, &error), "%s", error.text);
+    need(weights_create(&weights, &p, &c, NULL, 0, 1, &error), "%s", error.text);
     put_wide("tied.wide", &c, &p, DTYPE_F32);
     need(rename("tied.wide/model.safetensors", "tied.safetensors") == 0, "tied.safetensors");
     const size_t last = c.vocab * c.channels - 1;

@@ -63,7 +63,7 @@ static void formula_create(FormulaModel* m, const Case* c) {
     memset(m, 0, sizeof *m);
     m->config.vocab = 256;
     need(config_set(&m->config, c->members, &error) && config_complete(&m->config, &error) &&
-             weights_create(&m->weights, &m->parameters, &m->config, NULL, &error), "%s: %s", c->name, error.text);
+             weights_create(&m->weights, &m->parameters, &m->config, NULL, 0, 1, &error), "%s: %s", c->name, error.text);
     m->tokenizer = tokenizer_of_bytes();
     if (c->tokenizer == NULL) return;
     const char* path = text_of("%s/%s", fixtures, c->tokenizer);

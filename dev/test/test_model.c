@@ -1415,7 +1415,7 @@ static void test_presets(void) {
         Weights w;
         need(config_preset(&c, presets[i].name, &error) && config_complete(&c, &error), "%s", error.text);
         memset(&p, 0, sizeof p);
-        need(weights_create(&w, &p, &c, NULL, &error), "%s", error.text);
+        need(weights_create(&w, &p, &c, NULL, 0, 1, &error), "%s", error.text);
         check_bound(fabs((double)p.true_size / presets[i].parameters - 1), presets[i].bound, "%s has %.4g parameters",
                     presets[i].name, presets[i].parameters);
         parameters_free(&p);

@@ -192,7 +192,7 @@ static void test_owners(void) {
         memset(&p, 0, sizeof p);
         memset(&w, 0, sizeof w);
         need(config_preset(&c, models[m], &error) && config_complete(&c, &error) &&
-                 weights_create(&w, &p, &c, NULL, &error), "%s", error.text);
+                 weights_create(&w, &p, &c, NULL, 0, 1, &error), "%s", error.text);
         for (int kind = 0; kind < OPTIMIZER_COUNT; kind++)
             for (size_t world = 1; world <= 8; world++) owners_compare(&p, models[m], (OptimizerKind)kind, world);
         parameters_free(&p);

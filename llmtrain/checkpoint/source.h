@@ -72,7 +72,7 @@ static inline bool source_allocate_files(ModelSource* s, size_t files, Error* er
 static inline bool source_begin(ModelSource* s, size_t pieces, Error* error) {
     Weights weights = {0};
     if (!convert_complete(&s->config, s->path, false, error)) return false;
-    bool ok = weights_create(&weights, &s->parameters, &s->config, NULL, error);
+    bool ok = weights_create(&weights, &s->parameters, &s->config, NULL, 0, 1, error);
     free(weights.blocks);
     s->pieces = (SourcePiece*)memory_allocate(pieces * sizeof(SourcePiece));
     s->chunk = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));

@@ -1,7 +1,7 @@
 // tensors.h: the table of a model's tensors, and the block of memory that holds everything.
 //
-//   1. tensors   a row per weight: name, shape, offset in the flat vector, initialization, weight decay, how tensor
-//                parallelism may split it; which train
+//   1. tensors   a row per weight: name, shape, offset in the flat vector, initialization, weight decay, which part
+//                of it is here (parts.h); which train
 //   2. memory    one block, laid out before the first step and shown as a plan
 //
 // A model fills the table (llmtrain.h); everything that goes through parameters uses the table: initial weights,
@@ -13,7 +13,7 @@
 #ifndef LLMTRAIN_TENSORS_H
 #define LLMTRAIN_TENSORS_H
 
-#include "backend.h"
+#include "parts.h"
 
 #include <assert.h>
 #include <fnmatch.h>
@@ -23,24 +23,22 @@
 //
 // All parameters are one flat vector, cut into buckets: 0 the embeddings, 1 to L the blocks, L + 1 the final norm and
 // the head. The table has a row per tensor, bucket after bucket. In the vector the tensors of a bucket that train come
-// first, so that gradients, optimizer state and collectives work on slices; each starts at a multiple of 64 elements.
+// first, so that gradients, optimizer state and collectives work on slices, and among them those that tensor
+// parallelism does not divide; each starts at a multiple of 64 elements.
 // Gradients, master weights and optimizer state of a number per element have the same layout (for other state see
 // StateShape). What lies between tensors, and the rows of the padded vocabulary, is 0 and stays 0.
 
 typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE } Init;
 
-// How tensor parallelism may split a tensor over ranks: not at all, by rows (of each stacked matrix), or by columns.
-typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } TensorSplit;
-
 typedef struct {
     char name[48];
-    size_t rows, cols;   // the true shape; cols is 0 for a vector of `rows` elements
+    size_t rows, cols;   // the true shape of what is here; cols is 0 for a vector of `rows` elements
     size_t offset, size; // position in the flat vector and elements there, padded rows included
+    TensorPart part;     // what is here: with tensor parallelism a part of the tensor, otherwise all of it
     size_t bucket;
-    size_t init_index;   // its offset if all tensors train: numbers its initial random values
+    size_t init_index;   // its offset if all of all tensors trains: numbers its initial random values
     Init init;
     float init_std;      // of INIT_NORMAL
-    TensorSplit split;
     bool decays;         // weight decay applies: matrices only
     bool overwritten;    // each backward writes its whole gradient in one operation, which need not add
     bool trains;         // the optimizer updates it; otherwise it has no gradient and no state
@@ -63,13 +61,18 @@ typedef struct {
     Tensor* tensors;     // (capacity)
     size_t count, capacity;
     size_t flat_size;    // elements of the flat vector, padding included
-    size_t true_size;    // the model's parameters as papers count them
+    size_t true_size;    // the model's parameters as papers count them, over all ranks
+    size_t parts;        // ranks that have a part each of what is divided; 0 or 1: this one has all
     bool failed;         // there was no memory for a row, which is in `spare` instead: parameters_finish fails
     Tensor spare;
     bool tied;           // the head is the token embedding: bucket 0 accumulates gradients from the head's backward on
 } Parameters;
 
+// Elements of what is here, without padding.
 static inline size_t tensor_elements(const Tensor* t) { return shape_elements(&t->shape); }
+
+// Whether other ranks have other parts of it.
+static inline bool tensor_is_divided(const Tensor* t) { return t->part.count > 1; }
 
 // The tensor added last.
 static inline Tensor* parameters_last(Parameters* p) { return p->failed ? &p->spare : &p->tensors[p->count - 1]; }
@@ -88,7 +91,8 @@ static inline TensorId parameters_add(Parameters* p, const char* name, size_t ro
     p->count += !p->failed;
     Tensor t = {.rows = rows, .cols = cols, .size = padded_rows * max_size(cols, 1), .bucket = bucket, .init = init,
                 .init_std = init_std, .decays = cols > 0, .trains = true, .dtype = FLOATX_DTYPE,
-                .shape = {.rows = rows, .cols = cols}};
+                .shape = {.rows = rows, .cols = cols},
+                .part = {SPLIT_NONE, 0, 1, padded_rows, cols, rows, {0}}};
     snprintf(t.name, sizeof t.name, "%s", name);
     *parameters_last(p) = t;
     return id;
@@ -118,11 +122,15 @@ static inline Linear parameters_add_linear(Parameters* p, bool has_bias, size_t 
     TensorId weight = parameters_add_block(p, true, l, what, "weight", outputs, inputs, INIT_NORMAL, init_std);
     Tensor* t = parameters_last(p);
     t->shape.hidden = t->overwritten = true;
-    t->split = split;
+    t->part.by = split;
     memcpy(t->shape.stacked, stacked, sizeof t->shape.stacked);
+    memcpy(t->part.stacked, stacked, sizeof t->part.stacked);
     TensorId bias = parameters_add_block(p, has_bias, l, what, "bias", outputs, 0, INIT_ZERO, 0);
     if (has_bias) parameters_last(p)->overwritten = true;
-    if (has_bias && split == SPLIT_ROWS) parameters_last(p)->split = SPLIT_ROWS;
+    if (has_bias && split == SPLIT_ROWS) {
+        parameters_last(p)->part.by = SPLIT_ROWS;
+        memcpy(parameters_last(p)->part.stacked, stacked, sizeof t->part.stacked);
+    }
     Linear linear = {weight, bias};
     return linear;
 }
@@ -158,6 +166,26 @@ static inline bool parameters_freeze(Parameters* p, const char* list, Error* err
     return true;
 }
 
+// Leaves of every tensor that is divided over `count` ranks what rank `number` has; before parameters_finish.
+static inline void parameters_divide(Parameters* p, size_t number, size_t count) {
+    p->parts = count;
+    for (Tensor* t = p->tensors; count > 1 && t < p->tensors + p->count; t++) {
+        if (t->part.by == SPLIT_NONE) continue;
+        t->part.number = number;
+        t->part.count = count;
+        t->size /= count;
+        if (t->part.by == SPLIT_COLUMNS) t->cols /= count;
+        else t->rows = part_elements(&t->part) / part_width(&t->part);
+        t->shape.rows = t->rows;
+        t->shape.cols = t->cols;
+        t->shape.qk_rows /= count;
+        for (size_t m = 0; m < SHAPE_MATRICES && t->part.by == SPLIT_ROWS; m++) t->shape.stacked[m] /= count;
+    }
+}
+
+// The place of a tensor among those of its bucket: first what trains, and of that what is the same on all ranks.
+static inline int parameters_order(const Tensor* t) { return (t->trains ? 0 : 2) + tensor_is_divided(t); }
+
 // Gives every tensor its place in the flat vector, after the last one was added. train: names of the tensors that train
 // (parameters_freeze); NULL: all.
 static inline bool parameters_finish(Parameters* p, const char* train, Error* error) {
@@ -167,17 +195,17 @@ static inline bool parameters_finish(Parameters* p, const char* train, Error* er
     p->flat_size = p->true_size = 0;
     for (size_t b = 0, i = 0, end = 0; i < p->count; i = end, b++) {
         while (end < p->count && p->tensors[end].bucket == b) end++;
-        for (int frozen = 0; frozen < 2; frozen++)
+        for (int order = 0; order < 4; order++)
             for (Tensor* t = &p->tensors[i]; t < &p->tensors[end]; t++) {
-                if (t->trains == (frozen == 1)) continue;
+                if (parameters_order(t) != order) continue;
                 t->offset = p->flat_size;
                 p->flat_size = round_up(p->flat_size + t->size, 64);
             }
     }
     for (Tensor* t = p->tensors; t < p->tensors + p->count; t++) {
         t->init_index = index;
-        index = round_up(index + t->size, 64);
-        p->true_size += tensor_elements(t);
+        index = round_up(index + t->part.rows * part_width(&t->part), 64);
+        p->true_size += part_whole_elements(&t->part);
     }
     return true;
 }
@@ -185,7 +213,8 @@ static inline bool parameters_finish(Parameters* p, const char* train, Error* er
 // How many parameters train, of the model's true_size.
 static inline size_t parameters_trained(const Parameters* p) {
     size_t trained = 0;
-    for (size_t i = 0; i < p->count; i++) trained += p->tensors[i].trains ? tensor_elements(&p->tensors[i]) : 0;
+    for (size_t i = 0; i < p->count; i++)
+        trained += p->tensors[i].trains ? part_whole_elements(&p->tensors[i].part) : 0;
     return trained;
 }
 

@@ -36,8 +36,10 @@ typedef struct {
 // Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
 // Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which then
 // learn faster. It is divided by sqrt(2L) in the two matmuls that add to the residual stream, so that the stream does
-// not grow with depth. train: names of the tensors that train; NULL: all.
-static inline bool weights_create(Weights* w, Parameters* p, const Config* c, const char* train, Error* error) {
+// not grow with depth. train: names of the tensors that train; NULL: all. The table has part `number` of `parts` of what
+// tensor parallelism divides.
+static inline bool weights_create(Weights* w, Parameters* p, const Config* c, const char* train, size_t number,
+                                  size_t parts, Error* error) {
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
     size_t D = config_head_size(c), HD = c->heads * D, KD = c->kv_heads * D;
     float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
@@ -47,7 +49,7 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
     w->blocks = (Block*)memory_allocate(L * sizeof(Block));
     if (w->blocks == NULL) return fail_with(error, "out of memory for the table of %zu blocks", L);
     w->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);
-    parameters_last(p)->split = SPLIT_ROWS;
+    parameters_last(p)->part.by = SPLIT_ROWS;
     w->position_embedding = TENSOR_NONE;
     if (gpt2)
         w->position_embedding =
@@ -73,9 +75,10 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
     p->tied = c->tied;
     if (!c->tied) {
         w->head.weight = parameters_add(p, "head_weight", V, Vp, C, L + 1, INIT_NORMAL, usual);
-        parameters_last(p)->split = SPLIT_ROWS;
+        parameters_last(p)->part.by = SPLIT_ROWS;
     }
     if (!p->failed) p->tensors[w->head.weight.row].overwritten = true;  // the head's matmul comes first
+    if (!p->failed) parameters_divide(p, number, parts);
     return parameters_finish(p, train, error);
 }
 

@@ -175,7 +175,7 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     waited += clock_waited_ms(clock, flat);
     memset(result, 0, sizeof *result);
     for (size_t r = 0; r < world; r++) of_all += stats_of(stats, r, TARGETS);
-    flat->mean_factor = tokens * (double)flat->stage_world / fmax(of_all, 1);
+    flat->mean_factor = tokens * (double)(flat->stage_world * flat->tp) / fmax(of_all, 1);
     for (size_t r = 0; r < world; r++) {
         result->flags.failed |= stats_of(stats, r, FAILED) != 0;
         int broken = (int)stats_of(stats, r, BROKEN);
@@ -207,10 +207,10 @@ static inline void describe_bucket(char* text, size_t size, size_t buckets, size
 // Whether all ranks have the same `count` checksums, at most one for each bucket; this rank's are in s->checksums +
 // rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
 // same everywhere. names (count): what they are checksums of, which in a pipeline the last stage has, and with context
-// parallelism each rank of its rows; NULL: of the parameters of all buckets, on the ranks that have them.
+// or tensor parallelism each rank of its rows; NULL: of the parameters of all buckets, on the ranks that have them.
 static inline bool ranks_same(RankStats* s, const FlatVector* flat, size_t count, const char* const* names,
                               Error* error) {
-    size_t world = s->world, parts = names ? flat->cp : 1;  // parts: those that have the same rows are compared
+    size_t world = s->world, parts = flat->tp * (names ? flat->cp : 1);  // those with the same part are compared
     uint64_t* sums = s->checksums;
     if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
     for (size_t n = 0; n < count * parts; n++) {

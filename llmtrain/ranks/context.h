@@ -26,7 +26,7 @@ typedef struct {
 } ContextRanks;
 
 static inline ContextRanks context_plan(const RankOptions* o, FlatVector* flat) {
-    ContextRanks c = {ranks_cp(o), o->rank % ranks_cp(o), flat, {NULL, NULL}};
+    ContextRanks c = {ranks_cp(o), ranks_cp_rank(o, o->rank), flat, {NULL, NULL}};
     return c;
 }
 
@@ -41,10 +41,9 @@ static inline Slice context_rows(const ContextRanks* c, size_t N) { return comm_
 // Where this rank's rows are before the exchange, or after it; `array` itself if there is none.
 static inline floatX* context_own(const ContextRanks* c, floatX* array) { return c->cp > 1 ? c->buffers[0] : array; }
 
-// The slots take turns: on a GPU the host waits for a slot that was used a few times.
 static inline void context_exchange(const ContextRanks* c, floatX* out, const floatX* in, size_t n, Stream stream) {
     Collectives* ranks = &c->flat->groups[GROUP_CONTEXT];
-    size_t slot = c->flat->exchanges++ % (2 * c->flat->count);
+    size_t slot = flat_exchange_slot(c->flat);
     collective_all_to_all(ranks, slot, out, in, n, FLOATX_DTYPE, stream);
     collective_wait(ranks, slot, stream);
 }

@@ -37,7 +37,8 @@
 //
 // In a pipeline (pipeline.h) a rank has only the buckets of its stage, and N above are the ranks of that stage, one of
 // each pipeline. With context parallelism (context.h) several of them have the same micro-batches, and parts of their
-// rows. The bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its
+// rows. With tensor parallelism (tensor.h) the vector is that of the parts that a rank has, and N are the ranks with the
+// same parts; what all have whole is summed over those with other parts first. The bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its
 // gradients, the embedding's and the head's, are converted to fixed point one by one, with one stage too.
 
 #ifndef LLMTRAIN_ZERO_H
@@ -64,16 +65,28 @@ typedef struct {
     size_t stage;                // of ZeRO: 0 to 3
     ReduceKind reduce;
     size_t shard;                // ranks that share a copy of the state, from stage 1 on; 0: all
-    size_t cp, pp;               // ranks that share a micro-batch, stages of the pipeline; 0 means 1. See mesh.h
+    size_t tp, cp, pp;           // ranks that share a layer and a micro-batch, stages; 0 means 1. See mesh.h
+    size_t leaves;               // parts of a sum over a layer's inputs that are added as a tree; 0 means tp
     size_t row_leaves;           // parts of a micro-batch's rows that REDUCE_EXACT sums separately; 0 means cp
     const Transport* groups[GROUPS];  // those that mesh_open opens for this layout
 } RankOptions;
 
+enum { RANKS_TP_MAX = 128 };
+
+static inline size_t ranks_tp(const RankOptions* o) { return max_size(o->tp, 1); }
 static inline size_t ranks_cp(const RankOptions* o) { return max_size(o->cp, 1); }
 static inline size_t ranks_pp(const RankOptions* o) { return max_size(o->pp, 1); }
 
-// The stage of a rank.
-static inline size_t ranks_stage(const RankOptions* o, size_t rank) { return rank / ranks_cp(o) % ranks_pp(o); }
+// Ranks that share the rows of a micro-batch. They are neighbors.
+static inline size_t ranks_of_rows(const RankOptions* o) { return ranks_tp(o) * ranks_cp(o); }
+
+// Which of the ranks that share a micro-batch a rank is, and its stage.
+static inline size_t ranks_cp_rank(const RankOptions* o, size_t rank) { return rank / ranks_tp(o) % ranks_cp(o); }
+static inline size_t ranks_stage(const RankOptions* o, size_t rank) { return rank / ranks_of_rows(o) % ranks_pp(o); }
+
+// Parts of a sum over a layer's inputs, of all ranks that share it, and those of this rank.
+static inline size_t ranks_all_leaves(const RankOptions* o) { return max_size(o->leaves, ranks_tp(o)); }
+static inline size_t ranks_own_leaves(const RankOptions* o) { return ranks_all_leaves(o) / ranks_tp(o); }
 
 // Parts of this rank's rows that are summed separately.
 static inline size_t ranks_leaves(const RankOptions* o) {
@@ -107,6 +120,7 @@ static inline bool flat_has_masters(const FlatOptions* holds) {
 // ranks are the whole bucket.
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
+    size_t common_end;        // [first, common_end) is the same on ranks that have different parts of the others
     size_t frozen_end;        // what does not train is [end, frozen_end): on all ranks
     bool here;                // this rank's stage has it; otherwise all slices are empty
     bool split;               // two stages have it: a tied embedding
@@ -114,7 +128,7 @@ typedef struct {
     size_t* own_begins;       // (owners + 1) where the ranks' own parts begin, counted from `first`, in shards' order
     size_t* shard_begins;     // (shard_world + 1) where their shards begin
     size_t* part_begins;      // (copies + 1) where the parts of this rank's shard begin, counted from the shard's first
-    Slice own;                // what this rank saves, and whose gradients it squares
+    Slice own;                // what this rank saves, and whose gradients it squares; see flat_own
     Slice shard;              // this rank's
     Slice sums;               // whose gradients are added up here; in stage 1 only shard is valid once they are reduced
     Slice state;              // whose master weights and optimizer state are here
@@ -155,10 +169,11 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
+    size_t tp, tp_rank;       // ranks that share layers, and which of them this is
     size_t cp, pp, pp_rank;   // ranks that share a micro-batch; stages of the pipeline, and this rank's
     const size_t* stages;     // (count) that of each bucket; NULL: there is one
     size_t dp_rank, dp_world; // which micro-batches this rank has, of those that are computed at a time
-    size_t stage_rank, stage_world;  // among the ranks of this stage, cp dp_world in all
+    size_t stage_rank, stage_world;  // among the ranks of this stage that have the same parts, cp dp_world in all
     size_t shard_world, copies;  // of these: ranks that share a copy of the state; copies
     size_t* begins;           // of the buckets
     size_t sharded;           // buckets that are
@@ -185,7 +200,7 @@ typedef struct {
     uint64_t* checksums;      // (count) on the device
     StepSums sums_host;       // the same after flat_finish_step
     Collectives groups[GROUPS];
-    size_t exchanges;         // that context.h has started
+    size_t exchanges;         // that context.h and tensor.h have started
     double loss_scale;        // of the step in progress
     size_t tokens, targets;   // of this rank in the step so far; targets that are not masked
     double mean_factor;       // tokens of the step per such target: gradients are divided by tokens
@@ -319,12 +334,14 @@ static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
 // Ranks that share a micro-batch and a copy of the state. They are neighbors, and before those of the next stage.
 static inline size_t flat_neighbors(const FlatVector* flat) { return min_size(flat->cp, flat->shard_world); }
 
-// The ranks in the order of what they own: own parts of each bucket follow each other.
-static inline size_t flat_owner(const FlatVector* flat, size_t i) {
+// The ranks in the order of what they own: own parts of each bucket follow each other, for one part of tensors after
+// the other.
+static inline size_t flat_owner(const FlatVector* flat, size_t index) {
+    size_t world = flat->options.world / flat->tp, i = index % world;
     size_t n = flat_neighbors(flat), copy = i % flat->copies, at = i / flat->copies;
     size_t stage = at / n % flat->pp, shard = at / (n * flat->pp) * n + at % n;
     size_t among = copy * flat->shard_world + shard;  // the ranks of the stage
-    return (among / flat->cp * flat->pp + stage) * flat->cp + among % flat->cp;
+    return ((among / flat->cp * flat->pp + stage) * flat->cp + among % flat->cp) * flat->tp + index / world;
 }
 
 // The collectives of the ranks that share a copy of a bucket.
@@ -378,12 +395,14 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     const FlatVector empty = {.options = *options, .holds = *holds, .parameters = p, .count = count, .stages = stages};
     *flat = empty;
     flat->options.world = max_size(options->world, 1);
+    flat->tp = ranks_tp(options);
+    flat->tp_rank = options->rank % flat->tp;
     flat->cp = ranks_cp(options);
     flat->pp = ranks_pp(options);
     flat->pp_rank = ranks_stage(options, options->rank);
-    flat->dp_rank = options->rank / (flat->cp * flat->pp);
-    flat->dp_world = flat->options.world / (flat->cp * flat->pp);
-    flat->stage_rank = flat->dp_rank * flat->cp + options->rank % flat->cp;
+    flat->dp_rank = options->rank / (ranks_of_rows(options) * flat->pp);
+    flat->dp_world = flat->options.world / (ranks_of_rows(options) * flat->pp);
+    flat->stage_rank = flat->dp_rank * flat->cp + ranks_cp_rank(options, options->rank);
     size_t world = flat->stage_world = flat->cp * flat->dp_world, of_bucket = 5 * world + 3;
     flat->shard_world = options->shard && options->stage > 0 ? options->shard : world;
     flat->copies = world / flat->shard_world;
@@ -401,12 +420,15 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         const Tensor* t = &p->tensors[i];
         Bucket* k = &flat->buckets[t->bucket];
         k->first = min_size(k->first, t->offset);
-        if (t->trains) k->end = max_size(k->end, round_up(t->offset + t->size, 64));
+        size_t end = round_up(t->offset + t->size, 64);
+        if (t->trains) k->end = max_size(k->end, end);
+        if (t->trains && p->parts > 1 && !tensor_is_divided(t)) k->common_end = max_size(k->common_end, end);
     }
     for (size_t b = 0; b < count; b++) {
         Bucket* k = &flat->buckets[b];
         k->frozen_end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
         k->end = max_size(k->end, k->first);
+        k->common_end = max_size(k->common_end, k->first);
         k->split = p->tied && b == 0 && flat->pp > 1;
         k->here = flat_rank_has(flat, flat->options.rank, b);
         flat_slice_bucket(flat, b, flat->begins + b * of_bucket, k->split ? loads + world : loads);
@@ -538,8 +560,8 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 // Called by all ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
     const RankOptions* o = &flat->options;
-    bool divided = flat->copies > 1 || flat->cp > 1 || flat->pp > 1;  // then mesh_open has opened all groups
-    for (size_t g = 0; g <= GROUP_CONTEXT; g++) {
+    bool divided = flat->dp_world < o->world || flat->copies > 1;  // then mesh_open has opened all groups
+    for (size_t g = 0; g < GROUP_FORWARD_IN; g++) {
         const Transport* ranks = divided ? o->groups[g] : g == GROUP_SHARD ? o->transport : NULL;
         size_t first = flat->shard_world > 1 || g <= GROUP_COPIES ? GROUP_SHARD : GROUP_COPIES;
         const Collectives* with = g == GROUP_SHARD ? NULL : &flat->groups[first];  // one stream for all of them
@@ -551,6 +573,13 @@ static inline bool flat_connect(FlatVector* flat, Error* error) {
 // The collective slot of a bucket's reduction; the slots of the all-gathers follow.
 static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) {
     return (size_t)(bucket - flat->buckets);
+}
+
+// What of a bucket this rank saves, and whose gradients it squares: of what several have, one does.
+static inline Slice flat_own(const FlatVector* flat, const Bucket* k) {
+    Slice own = k->own;
+    if (flat->tp_rank > 0) own.first = min_size(max_size(own.first, k->common_end), own.end);
+    return own;
 }
 
 // Whether something of a bucket trains, on this rank.
@@ -648,8 +677,9 @@ static inline bool flat_randomize(FlatVector* flat, uint64_t seed, Error* error)
             #pragma omp parallel for
             for (size_t e = 0; e < count; e++) {
                 values[e] = t->init == INIT_ONE ? 1.0f : 0.0f;
+                size_t whole = part_run(&t->part, first + e).whole;
                 if (t->init == INIT_NORMAL)
-                    values[e] = t->init_std * random_normal(seed, RANDOM_INIT, 0, t->init_index + first + e);
+                    values[e] = t->init_std * random_normal(seed, RANDOM_INIT, 0, t->init_index + whole);
             }
             ok = flat_set_params(flat, id, first, values, count, error);
         }
@@ -772,7 +802,8 @@ static inline void flat_square(FlatVector* flat, Bucket* k) {
     flat_collect(flat, k);
     if (k->sharing) collective_wait(&flat->groups[GROUP_COPIES], flat_slot(flat, k), flat->stream);
     k->sharing = false;
-    exact_sum_squares(&flat->sums->squares, flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
+    Slice own = flat_own(flat, k);
+    exact_sum_squares(&flat->sums->squares, flat_summed(flat, k, own), slice_length(own), flat->stream);
 }
 
 static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
@@ -789,6 +820,7 @@ static inline void flat_add_exact(FlatVector* flat, Bucket* k, Slice part, bool 
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
     size_t at = part.first - k->first, parts = (k == flat->buckets && flat->parameters->tied ? 2 : 1) * ranks_leaves(o);
+    parts *= ranks_all_leaves(o);  // of what is the same on all ranks
     int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
     double limit = EXACT_LIMIT * flat->loss_scale / (double)(parts * flat->micro_batches * flat->stage_world);
     if (staging->comm_buffer && !k->added) {
@@ -800,9 +832,14 @@ static inline void flat_add_exact(FlatVector* flat, Bucket* k, Slice part, bool 
     k->added = more;
 }
 
-// Parts of this rank's rows whose gradients are converted to fixed point one by one: flat_end_leaf after each but the
-// last, which flat_end_bucket converts with all else.
-static inline size_t flat_leaves(const FlatVector* flat) { return flat->discards ? 1 : ranks_leaves(&flat->options); }
+// Parts of this rank's rows whose gradients of a tensor are converted to fixed point one by one: flat_end_leaf after
+// each but the last, which flat_end_bucket converts with all else. What tensor parallelism does not divide has the
+// gradients of fewer rows on each rank.
+static inline size_t flat_leaves(const FlatVector* flat, const Tensor* t) {
+    const RankOptions* o = &flat->options;
+    size_t parts = t->part.by == SPLIT_NONE && o->reduce == REDUCE_EXACT ? ranks_own_leaves(o) : 1;
+    return flat->discards ? 1 : ranks_leaves(o) * parts;
+}
 
 static inline void flat_end_leaf(FlatVector* flat, const Tensor* t) {
     Bucket* k = &flat->buckets[t->bucket];
@@ -822,14 +859,29 @@ static inline void flat_end_head(FlatVector* flat) {
     flat_clear(flat, 0, flat->staging[k->staging].grads);
 }
 
+// A slot for an exchange of activations; they take turns: on a GPU the host waits for one that was used a few times.
+static inline size_t flat_exchange_slot(FlatVector* flat) { return flat->exchanges++ % (2 * flat->count); }
+
+// Adds up what is the same on all ranks that share layers, each of which has its gradients of other rows.
+static inline void flat_reduce_common(FlatVector* flat, const Bucket* k, void* gradients) {
+    size_t n = k->common_end - k->first, cuts[RANKS_TP_MAX + 1];
+    Collectives* ranks = &flat->groups[GROUP_TENSOR];
+    if (n == 0) return;
+    size_t slot = flat_exchange_slot(flat);
+    for (size_t r = 0; r <= flat->tp; r++) cuts[r] = r < flat->tp ? shard_slice(n, r, flat->tp).first : n;
+    collective_start(ranks, slot, COMM_ALL_REDUCE, gradients, cuts, reduce_type(flat->options.reduce), flat->stream);
+    collective_wait(ranks, slot, flat->stream);
+}
+
 // Starts the reduction of a bucket over the ranks that share a copy of it.
 static inline void flat_reduce(FlatVector* flat, Bucket* k) {
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
     void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
+    if (staging->comm_buffer) summed = staging->comm_buffer;
+    flat_reduce_common(flat, k, summed);
     collective_start(flat_sharing(flat, k), flat_slot(flat, k), o->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER,
-                     staging->comm_buffer ? staging->comm_buffer : summed, k->shard_begins, reduce_type(o->reduce),
-                     flat->stream);
+                     summed, k->shard_begins, reduce_type(o->reduce), flat->stream);
     k->reducing = true;
     if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
@@ -1056,6 +1108,9 @@ static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batche
         size_t own = slice_length(k->own), shard = slice_length(k->shard);
         if (!k->here) continue;
         elements += k->end - k->first - shard + (o->stage == 0 ? own * (k->owners - 1) : 0);
+        size_t common = k->common_end - k->first;
+        Slice mine = shard_slice(common, flat->tp_rank, flat->tp);
+        elements += common + slice_length(mine) * (flat->tp - 2);
         copied += shard - own + own * (flat->copies - 1);
     }
     return size * elements * (o->stage >= 2 ? micro_batches : 1) + flat_bytes_gathered(flat, micro_batches) +
