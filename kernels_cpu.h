@@ -12,8 +12,8 @@
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
 //
 // What needs more than a loop nest to be fast, or is no layer of a model, has a header of its own in llmtrain/ops/:
-// attention_cpu.h, decode.h (attention to a KV cache), gemm.h, heads.h (heads for ranks), qk_norm.h (norms of query and
-// key heads), vectors.h (global norm, sums, casts), optimizers/update.h.
+// attention_cpu.h, decode.h (attention to a KV cache), gemm.h, heads.h (heads for ranks), leaves.h (layers that ranks
+// share), qk_norm.h (norms of query and key heads), vectors.h (global norm, sums, casts), optimizers/update.h.
 //
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions use it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
@@ -42,6 +42,7 @@
 #include "llmtrain/ops/dtypes.h"
 #include "llmtrain/ops/gemm.h"
 #include "llmtrain/ops/heads.h"
+#include "llmtrain/ops/leaves.h"
 #include "llmtrain/ops/optimizers/update.h"
 #include "llmtrain/ops/qk_norm.h"
 #include "llmtrain/ops/rope.h"
@@ -94,25 +95,30 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const i
     }
 }
 
-// Adds to dtoken_weight (Vp, C) and dposition_weight (context, C), from dout (N, C). Either may be NULL.
-// A thread owns a strip of channels and walks all rows in order: two rows of the same token never race.
-static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
-                                      const int32_t* tokens, const int32_t* positions, size_t N, size_t C,
-                                      Stream stream) {
+// Adds to dtoken_weight (rows, C), from the rows of dout (N, C) with a token in [first, first + rows): the gradient of a
+// part of the vocabulary, with the bits that it has in the gradient of the whole.
+// A thread owns a strip of channels and goes through all rows in order: two rows of the same token never race.
+static inline void embedding_backward_part(float* dtoken_weight, const floatX* dout, const int32_t* tokens,
+                                           size_t first, size_t rows, size_t N, size_t C, Stream stream) {
     (void)stream;
     const size_t strip = 32;
     #pragma omp parallel for
-    for (size_t first = 0; first < C; first += strip) {
-        size_t end = min_size(first + strip, C);
-        for (size_t row = 0; row < N; row++) {
-            const floatX* d = dout + row * C;
-            float* token = dtoken_weight ? dtoken_weight + (size_t)tokens[row] * C : NULL;
-            for (size_t c = first; token && c < end; c++) token[c] += float_of(d[c]);
-            if (dposition_weight == NULL) continue;
-            float* position = dposition_weight + (size_t)positions[row] * C;
-            for (size_t c = first; c < end; c++) position[c] += float_of(d[c]);
+    for (size_t begin = 0; begin < C; begin += strip) {
+        size_t end = min_size(begin + strip, C);
+        for (size_t n = 0; n < N; n++) {
+            size_t row = (size_t)tokens[n] - first;  // tokens before `first` wrap around, to large numbers
+            if (row >= rows) continue;
+            for (size_t c = begin; c < end; c++) dtoken_weight[row * C + c] += float_of(dout[n * C + c]);
         }
     }
+}
+
+// Adds to dtoken_weight (Vp, C) and dposition_weight (context, C), from dout (N, C). Either may be NULL.
+static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
+                                      const int32_t* tokens, const int32_t* positions, size_t N, size_t C,
+                                      Stream stream) {
+    if (dtoken_weight) embedding_backward_part(dtoken_weight, dout, tokens, 0, SIZE_MAX, N, C, stream);
+    if (dposition_weight) embedding_backward_part(dposition_weight, dout, positions, 0, SIZE_MAX, N, C, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -259,6 +265,23 @@ static inline void matmul_backward_input(floatX* din, const floatX* dout, const 
                                          size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
     gemm_compute(din, FLOATX_DTYPE, K, false, gemm_matrix(dout, FLOATX_DTYPE, N, false),
+                 gemm_matrix(weight, FLOATX_DTYPE, K, false), NULL, FLOATX_DTYPE, M, K, N);
+}
+
+// The same two without bias, whose results are parts of larger sums (leaves.h): in float, not rounded.
+// out (M, N) = in (M, K) weight (N, K)^T
+static inline void matmul_forward_sums(float* out, const floatX* in, const floatX* weight, size_t M, size_t N, size_t K,
+                                       Stream stream) {
+    (void)stream;
+    gemm_compute(out, DTYPE_F32, N, false, gemm_matrix(in, FLOATX_DTYPE, K, false),
+                 gemm_matrix(weight, FLOATX_DTYPE, K, true), NULL, FLOATX_DTYPE, M, N, K);
+}
+
+// out (M, K) = dout (M, N) weight (N, K)
+static inline void matmul_backward_input_sums(float* out, const floatX* dout, const floatX* weight,
+                                              size_t M, size_t N, size_t K, Stream stream) {
+    (void)stream;
+    gemm_compute(out, DTYPE_F32, K, false, gemm_matrix(dout, FLOATX_DTYPE, N, false),
                  gemm_matrix(weight, FLOATX_DTYPE, K, false), NULL, FLOATX_DTYPE, M, K, N);
 }
 
