@@ -28,6 +28,7 @@
 #include "llmtrain/model/weights.h"              // Weights; with it config.h: Config
 #include "llmtrain/ranks/agreement.h"            // StepClock, RankStats; with it zero.h: FlatVector
 #include "llmtrain/ranks/context.h"              // ContextRanks: the rows of this rank, if it has not all
+#include "llmtrain/ranks/layers.h"               // linear_forward; with it tensor_parallel.h: TensorRanks
 #include "llmtrain/ranks/pipeline.h"             // Pipeline: the blocks of this rank, if it has not all
 
 // ------------------------------------------------------------------------------------------------
@@ -72,6 +73,8 @@ typedef struct {
     size_t first_trained;     // first bucket with a tensor that trains: the backward ends at it
     float* discarded[2];      // (C or D) where norms add the gradients of weights and biases that do not train
     ContextRanks context;     // with context parallelism: which rows this rank has
+    TensorRanks tensor;       // with tensor parallelism: which parts of layers
+    Layers layers;            // of all these: what linear_forward and linear_backward need
     Pipeline pipeline;        // with several stages: which blocks this rank has
     size_t first_block;       // 0, or where a pipeline stage begins: its input is complete, the others lack a branch
     const DeferredGradients* deferred;  // NULL; or where a block's backward leaves what its weights' gradients need
@@ -98,19 +101,39 @@ typedef struct {
 static inline BlockShape model_block_shape(const Model* model) {
     const Config* c = &model->config;
     BlockShape s = {model->options.B, model->options.T, c->channels, c->heads, c->kv_heads, config_head_size(c), c->ffn,
-                    c->family == FAMILY_LLAMA, c->qk_norm, ranks_cp(&model->options.ranks)};
+                    c->family == FAMILY_LLAMA, c->qk_norm, ranks_cp(&model->options.ranks),
+                    ranks_tp(&model->options.ranks)};
     return s;
 }
 
 // The most rows that this rank has of a micro-batch.
 static inline size_t model_rows(const Model* model) {
-    return model->options.B * model->options.T / ranks_cp(&model->options.ranks);
+    return model->options.B * model->options.T / ranks_of_rows(&model->options.ranks);
+}
+
+// This rank's rows of a micro-batch of N.
+static inline Slice model_own_rows(const Model* model, size_t N) {
+    Slice group = context_rows(&model->context, N);
+    size_t n = slice_length(group) / model->tensor.tp, first = group.first + model->tensor.rank * n;
+    Slice own = {first, first + n};
+    return own;
 }
 
 // Targets that are not masked, in this rank's rows of N targets.
 static inline size_t model_targets(const Model* model, const int32_t* targets, size_t N) {
-    Slice rows = context_rows(&model->context, N);
+    Slice rows = model_own_rows(model, N);
     return targets_count(targets + rows.first, slice_length(rows));
+}
+
+// What a rank computes of a block between its norms: N rows, H query and K key/value heads, F units of the
+// feed-forward. With tensor parallelism N are the rows of all ranks that share layers, and the others its part.
+typedef struct { size_t N, H, K, D, F; } BlockPart;
+
+static inline BlockPart model_block_part(const Model* model) {
+    const Config* c = &model->config;
+    size_t tp = model->tensor.tp;
+    BlockPart p = {model->activations->rows * tp, c->heads / tp, c->kv_heads / tp, config_head_size(c), c->ffn / tp};
+    return p;
 }
 
 // The block at which the backward ends: nothing before it trains, or it is block 0. L: no block runs a backward.
@@ -140,13 +163,15 @@ static inline void model_layout(Model* model) {
     const ModelOptions* o = &model->options;
     Arena* arena = &model->memory;
     size_t N = o->B * o->T, C = c->channels, D = config_head_size(c), K = model_blocks(model);
-    size_t logits = model_has_head(model) ? model->logits_rows * config_padded_vocab(c) : 0;
+    size_t Vp = config_padded_vocab(c), logits = model_has_head(model) ? model->logits_rows * Vp / model->tensor.tp : 0;
     BlockShape shape = model_block_shape(model);
     flat_layout(&model->flat, arena);
     if (o->training) gradients_layout(&model->gradients, &shape, arena);
     offload_blocks_layout(&model->offloaded, model->slots->kept, K, model_backward_ends(model), &shape, arena);
     slots_layout(model->slots, o->slots, K, &shape, logits, arena);
     context_layout(&model->context, model_rows(model) * config_qkv(c), arena);
+    tensor_layout(&model->tensor, model_rows(model) * model->tensor.tp, C, max_size(config_qkv(c), config_ffn_in(c)),
+                  parameters_longest(&model->parameters), model->logits_rows, Vp, arena);
     pipeline_layout(&model->pipeline, model_rows(model) * C, o->training, arena);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(arena, "batches", 3 * N * sizeof(int32_t));
     model->scratch = arena_take(arena, "scratch of the operations", model_scratch_bytes(model));
@@ -199,7 +224,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
                          "out --recompute");
     // Logits of all rows at once would be the largest array, so the rows are cut into equal parts of at most
     // head_elements() logits.
-    size_t N = model_rows(model) / ranks_leaves(&options.ranks), Vp = config_padded_vocab(config);
+    size_t Vp = config_padded_vocab(config);
+    size_t N = model_rows(model) * ranks_tp(&options.ranks) / ranks_leaves(&options.ranks);
     size_t parts = divide_up(N, max_size(head_elements(N * Vp) / Vp, LLMTRAIN_PIECE(64, 7)));
     model->logits_rows = divide_up(N, parts);
     FlatOptions holds = {options.training, &model->options.optimizer, (options.offload & OFFLOAD_OPTIMIZER) != 0,
@@ -208,7 +234,9 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
     Pipeline* p = &model->pipeline;
     model->context = context_plan(&options.ranks, &model->flat);
-    bool ok = pipeline_plan(p, &options.pipeline, &options.ranks, config, options.T, error);
+    model->tensor = tensor_plan(&options.ranks, &model->flat);
+    bool ok = tensor_check(&options.ranks, &options.optimizer, options.training, error) &&
+              pipeline_plan(p, &options.pipeline, &options.ranks, config, options.T, error);
     if (ok && p->pp > 1) model->options.slots = pipeline_slots(p);
     ok = ok && ((model->slots = slots_create(model->options.slots, config->layers, model_blocks(model), recomputed,
                                              p->table.splits,
@@ -216,11 +244,14 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
                 fail_with(error, "out of memory for the table of activations"));
     model->activations = model->slots;
     ok = ok && matmul_choices_workspace(options.matmul_algorithms, &model->workspace, error) &&
-         weights_create(&model->weights, &model->parameters, config, options.train, error) &&
+         weights_create(&model->weights, &model->parameters, config, options.train, model->tensor.rank,
+                        model->tensor.tp, error) &&
          flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, p->stages, error) &&
          offload_blocks_plan(&model->offloaded, model_blocks(model), options.training ? options.offload : 0, error);
     while (ok && model->flat.buckets[model->first_trained].first == model->flat.buckets[model->first_trained].end)
         model->first_trained++;
+    const Layers layers = {&model->parameters, &model->flat, &model->tensor, false, model->stream};
+    model->layers = layers;
     if (ok) model_layout(model);
     else model_free(model);
     return ok;
@@ -238,6 +269,7 @@ static inline bool model_allocate(Model* model, Error* error) {
     if (!device_choose(o->ranks.local_rank, error) || !device_open(&model->stream, o->tf32, error) ||
         !matmul_choices_open(o->matmul_algorithms, o->ranks.rank == 0, model->stream, error) ||
         !arena_allocate(&model->memory, o->ranks.world, model->stream, error)) return false;
+    model->layers.stream = model->stream;
     model_layout(model);
     model->positions = (int32_t*)memory_allocate(o->B * o->T * sizeof(int32_t));
     if (model->positions == NULL) return fail_with(error, "out of memory for a batch; make --batch smaller");
@@ -263,6 +295,7 @@ static inline bool model_allocate(Model* model, Error* error) {
 static inline bool model_connect(Model* model, Error* error) {
     if (!flat_connect(&model->flat, error)) return false;
     context_connect(&model->context, model->stream);
+    tensor_connect(&model->tensor, model->stream);
     return pipeline_connect(&model->pipeline, &model->flat, error);
 }
 
@@ -278,104 +311,16 @@ static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
     return flat_randomize(&model->flat, seed, error);
 }
 
-static inline const Tensor* model_tensor(const Model* model, TensorId id) { return &model->parameters.tensors[id.row]; }
+static inline const Tensor* model_tensor(const Model* model, TensorId id) { return layer_tensor(&model->layers, id); }
 
 // ------------------------------------------------------------------------------------------------
 // 2. Layers
 //
-// Every matmul of the model is a linear layer, and goes through the functions below: they alone know where a weight is
-// stored, in which type, and on which ranks. Tensor parallelism, FP8, adapters (LoRA) and 4-bit base weights each live
-// behind them, and nothing else has to know. Sizes, freezing and accumulation follow from the table of tensors.
+// Every matmul of the model is a linear layer, and goes through llmtrain/ranks/layers.h. Here are the norms.
 
-// A tensor's parameters; NULL if the model does not have it.
-static inline const floatX* model_param(const Model* model, TensorId id) {
-    return tensor_exists(id) ? flat_param(&model->flat, model_tensor(model, id)) : NULL;
-}
-
-// Where the backward adds its gradient; NULL if it does not train.
-static inline float* model_grad(const Model* model, TensorId id) {
-    return tensor_exists(id) ? flat_gradient(&model->flat, model_tensor(model, id)) : NULL;
-}
-
-// Outputs of a linear layer: the rows of its weight, padding included.
-static inline size_t linear_outputs(const Model* model, Linear linear) {
-    const Tensor* t = model_tensor(model, linear.weight);
-    return t->size / t->cols;
-}
-
-static inline size_t linear_inputs(const Model* model, Linear linear) {
-    return model_tensor(model, linear.weight)->cols;
-}
-
-// out (N, outputs) = in (N, inputs) weight^T + bias
-static inline void linear_forward(const Model* model, floatX* out, const floatX* in, Linear linear, size_t N) {
-    matmul_forward(out, in, model_param(model, linear.weight), model_param(model, linear.bias), N,
-                   linear_outputs(model, linear), linear_inputs(model, linear), model->stream);
-}
-
-// The same followed by GELU: out (N, outputs), before = what GELU is computed of.
-static inline void linear_forward_gelu(const Model* model, floatX* out, floatX* before, const floatX* in, Linear linear,
-                                       size_t N) {
-    matmul_gelu_forward(out, before, in, model_param(model, linear.weight), model_param(model, linear.bias), N,
-                        linear_outputs(model, linear), linear_inputs(model, linear), model->stream);
-}
-
-// Computes `out` again, from `before` if that is enough.
-static inline void linear_recompute_gelu(const Model* model, floatX* out, floatX* before, const floatX* in,
-                                         Linear linear, size_t N) {
-    gelu_recompute(out, before, in, model_param(model, linear.weight), model_param(model, linear.bias), N,
-                   linear_outputs(model, linear), linear_inputs(model, linear), model->stream);
-}
-
-// Part `leaf` of N rows. Gradients of weights are computed for one leaf after the other, see FlatVector: there is one,
-// unless one rank is to add as several with context parallelism do.
-static inline Slice leaf_rows(const Model* model, size_t leaf, size_t N) {
-    return comm_even_slice(leaf, flat_leaves(&model->flat), N);
-}
-
-// After the gradient of a leaf of a tensor, which may not exist.
-static inline void leaf_end(Model* model, size_t leaf, TensorId id) {
-    if (leaf + 1 < flat_leaves(&model->flat) && tensor_exists(id)) flat_end_leaf(&model->flat, model_tensor(model, id));
-}
-
-// dweight, dbias from dout (N, outputs) and in (N, inputs); frozen tensors are skipped. accumulate: earlier rows of
-// this micro-batch, and of this leaf, were already added.
-static inline void linear_backward_rows(Model* model, const floatX* dout, const floatX* in, Linear linear,
-                                        bool accumulate, size_t N) {
-    float *dweight = model_grad(model, linear.weight), *dbias = model_grad(model, linear.bias);
-    bool adds = accumulate || flat_adds(&model->flat, model_tensor(model, linear.weight));
-    if (dweight || dbias)
-        matmul_backward_weight(dweight, dbias, dout, in, adds, N, linear_outputs(model, linear),
-                               linear_inputs(model, linear), model->stream);
-}
-
-// The same of all rows, leaf by leaf.
-static inline void linear_backward_weight(Model* model, const floatX* dout, const floatX* in, Linear linear, size_t N) {
-    if (model->deferred) return;  // block_weights does it
-    for (size_t leaf = 0; leaf < flat_leaves(&model->flat); leaf++) {
-        Slice rows = leaf_rows(model, leaf, N);
-        linear_backward_rows(model, dout + rows.first * linear_outputs(model, linear),
-                             in + rows.first * linear_inputs(model, linear), linear, false, slice_length(rows));
-        leaf_end(model, leaf, linear.weight);
-        leaf_end(model, leaf, linear.bias);
-    }
-}
-
-// din (N, inputs) = dout (N, outputs) weight; dweight, dbias.
-static inline void linear_backward(Model* model, floatX* din, const floatX* dout, const floatX* in, Linear linear,
-                                   size_t N) {
-    matmul_backward_input(din, dout, model_param(model, linear.weight), N, linear_outputs(model, linear),
-                          linear_inputs(model, linear), model->stream);
-    linear_backward_weight(model, dout, in, linear, N);
-}
-
-// The same where in = gelu(before): din is the gradient of `before`.
-static inline void linear_backward_gelu(Model* model, floatX* din, const floatX* dout, const floatX* in,
-                                        const floatX* before, Linear linear, size_t N) {
-    matmul_gelu_backward_input(din, dout, model_param(model, linear.weight), before, N, linear_outputs(model, linear),
-                               linear_inputs(model, linear), model->stream);
-    linear_backward_weight(model, dout, in, linear, N);
-}
+// A tensor's parameters, and where the backward adds its gradient; NULL: the model does not have it, it does not train.
+static inline const floatX* model_param(const Model* model, TensorId id) { return layer_param(&model->layers, id); }
+static inline float* model_grad(const Model* model, TensorId id) { return layer_grad(&model->layers, id); }
 
 // Where a norm's gradient waits for block_weights.
 static inline size_t model_norm_size(const Model* model) {
@@ -415,8 +360,8 @@ static inline void norm_backward(Model* model, floatX* dx, const floatX* dout, c
                                  const float* rstd, Norm norm, size_t N) {
     size_t C = model->config.channels;
     float *dweight = model_norm_grad(model, norm.weight, 0), *dbias = model_norm_grad(model, norm.bias, 1);
-    for (size_t leaf = 0; leaf < flat_leaves(&model->flat); leaf++) {
-        Slice rows = leaf_rows(model, leaf, N);
+    for (size_t leaf = 0; leaf < layer_leaves(&model->layers, norm.weight); leaf++) {
+        Slice rows = leaf_rows(&model->layers, norm.weight, leaf, N);
         size_t r = rows.first, M = slice_length(rows);
         if (model->config.family == FAMILY_GPT2)
             layernorm_backward(dx + r * C, dweight, dbias, dout + r * C, x + r * C, model_param(model, norm.weight),
@@ -424,8 +369,8 @@ static inline void norm_backward(Model* model, floatX* dx, const floatX* dout, c
         else
             rmsnorm_backward(dx + r * C, dweight, dout + r * C, x + r * C, model_param(model, norm.weight), rstd + r,
                              M, C, model->stream);
-        leaf_end(model, leaf, norm.weight);
-        leaf_end(model, leaf, norm.bias);
+        leaf_end(&model->layers, leaf, norm.weight);
+        leaf_end(&model->layers, leaf, norm.bias);
     }
 }
 
@@ -460,7 +405,7 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
     Activations* a = model->activations;
     DocumentSpan whole = {0, B, T};
     size_t N = B * T, first = decoding ? model->cache.length : 0;
-    Slice own = context_rows(&model->context, N);
+    Slice own = model_own_rows(model, N), group = context_rows(&model->context, N);
     model->decoding = decoding;
     a->B = B;
     a->T = T;
@@ -474,7 +419,7 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
     const int32_t* batch = device_upload_batch(model->batches, tokens, targets, model->positions, N * sizeof(int32_t),
                                                model->stream);
     if (a->batch) device_copy(a->batch, batch, 3 * N * sizeof(int32_t), model->stream);
-    a->tokens = (a->batch ? a->batch : batch) + own.first;
+    a->tokens = (a->batch ? a->batch : batch) + group.first;
     a->targets = a->tokens + N;
     a->positions = a->tokens + 2 * N;
 }
@@ -490,36 +435,37 @@ static inline void block_qkv(const Model* model, size_t l) {
     const Activations* a = model->activations;
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &a->blocks[l];
-    size_t N = a->rows, H = c->heads, K = c->kv_heads, D = config_head_size(c);
+    BlockPart p = model_block_part(model);
     floatX* qkv = context_own(&model->context, s->qkv);
-    linear_forward(model, qkv, s->norm1, b->qkv, N);
+    linear_forward(&model->layers, qkv, s->norm1, b->qkv, a->rows);
     watch_at(&model->watch, WATCH_QKV, l);
     if (c->qk_norm)
         qk_norm_forward(qkv, s->qk, s->qk_rstd, model_param(model, b->q_norm_weight),
-                        model_param(model, b->k_norm_weight), (float)c->norm_epsilon, N, H, K, D, model->stream);
-    if (c->family == FAMILY_LLAMA) rope_forward(qkv, model->rope, a->positions, N, H, K, D, model->stream);
-    context_gather_rows(&model->context, s->qkv, qkv, N, H, K, D, model->stream);
+                        model_param(model, b->k_norm_weight), (float)c->norm_epsilon, p.N, p.H, p.K, p.D,
+                        model->stream);
+    if (c->family == FAMILY_LLAMA) rope_forward(qkv, model->rope, a->positions, p.N, p.H, p.K, p.D, model->stream);
+    context_gather_rows(&model->context, s->qkv, qkv, p.N, p.H, p.K, p.D, model->stream);
 }
 
 static inline void block_attention(const Model* model, size_t l) {
-    const Config* c = &model->config;
     const Activations* a = model->activations;
     const BlockActivations* s = &a->blocks[l];
-    size_t H = c->heads, K = c->kv_heads, D = config_head_size(c);
+    BlockPart p = model_block_part(model);
+    size_t D = p.D;
     if (model->decoding) {
         KvLayer cached = kv_cache_layer(&model->cache, l);
         attention_decode(s->attention, cached.keys, cached.values, cached.scales, s->qkv, model->cache.length, a->B,
-                         a->T, model->cache.context, H, K, D, model->stream);
+                         a->T, model->cache.context, p.H, p.K, D, model->stream);
         return;
     }
-    size_t cp = model->context.cp, h = H / cp, k = K / cp;  // the heads of this rank
+    size_t cp = model->context.cp, h = p.H / cp, k = p.K / cp;  // the heads of this rank
     floatX* attended = cp > 1 ? s->attended : s->attention;
     for (size_t i = 0; i < a->span_count; i++) {
         DocumentSpan d = a->spans[i];
         attention_forward(attended + d.first * h * D, s->lse + d.first * h, s->qkv + d.first * (h + 2 * k) * D, d.B,
                           d.T, h, k, D, model->stream);
     }
-    context_gather_heads(&model->context, s->attention, attended, a->rows, H, 0, D, model->stream);
+    context_gather_heads(&model->context, s->attention, attended, p.N, p.H, 0, D, model->stream);
 }
 
 // branch = attention's output matmul; attention_residual = input + branch; norm2 = norm(attention_residual).
@@ -528,7 +474,7 @@ static inline void block_attention_out(const Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &a->blocks[l];
     size_t N = a->rows;
-    linear_forward(model, a->branch, s->attention, b->attention_out, N);
+    linear_forward(&model->layers, a->branch, s->attention, b->attention_out, N);
     if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, site_attention(l), N);
     watch_at(&model->watch, WATCH_ATTENTION, l);
     norm_forward(model, s->norm2, s->attention_residual, s->mean2, s->rstd2, s->input, a->branch, b->norm2, N);
@@ -539,11 +485,12 @@ static inline void block_ffn_in(const Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations->blocks[l];
     size_t N = model->activations->rows;
+    BlockPart p = model_block_part(model);
     if (model->config.family == FAMILY_GPT2) {
-        linear_forward_gelu(model, s->ffn_act, s->ffn_in, s->norm2, b->ffn_in, N);
+        linear_forward_gelu(&model->layers, s->ffn_act, s->ffn_in, s->norm2, b->ffn_in, N);
     } else {
-        linear_forward(model, s->ffn_in, s->norm2, b->ffn_in, N);
-        swiglu_forward(s->ffn_act, s->ffn_in, N, model->config.ffn, model->stream);
+        linear_forward(&model->layers, s->ffn_in, s->norm2, b->ffn_in, N);
+        swiglu_forward(s->ffn_act, s->ffn_in, p.N, p.F, model->stream);
     }
 }
 
@@ -551,7 +498,7 @@ static inline void block_ffn_in(const Model* model, size_t l) {
 static inline void block_ffn_forward(const Model* model, size_t l) {
     const Activations* a = model->activations;
     block_ffn_in(model, l);
-    linear_forward(model, a->branch, a->blocks[l].ffn_act, model->weights.blocks[l].ffn_out, a->rows);
+    linear_forward(&model->layers, a->branch, a->blocks[l].ffn_act, model->weights.blocks[l].ffn_out, a->rows);
 }
 
 static inline void block_forward(Model* model, size_t l) {
@@ -589,12 +536,13 @@ static inline void block_output(const Model* model, floatX* out, size_t l) {
 static inline void model_embed(Model* model) {
     const Weights* w = &model->weights;
     Activations* a = model->activations;
-    size_t N = a->rows, C = model->config.channels;
+    size_t N = a->rows, all = N * model->tensor.tp, C = model->config.channels;
     flat_await(&model->flat, 0);
     offload_block_forward(&model->offloaded, 0);  // if offloaded, sets where block 0's arrays are
     floatX* x = a->blocks[0].input;
-    embedding_forward(x, a->tokens, a->positions, model_param(model, w->token_embedding),
-                      model_param(model, w->position_embedding), N, C, model->stream);
+    tensor_embed(&model->tensor, x, a->tokens, a->positions, model_param(model, w->token_embedding),
+                 model_param(model, w->position_embedding), model_tensor(model, w->token_embedding)->size / C, all, C,
+                 model->stream);
     if (model->dropout.p > 0) model_dropout(model, x, x, SITE_EMBEDDING, N);
 }
 
@@ -624,35 +572,50 @@ static inline void model_forward(Model* model) {
 // Logits are the largest activation by far, so they exist for a part of the rows at a time: computed, turned into their
 // gradient in place, and used for the gradients of the hidden states and of the head's weight.
 
+// logits (rows, Vp) of rows of hidden states (rows, C); with tensor parallelism this rank's columns of them.
+static inline void head_forward(Model* model, const floatX* hidden, size_t rows) {
+    Linear head = model->weights.head;
+    matmul_forward(model->activations->logits, hidden, model_param(model, head.weight), NULL, rows,
+                   linear_outputs(&model->layers, head), model->config.channels, model->stream);
+}
+
 static inline void model_logits(Model* model, size_t first_row, size_t rows) {
-    const Activations* a = model->activations;
-    linear_forward(model, a->logits, a->hidden + first_row * model->config.channels, model->weights.head, rows);
+    head_forward(model, model->activations->hidden + first_row * model->config.channels, rows);
 }
 
 // Fills losses for the targets of the slot; -1 is ignored. If dloss is not 0, also does the head's backward for the
-// objective dloss * (sum over rows of weight * loss). weights (N) on the device; NULL: all are 1.
+// objective dloss * (sum over rows of weight * loss). weights (N) on the device; NULL: all are 1. With tensor
+// parallelism a rank has all rows and a part of the vocabulary.
 static inline void model_head(Model* model, const float* weights, float dloss) {
     const Config* c = &model->config;
     Activations* a = model->activations;
+    TensorRanks* t = &model->tensor;
     Linear head = model->weights.head;
-    size_t N = a->rows, C = c->channels, Vp = config_padded_vocab(c);
-    size_t M = N / flat_leaves(&model->flat), rows;
+    const floatX* W = model_param(model, head.weight);
+    size_t N = a->rows * t->tp, C = c->channels, M = N / layer_leaves(&model->layers, head.weight), rows;
+    const floatX* all = tensor_gather(t, a->hidden, N, C, model->stream);
+    float* losses = t->tp > 1 ? t->losses : a->losses;
     for (size_t first = 0; first < N; first += rows) {
         rows = min_size(model->logits_rows, M - first % M);
-        const floatX* hidden = a->hidden + first * C;
-        model_logits(model, first, rows);
+        head_forward(model, all + first * C, rows);
         watch_at(&model->watch, WATCH_LOGITS, first);
         // logits become dlogits = dloss * weight * (softmax(logits) - one-hot(target))
-        classifier(a->logits, a->losses + first, a->targets + first, dloss, weights ? weights + first : NULL, rows,
-                   c->vocab, Vp, model->stream);
+        tensor_classifier(t, a->logits, losses + first, a->targets + first, dloss, weights ? weights + first : NULL,
+                          rows, c->vocab, config_padded_vocab(c), model->stream);
         if (dloss == 0.0f) continue;
         // dhidden = dlogits head_weight
-        matmul_backward_input(model->gradients.hidden + first * C, a->logits, model_param(model, head.weight), rows, Vp,
-                              C, model->stream);
+        TensorSum sum = {model_tensor(model, head.weight), W, a->logits, true, first, rows};
+        if (t->sums) tensor_sum(t, &sum, model->stream);
+        else matmul_backward_input(model->gradients.hidden + first * C, a->logits, W, rows,
+                                   linear_outputs(&model->layers, head), C, model->stream);
         // dhead_weight += dlogits^T hidden; after a leaf it is zero again
-        linear_backward_rows(model, a->logits, hidden, head, first > 0, rows);
-        if ((first + rows) % M == 0) leaf_end(model, first / M, head.weight);
+        linear_backward_rows(&model->layers, model_grad(model, head.weight), NULL, a->logits, all + first * C, head,
+                             first > 0, rows);
+        if ((first + rows) % M == 0) leaf_end(&model->layers, first / M, head.weight);
     }
+    if (t->sums && dloss != 0.0f) tensor_scatter(t, model->gradients.hidden, NULL, N, C, model->stream);
+    if (t->tp > 1)
+        device_copy(a->losses, losses + t->rank * a->rows, a->rows * sizeof(float), model->stream);
     watch_at(&model->watch, WATCH_LOSS, 0);
 }
 
@@ -681,6 +644,7 @@ static inline void block_recompute(const Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &a->blocks[l];
     size_t N = a->rows;
+    BlockPart p = model_block_part(model);
     if (block_recomputes(s, BLOCK_NORM1))
         norm_forward(model, s->norm1, NULL, s->mean1, s->rstd1, s->input, NULL, b->norm1, N);
     if (block_recomputes(s, BLOCK_QKV)) block_qkv(model, l);
@@ -690,9 +654,9 @@ static inline void block_recompute(const Model* model, size_t l) {
         norm_forward(model, s->norm2, NULL, s->mean2, s->rstd2, s->attention_residual, NULL, b->norm2, N);
     if (block_recomputes(s, BLOCK_FFN_IN)) block_ffn_in(model, l);
     else if (block_recomputes(s, BLOCK_FFN_ACT) && model->config.family == FAMILY_LLAMA)
-        swiglu_forward(s->ffn_act, s->ffn_in, N, model->config.ffn, model->stream);
+        swiglu_forward(s->ffn_act, s->ffn_in, p.N, p.F, model->stream);
     else if (block_recomputes(s, BLOCK_FFN_ACT))
-        linear_recompute_gelu(model, s->ffn_act, s->ffn_in, s->norm2, b->ffn_in, N);
+        linear_recompute_gelu(&model->layers, s->ffn_act, s->ffn_in, s->norm2, b->ffn_in, N);
 }
 
 // gradients.hidden (N, C) = the gradient of norm2, from that of the branch.
@@ -701,33 +665,52 @@ static inline void block_ffn_backward(Model* model, size_t l, const floatX* dbra
     const BlockActivations* s = &model->activations->blocks[l];
     const ActivationGradients* g = &model->gradients;
     size_t N = model->activations->rows;
+    BlockPart p = model_block_part(model);
     if (model->config.family == FAMILY_GPT2) {
-        linear_backward_gelu(model, g->ffn_in, dbranch, s->ffn_act, s->ffn_in, b->ffn_out, N);
+        linear_backward_gelu(&model->layers, g->ffn_in, dbranch, s->ffn_act, s->ffn_in, b->ffn_out, N);
     } else {
-        linear_backward(model, g->ffn_act, dbranch, s->ffn_act, b->ffn_out, N);
-        swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, model->config.ffn, model->stream);
+        linear_backward(&model->layers, g->ffn_act, dbranch, s->ffn_act, b->ffn_out, N);
+        swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, p.N, p.F, model->stream);
     }
-    linear_backward(model, g->hidden, g->ffn_in, s->norm2, b->ffn_in, N);
+    linear_backward(&model->layers, g->hidden, g->ffn_in, s->norm2, b->ffn_in, N);
 }
 
 // gradients.qkv ((H + 2K) D per row) = the gradient of what attention read, from gradients.attention.
 static inline void block_attention_backward(const Model* model, size_t l) {
-    const Config* c = &model->config;
     const Activations* a = model->activations;
     const BlockActivations* s = &a->blocks[l];
     const ActivationGradients* g = &model->gradients;
     const ContextRanks* ranks = &model->context;
-    size_t H = c->heads, K = c->kv_heads, D = config_head_size(c), h = H / ranks->cp, k = K / ranks->cp;
+    BlockPart p = model_block_part(model);
+    size_t D = p.D, h = p.H / ranks->cp, k = p.K / ranks->cp;
     const floatX* attended = ranks->cp > 1 ? s->attended : s->attention;
     floatX *dattended = context_own(ranks, g->attention), *dqkv = ranks->cp > 1 ? ranks->buffers[1] : g->qkv;
-    context_gather_rows(ranks, dattended, g->attention, a->rows, H, 0, D, model->stream);
+    context_gather_rows(ranks, dattended, g->attention, p.N, p.H, 0, D, model->stream);
     for (size_t i = 0; i < a->span_count; i++) {
         DocumentSpan d = a->spans[i];
         size_t out = d.first * h * D, row = d.first * h, qkv = d.first * (h + 2 * k) * D;
         attention_backward(dqkv + qkv, g->delta + row, dattended + out, attended + out, s->lse + row, s->qkv + qkv,
                            d.B, d.T, h, k, D, model->stream);
     }
-    context_gather_heads(ranks, g->qkv, dqkv, a->rows, H, K, D, model->stream);
+    context_gather_heads(ranks, g->qkv, dqkv, p.N, p.H, p.K, D, model->stream);
+}
+
+// Through the norms of queries and keys, in place in gradients.qkv.
+static inline void block_qk_norm_backward(Model* model, size_t l) {
+    const Block* b = &model->weights.blocks[l];
+    const BlockActivations* s = &model->activations->blocks[l];
+    BlockPart p = model_block_part(model);
+    size_t heads = p.H + p.K, D = p.D;
+    for (size_t leaf = 0; leaf < layer_leaves(&model->layers, b->q_norm_weight); leaf++) {
+        Slice rows = leaf_rows(&model->layers, b->q_norm_weight, leaf, p.N);
+        size_t first = rows.first * heads;
+        qk_norm_backward(model->gradients.qkv + rows.first * (heads + p.K) * D,
+                         model_norm_grad(model, b->q_norm_weight, 0), model_norm_grad(model, b->k_norm_weight, 1),
+                         s->qk + first * D, s->qk_rstd + first, model_param(model, b->q_norm_weight),
+                         model_param(model, b->k_norm_weight), slice_length(rows), p.H, p.K, D, model->stream);
+        leaf_end(&model->layers, leaf, b->q_norm_weight);
+        leaf_end(&model->layers, leaf, b->k_norm_weight);
+    }
 }
 
 // block_forward, backwards: from the gradient of the residual stream after block l to that before it. Needs the
@@ -738,7 +721,8 @@ static inline void block_backward(Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &a->blocks[l];
     const ActivationGradients* g = &model->gradients;
-    size_t N = a->rows, H = c->heads, K = c->kv_heads, D = config_head_size(c);
+    size_t N = a->rows;
+    BlockPart p = model_block_part(model);
 
     flat_await(&model->flat, l + 1);          // its parameters, if they are sharded
     offload_block_backward(&model->offloaded, l);
@@ -749,23 +733,16 @@ static inline void block_backward(Model* model, size_t l) {
     norm_backward(model, g->residual, g->hidden, s->attention_residual, s->mean2, s->rstd2, b->norm2, N);
     watch_at(&model->watch, WATCH_FFN_BACKWARD, l);
     // 4. through attention's output matmul
-    linear_backward(model, g->attention, branch_gradient(model, site_attention(l), N), s->attention, b->attention_out,
-                    N);
+    linear_backward(&model->layers, g->attention, branch_gradient(model, site_attention(l), N), s->attention,
+                    b->attention_out, N);
     // 3. through attention, which computes the scores again
     block_attention_backward(model, l);
     watch_at(&model->watch, WATCH_ATTENTION_BACKWARD, l);
     // 2. back by the rotations, through the norms of queries and keys, and through the matmul to norm1's output
-    if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->rope, a->positions, N, H, K, D, model->stream);
-    for (size_t leaf = 0; c->qk_norm && leaf < flat_leaves(&model->flat); leaf++) {
-        Slice rows = leaf_rows(model, leaf, N);
-        qk_norm_backward(g->qkv + rows.first * config_qkv(c), model_norm_grad(model, b->q_norm_weight, 0),
-                         model_norm_grad(model, b->k_norm_weight, 1), s->qk + rows.first * (H + K) * D,
-                         s->qk_rstd + rows.first * (H + K), model_param(model, b->q_norm_weight),
-                         model_param(model, b->k_norm_weight), slice_length(rows), H, K, D, model->stream);
-        leaf_end(model, leaf, b->q_norm_weight);
-        leaf_end(model, leaf, b->k_norm_weight);
-    }
-    linear_backward(model, g->hidden, g->qkv, s->norm1, b->qkv, N);
+    if (c->family == FAMILY_LLAMA)
+        rope_backward(g->qkv, model->rope, a->positions, p.N, p.H, p.K, p.D, model->stream);
+    if (c->qk_norm) block_qk_norm_backward(model, l);
+    linear_backward(&model->layers, g->hidden, g->qkv, s->norm1, b->qkv, N);
     // 1. through norm1: residual += d(input)
     norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1, N);
     watch_at(&model->watch, WATCH_QKV_BACKWARD, l);
@@ -793,17 +770,24 @@ static inline void model_final_norm_backward(Model* model) {
 static inline void model_embed_backward(Model* model) {
     const Weights* w = &model->weights;
     const Activations* a = model->activations;
-    size_t N = a->rows, C = model->config.channels;
+    TensorId token = w->token_embedding, position = w->position_embedding;
+    size_t N = a->rows, C = model->config.channels, all = N * model->tensor.tp, own = model->tensor.rank * N;
     if (model->first_trained > 0) return;
     if (!model->config.tied || model->pipeline.pp > 1) flat_begin_bucket(&model->flat, 0);
     const floatX* gradient = branch_gradient(model, SITE_EMBEDDING, N);
-    for (size_t leaf = 0; leaf < flat_leaves(&model->flat); leaf++) {
-        Slice rows = leaf_rows(model, leaf, N);
-        embedding_backward(model_grad(model, w->token_embedding), model_grad(model, w->position_embedding),
-                           gradient + rows.first * C, a->tokens + rows.first, a->positions + rows.first,
-                           slice_length(rows), C, model->stream);
-        leaf_end(model, leaf, w->token_embedding);
-        leaf_end(model, leaf, w->position_embedding);
+    for (size_t leaf = 0; model_grad(model, position) && leaf < layer_leaves(&model->layers, position); leaf++) {
+        Slice rows = leaf_rows(&model->layers, position, leaf, N);
+        embedding_backward(NULL, model_grad(model, position), gradient + rows.first * C, NULL,
+                           a->positions + own + rows.first, slice_length(rows), C, model->stream);
+        leaf_end(&model->layers, leaf, position);
+    }
+    if (model_grad(model, token)) gradient = tensor_gather(&model->tensor, gradient, all, C, model->stream);
+    size_t V = model_tensor(model, token)->size / C;
+    for (size_t leaf = 0; model_grad(model, token) && leaf < layer_leaves(&model->layers, token); leaf++) {
+        Slice rows = leaf_rows(&model->layers, token, leaf, all);
+        embedding_backward_part(model_grad(model, token), gradient + rows.first * C, a->tokens + rows.first,
+                                model->tensor.rank * V, V, slice_length(rows), C, model->stream);
+        leaf_end(&model->layers, leaf, token);
     }
     watch_at(&model->watch, WATCH_EMBEDDING_BACKWARD, 0);
     flat_end_bucket(&model->flat, 0);
@@ -854,7 +838,7 @@ static inline void model_head_step(Model* model) {
 // Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host.
 static inline void model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     FlatVector* flat = &model->flat;
-    flat_begin_micro_batch(flat, B * T / model->context.cp, model_targets(model, targets, B * T));
+    flat_begin_micro_batch(flat, slice_length(model_own_rows(model, B * T)), model_targets(model, targets, B * T));
     if (!flat->discards) flat_barrier(flat);  // discards: for a trace, which each rank does alone
     model_upload(model, tokens, targets, B, T, false);
     fault_point("forward");

@@ -111,7 +111,7 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_CHOICE(
             "reduce", &o->reduce, 0, "auto|float|storage|exact", 0,
             "dtype of gradient reduction: float is fp32, storage the build's dtype, exact int64 fixed point (same "
-            "bits for any layout of the ranks); auto: exact with several ranks or --row-leaves, otherwise float"),
+            "bits for any layout of the ranks); auto: exact with several ranks or leaves, otherwise float"),
         FLAG_REAL("timeout", &o->timeout, 600, 1, 1e6, FREE,
                   "declare a rank lost after X seconds without data from it"),
         FLAG_HEADING("Logging, validation and samples"),
@@ -145,11 +145,12 @@ static bool options_check(const Options* o, const Cadence* cadence, Error* error
 // Set-up
 
 static ModelOptions model_options(Run* run, const Options* o, size_t world) {
-    ReduceKind automatic = world > 1 || o->layout.row_leaves > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
+    bool exact = world > 1 || run->record.row_leaves * run->record.leaves > 1;
     RankOptions ranks = {.transport = o->plan.show ? NULL : &run->comm.transport, .rank = run->comm.rank,
                          .world = world, .local_rank = run->comm.local_rank, .stage = o->layout.zero,
-                         .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : automatic, .shard = o->layout.shard,
-                         .cp = o->layout.cp, .pp = o->layout.pp, .row_leaves = run->record.row_leaves,
+                         .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : exact ? REDUCE_EXACT : REDUCE_FLOAT,
+                         .shard = o->layout.shard, .tp = o->layout.tp, .cp = o->layout.cp, .pp = o->layout.pp,
+                         .leaves = run->record.leaves, .row_leaves = run->record.row_leaves,
                          .groups = MESH_TRANSPORTS(run->mesh)};
     PipelineOptions pipeline = {o->layout.pipeline, layout_chunks(&o->layout), o->plan.micro_batches};
     ModelOptions m = {.B = o->batch, .T = o->seq, .training = true, .optimizer = o->optimizer,
@@ -307,7 +308,7 @@ static void write_log(Run* run, const Options* o, StepLog* s) {
     s->mixture = mixture_count(&run->mixture, &run->train, o->seed, state->samples);
     s->tokens_per_second = 1e3 * tokens * (double)model->flat.dp_world / s->ms;
     s->mfu = NAN;
-    double flops = model_flops_per_token(model, o->seq) / (double)(model->flat.cp * model->flat.pp);
+    double flops = model_flops_per_token(model, o->seq) * (double)model->flat.dp_world / (double)run->comm.world;
     if (o->peak_tflops > 0) s->mfu = 1e-9 * tokens * flops / (s->ms * o->peak_tflops);
     s->minutes_left = (now_ms() - run->began_ms) / 6e4 / done * left;
     s->memory = device_is_host() ? memory_peak() : arena_bytes(&model->memory);

@@ -125,7 +125,7 @@ static inline bool gguf_write_all(GgufWriter* w, const ForeignTensor* list, size
     for (size_t i = 0; i < count; i++) {
         const ForeignTensor* f = &list[i];
         size_t cols = max_size(f->cols, 1);
-        TensorPart part = TENSOR_NAMES[f->row].part;
+        StackPart part = TENSOR_NAMES[f->row].part;
         const float* values;
         if (!read(&values, context, f->tensor, error)) return false;
         const float* from = values + f->first * cols;

@@ -329,7 +329,7 @@ static void test_wide(void) {
             size_t width = max_size(f->cols, 1), n = f->rows * width, at = 0;
             convert_name(name, sizeof name, TENSOR_NAMES[f->row].gguf, 0);
             const Info* t = gguf_find(&g, name);
-            TensorPart part = TENSOR_NAMES[f->row].part;
+            StackPart part = TENSOR_NAMES[f->row].part;
             double bound = bound_of_type(t->type);
             largest = max_size(largest, n);
             for (; at < n; at++) {

@@ -63,11 +63,11 @@ static inline const Architecture* architecture_of(const Config* c) {
 // stores the matrices of its blocks as (in, out), ours are (out, in). Ours have the rows of q, k and v in one matrix,
 // and the rows of gate and up in another.
 
-typedef enum { PART_WHOLE, PART_Q, PART_K, PART_V, PART_GATE, PART_UP } TensorPart;
+typedef enum { PART_WHOLE, PART_Q, PART_K, PART_V, PART_GATE, PART_UP } StackPart;
 
 typedef struct {
     const char* ours;           // in our table (tensors.h); * is the number of a block
-    TensorPart part;            // which of its rows the other names are for
+    StackPart part;            // which of its rows the other names are for
     const char *gpt2, *llama;   // in Hugging Face's files of these families; NULL: there is none
     const char* gguf;           // in GGUF files
 } TensorNames;
@@ -138,7 +138,7 @@ static inline bool convert_matches(size_t* block, const char* name, const char* 
 }
 
 // The rows of a part, and where they begin.
-static inline void convert_part(size_t* first, size_t* rows, TensorPart part, const Config* c, const Tensor* t) {
+static inline void convert_part(size_t* first, size_t* rows, StackPart part, const Config* c, const Tensor* t) {
     size_t q = c->heads * config_head_size(c), k = c->kv_heads * config_head_size(c);
     *first = part == PART_K ? q : part == PART_V ? q + k : part == PART_UP ? c->ffn : 0;
     *rows = part == PART_WHOLE ? t->rows : part == PART_Q ? q : part == PART_K || part == PART_V ? k : c->ffn;

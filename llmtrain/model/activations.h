@@ -32,15 +32,17 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Activations
 
-// The sizes of a block and of the batch; N = B*T rows or, with context parallelism, this rank's part of them.
+// The sizes of a block and of the batch; N = B*T rows or, with context or tensor parallelism, this rank's part of them.
+// What the ranks of tensor parallelism share is of tp N rows, and 1/tp as wide.
 typedef struct {
     size_t B, T, C, H, K, D, F;
     bool llama;               // RMSNorm, RoPE and SwiGLU; otherwise LayerNorm and GELU
     bool qk_norm;
-    size_t cp;                // ranks that share the rows and, in attention, the heads; 0 means 1
+    size_t cp, tp;            // ranks that share the rows and, in attention, the heads, or the layers; 0 means 1
 } BlockShape;
 
-static inline size_t shape_rows(const BlockShape* s) { return s->B * s->T / max_size(s->cp, 1); }
+static inline size_t shape_ranks(const BlockShape* s) { return max_size(s->cp, 1) * max_size(s->tp, 1); }
+static inline size_t shape_rows(const BlockShape* s) { return s->B * s->T / shape_ranks(s); }
 
 // What the backward needs of the forward, for one block.
 typedef struct {
@@ -204,17 +206,17 @@ static inline unsigned recompute_operations(RecomputeLevel level) {
 // Milliseconds of an operation of the forward of one block.
 static inline double operation_ms(BlockOperation operation, const BlockShape* s, const Rates* r) {
     Cost parts[3];
-    size_t N = shape_rows(s), cp = max_size(s->cp, 1), heads = s->H + s->K, count = 1;
+    size_t N = shape_rows(s), ranks = shape_ranks(s), heads = s->H + s->K, count = 1;
     double act = (double)N * (double)s->F, ms = 0;
     switch (operation) {
     case BLOCK_NORM1:
     case BLOCK_NORM2: parts[0] = cost_norm_forward(N, s->C, !s->llama, false); break;
     case BLOCK_QKV:
         parts[0] = cost_matmul(N, (heads + s->K) * s->D, s->C);
-        if (s->llama) parts[count++] = cost_rope(s->B, s->T, heads / cp, s->D);
+        if (s->llama) parts[count++] = cost_rope(s->B, s->T, heads / ranks, s->D);
         if (s->qk_norm) parts[count++] = cost_qk_norm_forward(N, heads, s->D);
         break;
-    case BLOCK_ATTENTION: parts[0] = cost_attention_forward(s->B, s->T, s->H / cp, s->K / cp, s->D); break;
+    case BLOCK_ATTENTION: parts[0] = cost_attention_forward(s->B, s->T, s->H / ranks, s->K / ranks, s->D); break;
     case BLOCK_ATTENTION_OUT:
         parts[0] = cost_matmul(N, s->C, s->H * s->D);
         parts[count++] = cost_norm_forward(N, s->C, !s->llama, true);

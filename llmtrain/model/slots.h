@@ -23,12 +23,12 @@ typedef struct {
 // What is marked * is used only from one operation to the next: all slots share it.
 typedef struct {
     size_t B, T;              // of the micro-batch
-    size_t rows;              // N of this rank: B*T, or with context parallelism its part of them
+    size_t rows;              // N of this rank: B*T, or with context or tensor parallelism its part of them
     DocumentSpan* spans;      // (span_count) attention treats each as a batch of its own
     size_t span_count;
-    uint64_t first_token;     // index of this rank's first token in the run
+    uint64_t first_token;     // index of this rank's first token in the run, of the N
     int32_t* batch;           // (3, B, T) a copy of the micro-batch on the device; NULL: there is one slot
-    const int32_t *tokens, *targets, *positions;  // (N) on the device: of this rank's rows
+    const int32_t *tokens, *targets, *positions;  // (tp N) on the device: of the rows of a tensor-parallel group
     BlockActivations* blocks; // (L) what the backward needs of each block, see activations.h
     BlockActivations* kept;   // (K) the arrays of the K blocks of a piece; `blocks` itself if the model is one piece
     DeferredGradients* deferred;  // (K); NULL: the backward computes the gradients of weights itself
@@ -36,7 +36,7 @@ typedef struct {
     floatX* output;           // (N, C) the residual stream after the last block
     floatX* hidden;           // (N, C) after the final norm
     float *mean, *rstd;       // (N) of the final norm
-    floatX* logits;           // * (logits_rows, Vp) of a part of the rows; then their gradients
+    floatX* logits;           // * (logits_rows, Vp/tp) of a part of the rows; then their gradients
     float* losses;            // (N)
 } Activations;
 

@@ -218,7 +218,14 @@ static inline size_t parameters_trained(const Parameters* p) {
     return trained;
 }
 
-// Elements of the largest tensor.
+// Elements of the longest tensor here, padding included.
+static inline size_t parameters_longest(const Parameters* p) {
+    size_t most = 0;
+    for (size_t i = 0; i < p->count; i++) most = max_size(most, p->tensors[i].size);
+    return most;
+}
+
+// Elements of the largest tensor, without padding.
 static inline size_t parameters_largest(const Parameters* p) {
     size_t most = 0;
     for (size_t i = 0; i < p->count; i++) most = max_size(most, tensor_elements(&p->tensors[i]));

@@ -208,9 +208,11 @@ static inline bool pipeline_plan(Pipeline* p, const PipelineOptions* options, co
     if (L < pieces)
         return fail_with(error, "a pipeline of %zu stages with --chunks %zu needs at least %zu blocks, and the model "
                          "has %zu; make --pp or --chunks smaller", p->pp, p->options.chunks, pieces, L);
-    if (pipeline_splits(p->options.kind) && ranks_leaves(ranks) > 1)
+    size_t leaves = ranks_leaves(ranks) * ranks_own_leaves(ranks);
+    if (pipeline_splits(p->options.kind) && leaves > 1)
         return fail_with(error, "--pipeline zb-h1 and zb-h2 cannot sum a rank's rows in %zu parts; choose 1f1b, or "
-                         "--cp equal to --row-leaves, %zu", ranks_leaves(ranks), ranks->row_leaves);
+                         "--cp equal to --row-leaves, %zu, and --tp to --leaves, %zu", leaves,
+                         max_size(ranks->row_leaves, ranks_cp(ranks)), ranks_all_leaves(ranks));
     double head = pipeline_head_cost(c, T);
     last = pipeline_last_piece(L, pieces, head);
     p->begins = (size_t*)memory_allocate((pieces + 1) * sizeof(size_t));

@@ -67,8 +67,8 @@ typedef struct Comm Comm;  // control.h
 
 // Groups of ranks (mesh.h): those that share a copy of the sharded state; those that have the same shard of the copies;
 // those that share a copy of a tied embedding, which the first and the last stage of a pipeline have; those that share
-// a micro-batch, with context parallelism; those that share the rows of one of these, with tensor parallelism; and, for messages in one direction, this rank and a neighbor in its
-// pipeline: activations that come in and go out, and gradients.
+// a micro-batch, with context parallelism; those that share layers, with tensor parallelism; and, for messages in one
+// direction, this rank and a neighbor in its pipeline: activations that come in and go out, and gradients.
 typedef enum {
     GROUP_SHARD, GROUP_COPIES, GROUP_TIED, GROUP_CONTEXT, GROUP_TENSOR, GROUP_FORWARD_IN, GROUP_FORWARD_OUT,
     GROUP_BACKWARD_IN, GROUP_BACKWARD_OUT, GROUPS

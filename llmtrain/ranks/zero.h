@@ -37,9 +37,10 @@
 //
 // In a pipeline (pipeline.h) a rank has only the buckets of its stage, and N above are the ranks of that stage, one of
 // each pipeline. With context parallelism (context.h) several of them have the same micro-batches, and parts of their
-// rows. With tensor parallelism (tensor.h) the vector is that of the parts that a rank has, and N are the ranks with the
-// same parts; what all have whole is summed over those with other parts first. The bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its
-// gradients, the embedding's and the head's, are converted to fixed point one by one, with one stage too.
+// rows. With tensor parallelism (tensor_parallel.h) the vector has a rank's parts of the tensors, and N are the ranks
+// with the same parts; the gradients of what is not divided are first added up over the ranks with other parts. The
+// bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its gradients, the
+// embedding's and the head's, are converted to fixed point one by one, with one stage too.
 
 #ifndef LLMTRAIN_ZERO_H
 #define LLMTRAIN_ZERO_H
@@ -200,7 +201,7 @@ typedef struct {
     uint64_t* checksums;      // (count) on the device
     StepSums sums_host;       // the same after flat_finish_step
     Collectives groups[GROUPS];
-    size_t exchanges;         // that context.h and tensor.h have started
+    size_t exchanges;         // that context.h and tensor_parallel.h have started
     double loss_scale;        // of the step in progress
     size_t tokens, targets;   // of this rank in the step so far; targets that are not masked
     double mean_factor;       // tokens of the step per such target: gradients are divided by tokens

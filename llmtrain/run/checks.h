@@ -46,7 +46,7 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     if (run->options->check_every && !run->same_devices)
         printf("note: ranks have different devices, compilers or --matmul-algorithms files; --check-every compares "
                "only their parameters\n");
-    if (run->options->check_every && run->model.flat.dp_world == 1 && run->model.flat.cp > 1)
+    if (run->options->check_every && run->model.flat.dp_world == 1 && ranks_of_rows(&run->model.flat.options) > 1)
         printf("note: each rank has other rows, so --check-every compares only parameters\n");
     if (run->options->check_every && run->model.flat.stage_world == 1)
         printf("note: there is one pipeline, so --check-every has %s to compare\n",

@@ -17,7 +17,7 @@ static inline double model_flops_per_token(const Model* model, size_t T) {
         const Tensor* t = &model->parameters.tensors[i];
         bool multiplies = t->bucket > 0 || c->tied;
         if (!t->trains && t->cols > 0 && i != model->weights.position_embedding.row && multiplies)
-            unused += tensor_elements(t) * (t->bucket > 0 && t->bucket <= ends ? 2 : 1);
+            unused += part_whole_elements(&t->part) * (t->bucket > 0 && t->bucket <= ends ? 2 : 1);
     }
     return 6.0 * (double)(model->parameters.true_size - looked_up) - 2.0 * (double)unused +
         (double)((6 * c->layers - 4 * ends) * T * c->heads * config_head_size(c));

@@ -64,8 +64,9 @@ static inline Arena plan_outside(const Model* model, const PlanOptions* o) {
     }
     const FlatVector* flat = &model->flat;
     size_t of_groups = flat->copies > 1 ? comm_bytes(flat->copies) : 0;
-    if (flat->copies > 1 || flat->cp > 1 || flat->pp > 1) of_groups += comm_bytes(flat->shard_world);
+    if (flat->copies > 1 || flat->dp_world < world) of_groups += comm_bytes(flat->shard_world);
     if (flat->cp > 1) of_groups += comm_bytes(flat->cp);
+    if (flat->tp > 1) of_groups += comm_bytes(flat->tp);
     if (flat->buckets[0].split && flat->buckets[0].here) of_groups += comm_bytes(2 * flat->shard_world);
     for (size_t g = GROUP_FORWARD_IN; g < GROUPS; g++)
         of_groups += model->pipeline.channels[g].room ? comm_bytes(2) : 0;
@@ -105,9 +106,9 @@ static inline bool plan_recompute(Model* model, const PlanOptions* o) {
 // After model_plan: with --recompute auto makes the model fit --memory.
 static inline bool plan_fit(Model* model, PlanOptions* o, Error* error) {
     o->program = memory_peak();
-    if (o->recompute == RECOMPUTE_AUTO && model->context.cp > 1)
-        return fail_with(error, "--recompute auto may choose differently on ranks that share a micro-batch, --cp; "
-                         "choose a level");
+    if (o->recompute == RECOMPUTE_AUTO && ranks_of_rows(&model->flat.options) > 1)
+        return fail_with(error, "--recompute auto may choose differently on ranks that share a micro-batch, %s; "
+                         "choose a level", model->tensor.tp > 1 ? "--tp" : "--cp");
     return o->recompute != RECOMPUTE_AUTO || plan_recompute(model, o) || o->show ||
         fail_with(error, "the run needs %.3f GB even with --recompute block, more than --memory %g; make --batch, "
                   "--seq or the model smaller, or --memory larger", 1e-9 * (double)plan_bytes(model, o), o->memory_gb);
@@ -152,7 +153,7 @@ static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, 
         Model model;
         ModelOptions options = planned->options;
         char blocks[4096] = "";
-        options.ranks.rank = stage * planned->flat.cp;
+        options.ranks.rank = stage * ranks_of_rows(&options.ranks);
         if (!model_plan(&model, &planned->config, options, error)) return false;
         if (o->recompute == RECOMPUTE_AUTO) plan_recompute(&model, o);
         for (size_t chunk = 0; chunk < p->options.chunks; chunk++) {

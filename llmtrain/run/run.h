@@ -312,8 +312,9 @@ static inline char* run_identity(const Run* run, const Flags* flags) {
     for (size_t i = 0; i < flags->count; i++) {
         const Flag* flag = &flags->rows[i];
         if (flag->name == NULL) continue;
-        bool exchanges = run->model.context.cp > 1 && strcmp(flag->name, "recompute") == 0;  // ranks do it together
-        if ((flag->marks & FLAG_LOCAL) == FLAG_LOCAL && !exchanges) continue;
+        // Ranks that share rows recompute together.
+        bool together = ranks_of_rows(&run->model.flat.options) > 1 && strcmp(flag->name, "recompute") == 0;
+        if ((flag->marks & FLAG_LOCAL) == FLAG_LOCAL && !together) continue;
         flag_text(value, sizeof value, flag);
         fprintf(memory, "--%s\t%.1000s\n", flag->name, value);
     }
@@ -470,13 +471,17 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
     return true;
 }
 
-// Completes the layout over `world` ranks. Without --row-leaves these are as in the checkpoint to resume from, or as
-// many as --cp; exact: sums may be, otherwise there is no choice. The other arguments are those of layout_check.
+// Completes the layout over `world` ranks. Without --leaves and --row-leaves these are as in the checkpoint to resume
+// from, or as many as --tp and --cp; exact: sums over rows may be, otherwise they have no leaves. The other arguments
+// are those of layout_check.
 static inline bool run_choose_layout(Run* run, Layout* layout, bool exact, uint64_t world, size_t T, bool samples,
                                      Error* error) {
     RunRecord saved = {.row_leaves = 0};
-    if (exact && layout->row_leaves == 0) run_saved_record(&saved, run->options);
-    if (!exact || layout->row_leaves == 0) layout->row_leaves = saved.row_leaves ? saved.row_leaves : layout->cp;
+    if (layout->leaves == 0 || (exact && layout->row_leaves == 0)) run_saved_record(&saved, run->options);
+    if (layout->leaves == 0) layout->leaves = saved.leaves ? saved.leaves : layout->tp;
+    if (!exact) layout->row_leaves = layout->cp;
+    if (layout->row_leaves == 0) layout->row_leaves = saved.row_leaves ? saved.row_leaves : layout->cp;
+    run->record.leaves = layout->leaves;
     run->record.row_leaves = layout->row_leaves;
     return layout_check(layout, world, &run->record.config, T, samples, error);
 }

@@ -14,7 +14,7 @@
 #include "../../llmtrain.h"
 
 // Whether several ranks compute a micro-batch together.
-static inline bool model_is_divided(const Model* model) { return model->pipeline.pp > 1 || model->context.cp > 1; }
+static inline bool model_is_divided(const Model* model) { return model->flat.dp_world < model->flat.options.world; }
 
 // The forward of a piece of the model, for the slot's micro-batch.
 static inline void piece_forward(Model* model, size_t piece) {
@@ -47,7 +47,9 @@ static inline void piece_block_backward(Model* model, size_t l, size_t end) {
         model->gradients.ffn_in = d->ffn_in;
     }
     model->deferred = d;
+    model->layers.defers = d != NULL;
     block_backward(model, l);
+    model->layers.defers = false;
     model->deferred = NULL;
     model->gradients = usual;
 }
@@ -80,10 +82,10 @@ static inline void block_weights(Model* model, size_t l, const DeferredGradients
     size_t N = model->activations->rows;
     TensorId norms[BLOCK_NORMS];
     flat_begin_bucket(&model->flat, l + 1);
-    linear_backward_weight(model, d->branch[0], s->ffn_act, b->ffn_out, N);
-    linear_backward_weight(model, d->ffn_in, s->norm2, b->ffn_in, N);
-    linear_backward_weight(model, d->branch[1], s->attention, b->attention_out, N);
-    linear_backward_weight(model, d->qkv, s->norm1, b->qkv, N);
+    linear_backward_weight(&model->layers, d->branch[0], s->ffn_act, b->ffn_out, N);
+    linear_backward_weight(&model->layers, d->ffn_in, s->norm2, b->ffn_in, N);
+    linear_backward_weight(&model->layers, d->branch[1], s->attention, b->attention_out, N);
+    linear_backward_weight(&model->layers, d->qkv, s->norm1, b->qkv, N);
     block_norms(norms, b);
     for (size_t i = 0; i < BLOCK_NORMS; i++)
         if (tensor_exists(norms[i]) && model_grad(model, norms[i]))
@@ -174,7 +176,7 @@ static inline void pipeline_losses(Model* model, const int32_t* tokens, const in
         model_losses(model, tokens, targets, B, T);
         return;
     }
-    pipeline_expect(model, 1, slice_length(context_rows(&model->context, B * T)) * model->config.channels, false);
+    pipeline_expect(model, 1, slice_length(model_own_rows(model, B * T)) * model->config.channels, false);
     model_use_slot(model, 0);
     model_upload(model, tokens, targets, B, T, false);
     for (size_t chunk = 0; chunk < p->options.chunks; chunk++) piece_forward(model, pipeline_piece_of(p, chunk));

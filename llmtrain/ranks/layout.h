@@ -1,0 +1,166 @@
+// layout.h: how a run is laid out over its ranks: the flags, what they imply, and what they cannot be.
+//
+//   layout_flags(&flags, &layout);
+//   if (!layout_check(&layout, world, &config, T, samples, &error)) ...
+//
+// mesh.h has the numbering of the ranks, and opens the groups that a layout needs.
+
+#ifndef LLMTRAIN_LAYOUT_H
+#define LLMTRAIN_LAYOUT_H
+
+#include "schedule.h"
+#include "zero.h"
+#include "../base/flag_table.h"
+#include "../model/config.h"
+
+typedef struct {
+    uint64_t ranks, zero, shard, tp, cp, pp, chunks, leaves;  // the flags of these names
+    uint64_t row_leaves;                          // --row-leaves
+    PipelineKind pipeline;
+} Layout;
+
+static inline void layout_flags(Flags* flags, Layout* l) {
+    const Flag rows[] = {
+        FLAG_HEADING("Ranks: processes that train together"),
+        FLAG_COUNT("ranks", &l->ranks, 1, 1, 65536, FLAG_FREE,
+                   "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
+        FLAG_COUNT("zero", &l->zero, 0, 0, 3, 0,
+                   "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients, 3 also parameters of blocks"),
+        FLAG_COUNT("shard", &l->shard, 0, 0, 65536, 0,
+                   "ranks that share a copy of what ZeRO shards, as those of a machine; 0: all ranks"),
+        FLAG_COUNT("tp", &l->tp, 1, 1, RANKS_TP_MAX, 0,
+                   "tensor parallel: ranks that share each layer, with 1/N of the heads, of the feed-forward and of "
+                   "the vocabulary each; outside of layers each has 1/N of the tokens"),
+        FLAG_COUNT("leaves", &l->leaves, 0, 0, RANKS_TP_MAX, FLAG_FREE,
+                   "parts of the sums over heads, the feed-forward and the vocabulary, added as a tree; weights have "
+                   "the same bits for every --tp that divides N; 0: as the run began, by default --tp"),
+        FLAG_COUNT("cp", &l->cp, 1, 1, 128, 0,
+                   "context parallel: ranks that share the sequences of a micro-batch, each with 1/N of the tokens; "
+                   "in attention each has 1/N of the heads"),
+        FLAG_COUNT("row-leaves", &l->row_leaves, 0, 0, 1024, FLAG_FREE,
+                   "with exact sums: parts of a micro-batch's rows whose gradients are summed separately; weights have "
+                   "the same bits for every --cp that divides N; 0: as the run began, by default --cp"),
+        FLAG_COUNT("pp", &l->pp, 1, 1, 512, 0,
+                   "pipeline stages, each with a part of the blocks"),
+        FLAG_CHOICE("pipeline", &l->pipeline, PIPELINE_1F1B, PIPELINE_NAMES, 0,
+                    "with --pp: schedule of the micro-batches: gpipe keeps the activations of all, 1f1b those of N; "
+                    "interleaved waits less and sends more; zb-h1 and zb-h2 defer gradients of weights to wait less"),
+        FLAG_COUNT("chunks", &l->chunks, 0, 0, 255, 0,
+                   "with --pipeline interleaved: parts of the model that each stage has; 0: 2"),
+    };
+    flags_append(flags, rows, sizeof rows / sizeof *rows);
+}
+
+static inline size_t layout_tp(const Layout* l) { return max_size(l->tp, 1); }
+static inline size_t layout_cp(const Layout* l) { return max_size(l->cp, 1); }
+
+// Ranks that share each micro-batch, over the stages of all.
+static inline size_t layout_of_rows(const Layout* l) { return layout_tp(l) * layout_cp(l); }
+
+// Micro-batches that are computed at a time, each by ranks of its own: data parallelism.
+static inline uint64_t layout_replicas(const Layout* l, uint64_t world) {
+    return world / (max_size(l->pp, 1) * layout_of_rows(l));
+}
+
+// Parts of the model that each stage has.
+static inline size_t layout_chunks(const Layout* l) {
+    return l->chunks ? l->chunks : l->pipeline == PIPELINE_INTERLEAVED && l->pp > 1 ? 2 : 1;
+}
+
+// Checks what concerns context parallelism. T: tokens of a sequence.
+static inline bool layout_check_context(const Layout* l, uint64_t world, const Config* c, size_t T, bool samples,
+                                        Error* error) {
+    unsigned long long cp = l->cp, leaves = max_size(l->row_leaves, l->cp);
+    if (world % (l->cp * l->tp * l->pp) != 0)
+        return fail_with(error, "--cp %llu%s%s does not divide the %llu ranks; choose a divisor", cp, l->tp > 1 ?
+                         " times --tp" : "", l->pp > 1 ? " times --pp" : "", (unsigned long long)world);
+    if (c->kv_heads % (l->cp * l->tp) != 0 || c->heads % (l->cp * l->tp) != 0)
+        return fail_with(error, "--cp %llu%s does not divide the model's %zu %s; choose a divisor, since each rank "
+                         "computes the attention of whole heads", cp, l->tp > 1 ? " times --tp" : "", c->kv_heads,
+                         c->kv_heads < c->heads ? "key/value heads" : "heads");
+    if (l->row_leaves % l->cp != 0)
+        return fail_with(error, "--cp %llu does not divide --row-leaves, which is %llu (given, or from the "
+                         "checkpoint); choose a divisor, or give --row-leaves %llu: the weights will have other bits",
+                         cp, (unsigned long long)l->row_leaves, cp);
+    if (T % leaves != 0)
+        return fail_with(error, "%s %llu does not divide sequences of %zu tokens; choose a divisor, or another --seq",
+                         leaves > cp ? "--row-leaves" : "--cp", leaves, T);
+    return cp == 1 || !samples ||
+           fail_with(error, "--sample-every needs all rows on rank 0, and with --cp %llu it has a part; sample from "
+                     "checkpoints with build/generate", cp);
+}
+
+// Checks what concerns tensor parallelism.
+static inline bool layout_check_tensor(const Layout* l, uint64_t world, const Config* c, size_t T, bool samples,
+                                       Error* error) {
+    unsigned long long tp = l->tp, leaves = l->leaves;
+    const size_t sizes[] = {c->kv_heads, c->heads, c->ffn / 8};
+    const char* const names[] = {"key/value heads", "heads", "units of the feed-forward, in groups of 8"};
+    if (world % l->tp != 0)
+        return fail_with(error, "--tp %llu does not divide the %llu ranks; choose a divisor", tp,
+                         (unsigned long long)world);
+    if (leaves % l->tp != 0)
+        return fail_with(error, "--tp %llu does not divide --leaves, which is %llu (given, or from the checkpoint); "
+                         "choose a divisor, or give --leaves %llu: the weights will have other bits", tp, leaves, tp);
+    if ((leaves & (leaves - 1)) != 0)
+        return fail_with(error, "%s %llu is not a power of two, as the sums' tree needs; choose 2, 4, 8 or so",
+                         leaves > l->tp ? "--leaves" : "--tp", leaves);
+    for (size_t i = 0; i < 3 && leaves > 1; i++)
+        if (sizes[i] % leaves != 0 || (i == 2 && c->ffn % 8 != 0))
+            return fail_with(error, "%s %llu does not divide the model's %zu %s; choose a divisor",
+                             leaves > l->tp ? "--leaves" : "--tp", leaves, i == 2 ? c->ffn : sizes[i], names[i]);
+    if (c->qk_norm && leaves > l->tp)
+        return fail_with(error, "--leaves %llu of a model with --qk-norm must be --tp, %llu: gradients of these norms "
+                         "are summed over a rank's heads; leave out --leaves", leaves, tp);
+    if (T % (leaves * max_size(l->row_leaves, 1)) != 0)
+        return fail_with(error, "%s %llu times --row-leaves %llu does not divide sequences of %zu tokens; choose "
+                         "divisors, or another --seq", leaves > l->tp ? "--leaves" : "--tp", leaves,
+                         (unsigned long long)max_size(l->row_leaves, 1), T);
+    return tp == 1 || !samples ||
+           fail_with(error, "--sample-every needs whole layers on rank 0, and with --tp %llu it has parts; sample from "
+                     "checkpoints with build/generate", tp);
+}
+
+// Checks what concerns pipelines.
+static inline bool layout_check_pipeline(const Layout* l, uint64_t world, bool samples, Error* error) {
+    unsigned long long pp = l->pp, ranks = world;
+    bool interleaved = l->pipeline == PIPELINE_INTERLEAVED;
+    if (l->chunks > 1 && !interleaved)
+        return fail_with(error, "--chunks %llu is for --pipeline interleaved; choose it, or leave out --chunks",
+                         (unsigned long long)l->chunks);
+    if (l->chunks > 1 && pp == 1)
+        return fail_with(error, "--chunks %llu needs several stages; choose --pp", (unsigned long long)l->chunks);
+    if (world % l->pp != 0)
+        return fail_with(error, "--pp %llu does not divide the %llu ranks; choose a divisor", pp, ranks);
+    if (pp > 1 && l->zero > 1)
+        return fail_with(error, "--zero %llu with --pp %llu would move gradients or parameters in every "
+                         "micro-batch; choose --zero 1", (unsigned long long)l->zero, pp);
+    return pp == 1 || !samples ||
+           fail_with(error, "--sample-every needs all blocks on rank 0, and with --pp %llu it has a part; sample from "
+                     "checkpoints with build/generate", pp);
+}
+
+// Completes and checks it; world: the number of ranks; c: the model; T: tokens of a sequence; samples: rank 0 samples
+// text, which the others do not compute.
+static inline bool layout_check(Layout* l, uint64_t world, const Config* c, size_t T, bool samples, Error* error) {
+    if (!layout_check_pipeline(l, world, samples, error)) return false;
+    if (!layout_check_tensor(l, world, c, T, samples, error)) return false;
+    if (!layout_check_context(l, world, c, T, samples, error)) return false;
+    world /= l->pp * l->tp;
+    if (l->shard > 0 && l->zero == 0)
+        return fail_with(error, "--shard says over how many ranks ZeRO shards; choose --zero 1, 2 or 3 with it");
+    if (l->shard > 0 && world % l->shard != 0)
+        return fail_with(error, "--shard %llu does not divide the %llu %s; choose a divisor",
+                         (unsigned long long)l->shard, (unsigned long long)world,
+                         l->pp > 1 ? "pipelines" : l->tp > 1 ? "ranks with the same part of layers" : "ranks");
+    if (l->shard > 0 && l->shard % l->cp != 0 && l->cp % l->shard != 0)
+        return fail_with(error, "--shard %llu and --cp %llu: one must divide the other, so that each copy of the state "
+                         "is on neighbors", (unsigned long long)l->shard, (unsigned long long)l->cp);
+    if (l->zero == 3 && samples && world > 1 && l->shard != 1)
+        return fail_with(error, "--sample-every needs all parameters on rank 0, and --zero 3 shards them; choose "
+                         "--zero 2, or sample from checkpoints with build/generate");
+    if (l->shard == world) l->shard = 0;
+    return true;
+}
+
+#endif  // LLMTRAIN_LAYOUT_H
