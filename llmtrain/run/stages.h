@@ -195,25 +195,62 @@ static inline size_t context_bytes(const ContextRanks* c, size_t N, size_t heads
     return N * heads * D / c->cp * (c->cp - 1) * sizeof(floatX);
 }
 
-// Bytes that this rank sends for the attention of blocks [first, end), of a micro-batch.
+// Bytes that this rank sends with tensor parallelism for (N, C) of a micro-batch, N its rows: to gather rows, of
+// floatX, or to add up sums, of floats.
+static inline size_t tensor_bytes(const Model* model, size_t element) {
+    return model_rows(model) * model->config.channels * (model->tensor.tp - 1) * element;
+}
+
+// Whether the gradients of a layer's weight or bias are wanted.
+static inline bool linear_trains(const Model* model, Linear linear) {
+    return model_tensor(model, linear.weight)->trains ||
+           (tensor_exists(linear.bias) && model_tensor(model, linear.bias)->trains);
+}
+
+// Bytes that this rank sends in the backward of block l, of which it keeps s, and to compute again what it does not.
+static inline size_t block_bytes_sent_back(const Model* model, size_t l, const BlockActivations* s, size_t qkv,
+                                           size_t attention) {
+    const Block* b = &model->weights.blocks[l];
+    size_t rows = tensor_bytes(model, sizeof(floatX)), sums = tensor_bytes(model, sizeof(float)), bytes;
+    bool gelu = GELU_NEEDS_MATMUL && model->config.family == FAMILY_GPT2 && block_recomputes(s, BLOCK_FFN_ACT);
+    bytes = qkv + attention + 2 * (rows + sums);
+    bytes += rows * (linear_trains(model, b->qkv) + linear_trains(model, b->ffn_in) + 2 * model->pipeline.table.splits);
+    if (block_recomputes(s, BLOCK_QKV)) bytes += rows + qkv;
+    if (block_recomputes(s, BLOCK_ATTENTION)) bytes += attention;
+    if (block_recomputes(s, BLOCK_ATTENTION_OUT)) bytes += sums;
+    return bytes + (block_recomputes(s, BLOCK_FFN_IN) || gelu ? rows : 0);
+}
+
+// Bytes that this rank sends for blocks [first, end), of a micro-batch.
 static inline size_t blocks_bytes_sent(const Model* model, size_t first, size_t end) {
     const Config* c = &model->config;
     const Activations* a = model->activations;
-    size_t N = model_rows(model), D = config_head_size(c), ends = model_backward_ends(model);
+    size_t N = model_rows(model), D = config_head_size(c);
     size_t qkv = context_bytes(&model->context, N, c->heads + 2 * c->kv_heads, D);
     size_t attention = context_bytes(&model->context, N, c->heads, D), bytes = (end - first) * (qkv + attention);
-    for (size_t l = max_size(first, ends); l < end; l++) {
+    bytes += 2 * (end - first) * (tensor_bytes(model, sizeof(floatX)) + tensor_bytes(model, sizeof(float)));
+    for (size_t l = max_size(first, model_backward_ends(model)); l < end; l++) {
         const BlockActivations* s = &a->kept[model->pipeline.pp > 1 ? model->pipeline.longest - (end - l) : l];
-        bytes += qkv + attention;
-        bytes += (block_recomputes(s, BLOCK_QKV) ? qkv : 0) + (block_recomputes(s, BLOCK_ATTENTION) ? attention : 0);
+        bytes += block_bytes_sent_back(model, l, s, qkv, attention);
     }
     return bytes;
 }
 
-// The same of all blocks of this rank.
+// Bytes that this rank sends for the embedding and the head, of a micro-batch.
+static inline size_t ends_bytes_sent(const Model* model) {
+    const TensorRanks* t = &model->tensor;
+    size_t rows = tensor_bytes(model, sizeof(floatX)), bytes = 0;
+    bool trains = model->first_trained == 0 && model_tensor(model, model->weights.token_embedding)->trains;
+    if (model->pipeline.rank == 0) bytes += rows * (1 + trains);
+    if (!model_has_head(model)) return bytes;
+    size_t statistics = 3 * model_rows(model) * t->tp * t->leaves * (t->tp - 1);
+    return bytes + rows + tensor_bytes(model, sizeof(float)) + statistics * sizeof(float);
+}
+
+// The same of all that this rank has.
 static inline size_t model_bytes_exchanged(const Model* model) {
     const Pipeline* p = &model->pipeline;
-    size_t bytes = p->pp == 1 ? blocks_bytes_sent(model, 0, model->config.layers) : 0;
+    size_t bytes = ends_bytes_sent(model) + (p->pp == 1 ? blocks_bytes_sent(model, 0, model->config.layers) : 0);
     for (size_t chunk = 0; p->pp > 1 && chunk < p->options.chunks; chunk++) {
         size_t piece = pipeline_piece_of(p, chunk);
         bytes += blocks_bytes_sent(model, p->begins[piece], p->begins[piece + 1]);
