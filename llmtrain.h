@@ -170,8 +170,7 @@ static inline void model_layout(Model* model) {
     offload_blocks_layout(&model->offloaded, model->slots->kept, K, model_backward_ends(model), &shape, arena);
     slots_layout(model->slots, o->slots, K, &shape, logits, arena);
     context_layout(&model->context, model_rows(model) * config_qkv(c), arena);
-    tensor_layout(&model->tensor, model_rows(model) * model->tensor.tp, C, max_size(config_qkv(c), config_ffn_in(c)),
-                  parameters_longest(&model->parameters), model->logits_rows, Vp, arena);
+    tensor_layout(&model->tensor, &shape, parameters_longest(&model->parameters), model->logits_rows, Vp, arena);
     pipeline_layout(&model->pipeline, model_rows(model) * C, o->training, arena);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(arena, "batches", 3 * N * sizeof(int32_t));
     model->scratch = arena_take(arena, "scratch of the operations", model_scratch_bytes(model));
@@ -604,7 +603,7 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
                           rows, c->vocab, config_padded_vocab(c), model->stream);
         if (dloss == 0.0f) continue;
         // dhidden = dlogits head_weight
-        TensorSum sum = {model_tensor(model, head.weight), W, a->logits, true, first, rows};
+        TensorSum sum = {model_tensor(model, head.weight), W, NULL, a->logits, true, first, rows};
         if (t->sums) tensor_sum(t, &sum, model->stream);
         else matmul_backward_input(model->gradients.hidden + first * C, a->logits, W, rows,
                                    linear_outputs(&model->layers, head), C, model->stream);
@@ -695,19 +694,22 @@ static inline void block_attention_backward(const Model* model, size_t l) {
     context_gather_heads(ranks, g->qkv, dqkv, p.N, p.H, p.K, D, model->stream);
 }
 
-// Through the norms of queries and keys, in place in gradients.qkv.
+// Through the norms of queries and keys, in place in gradients.qkv; leaf by leaf, of rows and heads.
 static inline void block_qk_norm_backward(Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations->blocks[l];
     BlockPart p = model_block_part(model);
-    size_t heads = p.H + p.K, D = p.D;
-    for (size_t leaf = 0; leaf < layer_leaves(&model->layers, b->q_norm_weight); leaf++) {
-        Slice rows = leaf_rows(&model->layers, b->q_norm_weight, leaf, p.N);
+    size_t heads = p.H + p.K, D = p.D, leaves = layer_leaves(&model->layers, b->q_norm_weight);
+    size_t groups = leaves / layer_leaves(&model->layers, b->qkv.weight);
+    for (size_t leaf = 0; leaf < leaves; leaf++) {
+        Slice rows = leaf_rows(&model->layers, b->qkv.weight, leaf / groups, p.N);
         size_t first = rows.first * heads;
-        qk_norm_backward(model->gradients.qkv + rows.first * (heads + p.K) * D,
-                         model_norm_grad(model, b->q_norm_weight, 0), model_norm_grad(model, b->k_norm_weight, 1),
-                         s->qk + first * D, s->qk_rstd + first, model_param(model, b->q_norm_weight),
-                         model_param(model, b->k_norm_weight), slice_length(rows), p.H, p.K, D, model->stream);
+        tensor_qk_norm_backward(&model->tensor, leaf % groups, groups,
+                                model->gradients.qkv + rows.first * (heads + p.K) * D,
+                                model_norm_grad(model, b->q_norm_weight, 0),
+                                model_norm_grad(model, b->k_norm_weight, 1), s->qk + first * D, s->qk_rstd + first,
+                                model_param(model, b->q_norm_weight), model_param(model, b->k_norm_weight),
+                                slice_length(rows), p.H, p.K, D, model->stream);
         leaf_end(&model->layers, leaf, b->q_norm_weight);
         leaf_end(&model->layers, leaf, b->k_norm_weight);
     }

@@ -44,7 +44,6 @@ typedef struct {
     Layout layout;
     int documents;                // 0: join; 1: mask
     uint64_t end_of_text;         // only used if the flag was given
-    int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
     uint64_t sample_every, log_every;
     ValidationOptions validation; // these have their flags in validation.h, plan.h, generate.h and run.h
     PlanOptions plan;
@@ -108,10 +107,6 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
     };
     const Flag after_schedule[] = {
-        FLAG_CHOICE(
-            "reduce", &o->reduce, 0, "auto|float|storage|exact", 0,
-            "dtype of gradient reduction: float is fp32, storage the build's dtype, exact int64 fixed point (same "
-            "bits for any layout of the ranks); auto: exact with several ranks or leaves, otherwise float"),
         FLAG_REAL("timeout", &o->timeout, 600, 1, 1e6, FREE,
                   "declare a rank lost after X seconds without data from it"),
         FLAG_HEADING("Logging, validation and samples"),
@@ -145,10 +140,9 @@ static bool options_check(const Options* o, const Cadence* cadence, Error* error
 // Set-up
 
 static ModelOptions model_options(Run* run, const Options* o, size_t world) {
-    bool exact = world > 1 || run->record.row_leaves * run->record.leaves > 1;
     RankOptions ranks = {.transport = o->plan.show ? NULL : &run->comm.transport, .rank = run->comm.rank,
                          .world = world, .local_rank = run->comm.local_rank, .stage = o->layout.zero,
-                         .reduce = o->reduce ? (ReduceKind)(o->reduce - 1) : exact ? REDUCE_EXACT : REDUCE_FLOAT,
+                         .reduce = layout_reduce(&o->layout, world),
                          .shard = o->layout.shard, .tp = o->layout.tp, .cp = o->layout.cp, .pp = o->layout.pp,
                          .leaves = run->record.leaves, .row_leaves = run->record.row_leaves,
                          .groups = MESH_TRANSPORTS(run->mesh)};
@@ -170,8 +164,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (c->vocab == 0) c->vocab = (size_t)run->train.vocabulary;
     if (!config_complete(c, error)) return false;
     if (o->seq == 0) o->seq = c->context;
-    bool exact = o->reduce == 0 || o->reduce == REDUCE_EXACT + 1;
-    if (!run_choose_layout(run, &o->layout, exact, world, o->seq, o->sample_every > 0, error)) return false;
+    if (!run_choose_layout(run, &o->layout, world, o->seq, o->sample_every > 0, error)) return false;
     uint64_t replicas = layout_replicas(&o->layout, world), tokens = o->batch * o->seq * replicas;
     if (o->total_batch % tokens != 0)
         return fail_with(error, "--total-batch %llu is not a multiple of the %llu tokens that all ranks compute at a "

@@ -14,7 +14,6 @@
 #ifndef LLMTRAIN_LAYERS_H
 #define LLMTRAIN_LAYERS_H
 
-#include "../model/activations.h"
 #include "tensor_parallel.h"
 
 typedef struct {
@@ -64,9 +63,10 @@ static inline void linear_sum(const Layers* l, floatX* out, const floatX* x, Lin
                               size_t N) {
     const Tensor* weight = layer_tensor(l, linear.weight);
     size_t all = N * l->ranks->tp, C = backward ? linear_inputs(l, linear) : linear_outputs(l, linear);
-    TensorSum sum = {weight, layer_param(l, linear.weight), x, backward, 0, all};
+    const floatX* bias = backward ? NULL : layer_param(l, linear.bias);
+    TensorSum sum = {weight, layer_param(l, linear.weight), bias, x, backward, 0, all};
     tensor_sum(l->ranks, &sum, l->stream);
-    tensor_scatter(l->ranks, out, backward ? NULL : layer_param(l, linear.bias), all, C, l->stream);
+    tensor_scatter(l->ranks, out, bias, all, C, l->stream);
 }
 
 // out (N, outputs) = in (N, inputs) weight^T + bias

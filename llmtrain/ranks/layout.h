@@ -16,6 +16,7 @@
 typedef struct {
     uint64_t ranks, zero, shard, tp, cp, pp, chunks, leaves;  // the flags of these names
     uint64_t row_leaves;                          // --row-leaves
+    int reduce;                                   // --reduce; 0: auto; otherwise ReduceKind + 1
     PipelineKind pipeline;
 } Layout;
 
@@ -33,7 +34,8 @@ static inline void layout_flags(Flags* flags, Layout* l) {
                    "the vocabulary each; outside of layers each has 1/N of the tokens"),
         FLAG_COUNT("leaves", &l->leaves, 0, 0, RANKS_TP_MAX, FLAG_FREE,
                    "parts of the sums over heads, the feed-forward and the vocabulary, added as a tree; weights have "
-                   "the same bits for every --tp that divides N; 0: as the run began, by default --tp"),
+                   "the same bits for every --tp that divides N; 0: as the run began, by default --tp; 1 with --reduce "
+                   "storage: no tree, which sends less"),
         FLAG_COUNT("cp", &l->cp, 1, 1, 128, 0,
                    "context parallel: ranks that share the sequences of a micro-batch, each with 1/N of the tokens; "
                    "in attention each has 1/N of the heads"),
@@ -47,8 +49,18 @@ static inline void layout_flags(Flags* flags, Layout* l) {
                     "interleaved waits less and sends more; zb-h1 and zb-h2 defer gradients of weights to wait less"),
         FLAG_COUNT("chunks", &l->chunks, 0, 0, 255, 0,
                    "with --pipeline interleaved: parts of the model that each stage has; 0: 2"),
+        FLAG_CHOICE(
+            "reduce", &l->reduce, 0, "auto|float|storage|exact", 0,
+            "dtype of gradient reduction: float is fp32, storage the build's dtype, exact int64 fixed point (same "
+            "bits for any layout of the ranks); auto: exact with several ranks or leaves, otherwise float"),
     };
     flags_append(flags, rows, sizeof rows / sizeof *rows);
+}
+
+// How gradients are summed on so many ranks.
+static inline ReduceKind layout_reduce(const Layout* l, uint64_t world) {
+    bool exact = world > 1 || l->row_leaves > 1 || l->leaves > 1;
+    return l->reduce ? (ReduceKind)(l->reduce - 1) : exact ? REDUCE_EXACT : REDUCE_FLOAT;
 }
 
 static inline size_t layout_tp(const Layout* l) { return max_size(l->tp, 1); }
@@ -99,9 +111,11 @@ static inline bool layout_check_tensor(const Layout* l, uint64_t world, const Co
     if (world % l->tp != 0)
         return fail_with(error, "--tp %llu does not divide the %llu ranks; choose a divisor", tp,
                          (unsigned long long)world);
-    if (leaves % l->tp != 0)
+    bool reduces = leaves == 1 && l->reduce == REDUCE_STORAGE + 1;  // ranks_reduce_sums
+    if (leaves % l->tp != 0 && !reduces)
         return fail_with(error, "--tp %llu does not divide --leaves, which is %llu (given, or from the checkpoint); "
                          "choose a divisor, or give --leaves %llu: the weights will have other bits", tp, leaves, tp);
+    leaves = max_size(leaves, l->tp);
     if ((leaves & (leaves - 1)) != 0)
         return fail_with(error, "%s %llu is not a power of two, as the sums' tree needs; choose 2, 4, 8 or so",
                          leaves > l->tp ? "--leaves" : "--tp", leaves);
@@ -109,9 +123,6 @@ static inline bool layout_check_tensor(const Layout* l, uint64_t world, const Co
         if (sizes[i] % leaves != 0 || (i == 2 && c->ffn % 8 != 0))
             return fail_with(error, "%s %llu does not divide the model's %zu %s; choose a divisor",
                              leaves > l->tp ? "--leaves" : "--tp", leaves, i == 2 ? c->ffn : sizes[i], names[i]);
-    if (c->qk_norm && leaves > l->tp)
-        return fail_with(error, "--leaves %llu of a model with --qk-norm must be --tp, %llu: gradients of these norms "
-                         "are summed over a rank's heads; leave out --leaves", leaves, tp);
     if (T % (leaves * max_size(l->row_leaves, 1)) != 0)
         return fail_with(error, "%s %llu times --row-leaves %llu does not divide sequences of %zu tokens; choose "
                          "divisors, or another --seq", leaves > l->tp ? "--leaves" : "--tp", leaves,

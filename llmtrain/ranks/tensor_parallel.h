@@ -15,12 +15,15 @@
 // A sum over the inputs of a layer is made in S parts, the leaves, each by one matmul into floats, which are added as a
 // binary tree: ((0 + 1) + (2 + 3)) ... The leaves of a rank are a subtree, and each rank adds the tree above them for
 // its rows. So the bits depend on S (RankOptions.leaves), and not on how many ranks share them: one rank can compute
-// them too. With one leaf in all, everything here is left out, and layers are the usual matmuls.
+// them too. With one leaf in all, everything here is left out, and layers are the usual matmuls. With --leaves 1
+// several ranks reduce their sums in floatX, which in 16-bit builds sends half as much, and has the bits of no other
+// layout.
 
 #ifndef LLMTRAIN_TENSOR_PARALLEL_H
 #define LLMTRAIN_TENSOR_PARALLEL_H
 
 #include "zero.h"
+#include "../model/activations.h"
 
 enum { TENSOR_LEVELS = 8 };   // of a tree of RANKS_TP_MAX leaves
 
@@ -28,11 +31,14 @@ typedef struct {
     size_t tp, rank;          // ranks that share layers, and which of them this is
     size_t leaves;            // of this rank, in every sum over a layer's inputs
     bool sums;                // of all ranks there are several
+    bool reduces;             // sums are reduced in floatX, not added as a tree
     FlatVector* flat;         // whose GROUP_TENSOR the ranks are
     floatX* gathered;         // (N, C) rows of all ranks; N = tp M
     float* partial[TENSOR_LEVELS];  // (N, C) sums of leaves, for each level of this rank's tree
     float* arrived;           // (tp, M, C) the ranks' sums of this rank's rows
     floatX *x, *weight;       // a leaf of a layer's rows, and of its weight; only with several
+    floatX* qk;               // (N, (H + K)/leaves D) of a leaf of heads; only with several, and qk norms
+    float* qk_rstd;           // (N, (H + K)/leaves)
     float* statistics;        // (tp, rows, leaves, 3) of the logits of some rows
     float* losses;            // (N)
 } TensorRanks;
@@ -44,6 +50,7 @@ static inline TensorRanks tensor_plan(const RankOptions* o, FlatVector* flat) {
     t.rank = o->rank % t.tp;
     t.leaves = ranks_own_leaves(o);
     t.sums = ranks_all_leaves(o) > 1;
+    t.reduces = ranks_reduce_sums(o);
     t.flat = flat;
     return t;
 }
@@ -62,12 +69,14 @@ static inline bool tensor_check(const RankOptions* o, const OptimizerOptions* op
                      "part of it; leave out one of them", ranks_tp(o));
 }
 
-// Takes the buffers from the plan. N: the ranks' rows; logits_rows: of which logits exist at a time; width: of the
-// widest layer on all ranks; largest: elements of the largest weight here.
-static inline void tensor_layout(TensorRanks* t, size_t N, size_t C, size_t width, size_t largest, size_t logits_rows,
-                                 size_t Vp, Arena* arena) {
+// Takes the buffers from the plan. largest: elements of the largest weight here; logits_rows: rows of which logits
+// exist at a time.
+static inline void tensor_layout(TensorRanks* t, const BlockShape* s, size_t largest, size_t logits_rows, size_t Vp,
+                                 Arena* arena) {
     const char* name = "rows and sums of several ranks";
+    size_t N = shape_rows(s) * t->tp, C = s->C, width = max_size((s->H + 2 * s->K) * s->D, (s->llama ? 2 : 1) * s->F);
     size_t levels = 1, all = t->leaves * t->tp, x = max_size(N * width, logits_rows * Vp) / all;
+    size_t heads = N * (s->H + s->K) / all;
     while ((size_t)1 << (levels - 1) < t->leaves) levels++;
     if (!t->sums) return;
     for (size_t i = 0; i < levels; i++) t->partial[i] = (float*)arena_take(arena, name, N * C * sizeof(float));
@@ -77,17 +86,22 @@ static inline void tensor_layout(TensorRanks* t, size_t N, size_t C, size_t widt
         t->x = (floatX*)arena_take(arena, name, x * sizeof(floatX));
         t->weight = (floatX*)arena_take(arena, name, largest / t->leaves * sizeof(floatX));
     }
+    if (t->leaves > 1 && s->qk_norm) {
+        t->qk = (floatX*)arena_take(arena, name, heads * s->D * sizeof(floatX));
+        t->qk_rstd = (float*)arena_take(arena, name, heads * sizeof(float));
+    }
     if (t->tp == 1) return;
     t->gathered = (floatX*)arena_take(arena, name, N * C * sizeof(floatX));
     t->arrived = (float*)arena_take(arena, name, N * C * sizeof(float));
 }
 
-// The ranks' parts of `all`, n elements of each.
-static inline void tensor_all_gather(const TensorRanks* t, void* all, size_t n, Dtype type, Stream stream) {
+// A collective in place over the ranks' slices of `all`, of n elements each.
+static inline void tensor_collective(const TensorRanks* t, CommOperation operation, void* all, size_t n, Dtype type,
+                                Stream stream) {
     Collectives* ranks = &t->flat->groups[GROUP_TENSOR];
     size_t cuts[RANKS_TP_MAX + 1], slot = flat_exchange_slot(t->flat);
     for (size_t r = 0; r <= t->tp; r++) cuts[r] = r * n;
-    collective_start(ranks, slot, COMM_ALL_GATHER, all, cuts, type, stream);
+    collective_start(ranks, slot, operation, all, cuts, type, stream);
     collective_wait(ranks, slot, stream);
 }
 
@@ -112,17 +126,22 @@ static inline const floatX* tensor_gather(const TensorRanks* t, const floatX* ro
     size_t n = N / t->tp * C;
     if (t->tp == 1) return rows;
     device_copy(t->gathered + t->rank * n, rows, n * sizeof(floatX), stream);
-    tensor_all_gather(t, t->gathered, n, FLOATX_DTYPE, stream);
+    tensor_collective(t, COMM_ALL_GATHER, t->gathered, n, FLOATX_DTYPE, stream);
     return t->gathered;
 }
 
-// A matmul whose terms the ranks share: x (N, inputs) weight^T, or backward x (N, outputs) weight.
+// A matmul whose terms the ranks share: x (N, inputs) weight^T + bias, or backward x (N, outputs) weight.
 typedef struct {
     const Tensor* weight;
-    const floatX *values, *x;
+    const floatX *values, *bias, *x;  // bias (outputs) or NULL
     bool backward;
     size_t first_row, N;      // rows first_row to first_row + N of the sums
 } TensorSum;
+
+// Elements of a row of the sums.
+static inline size_t tensor_sum_width(const TensorSum* s) {
+    return s->backward ? s->weight->cols : s->weight->size / s->weight->cols;
+}
 
 static inline void tensor_leaf(const TensorRanks* t, float* out, const TensorSum* s, size_t leaf, Stream stream) {
     size_t inputs = s->weight->cols, outputs = s->weight->size / inputs, terms = s->backward ? outputs : inputs;
@@ -146,7 +165,7 @@ static inline void tensor_leaf(const TensorRanks* t, float* out, const TensorSum
 // Computes and adds up leaves [first, first + count) of this rank, into partial[level].
 static inline void tensor_tree(const TensorRanks* t, const TensorSum* s, size_t first, size_t count, size_t level,
                                Stream stream) {
-    size_t C = s->backward ? s->weight->cols : s->weight->size / s->weight->cols, at = s->first_row * C;
+    size_t C = tensor_sum_width(s), at = s->first_row * C;
     float* out = t->partial[level] + at;
     if (count == 1) {
         tensor_leaf(t, out, s, first, stream);
@@ -157,16 +176,57 @@ static inline void tensor_tree(const TensorRanks* t, const TensorSum* s, size_t 
     vector_add(out, t->partial[level + 1] + at, s->N * C, stream);
 }
 
+// This rank's terms of some rows. tensor_scatter follows when all rows are there.
 static inline void tensor_sum(const TensorRanks* t, const TensorSum* s, Stream stream) {
-    tensor_tree(t, s, 0, t->leaves, 0, stream);
+    size_t C = tensor_sum_width(s), inputs = s->weight->cols;
+    floatX* out = (floatX*)t->partial[0] + s->first_row * C;
+    if (!t->reduces) tensor_tree(t, s, 0, t->leaves, 0, stream);
+    else if (s->backward) matmul_backward_input(out, s->x, s->values, s->N, s->weight->size / inputs, C, stream);
+    else matmul_forward(out, s->x, s->values, t->rank == 0 ? s->bias : NULL, s->N, C, inputs, stream);
 }
 
-// out (N/tp, C) = this rank's rows of what tensor_sum has summed (N, C), over all ranks, + bias (C) or NULL.
+// out (N/tp, C) = this rank's rows of what tensor_sum has computed (N, C), added up over all ranks. bias: that of the
+// sums.
 static inline void tensor_scatter(const TensorRanks* t, floatX* out, const floatX* bias, size_t N, size_t C,
                                   Stream stream) {
-    const float* parts = t->tp > 1 ? t->arrived : t->partial[0];
+    size_t n = N / t->tp * C;
+    if (t->reduces) {
+        tensor_collective(t, COMM_REDUCE_SCATTER, t->partial[0], n, FLOATX_DTYPE, stream);
+        device_copy(out, (floatX*)t->partial[0] + t->rank * n, n * sizeof(floatX), stream);
+        return;
+    }
     if (t->tp > 1) tensor_all_to_all(t, t->arrived, t->partial[0], N * C, DTYPE_F32, stream);
-    leaves_sum(out, parts, bias, t->tp, N / t->tp, C, stream);
+    leaves_sum(out, t->tp > 1 ? t->arrived : t->partial[0], bias, t->tp, N / t->tp, C, stream);
+}
+
+// Copies a group of the query and key heads, of rows (N, (H + K + rest) unit), to a dense array, or back.
+static inline void tensor_heads(floatX* part, floatX* rows, bool back, size_t group, size_t groups, size_t N, size_t H,
+                                size_t K, size_t rest, size_t unit, Stream stream) {
+    size_t stride = (H + K + rest) * unit, dense = stride / groups;
+    for (int i = 0; i < 2; i++) {
+        size_t n = (i == 0 ? H : K) / groups * unit;
+        floatX *to = part + (i == 0 ? 0 : H / groups * unit), *from = rows + (i == 0 ? 0 : H * unit) + group * n;
+        if (back) columns_copy(from, stride, to, dense, N, n, stream);
+        else columns_copy(to, dense, from, stride, N, n, stream);
+    }
+}
+
+// qk_norm_backward of one of `groups` of heads: gradients of the norms are sums over heads, of which each rank has some.
+static inline void tensor_qk_norm_backward(const TensorRanks* t, size_t group, size_t groups, floatX* dqkv,
+                                           float* dq_weight, float* dk_weight, floatX* qk, float* rstd,
+                                           const floatX* q_weight, const floatX* k_weight, size_t N, size_t H,
+                                           size_t K, size_t D, Stream stream) {
+    size_t floats = sizeof(float) / sizeof(floatX);
+    if (groups == 1) {
+        qk_norm_backward(dqkv, dq_weight, dk_weight, qk, rstd, q_weight, k_weight, N, H, K, D, stream);
+        return;
+    }
+    tensor_heads(t->x, dqkv, false, group, groups, N, H, K, K, D, stream);
+    tensor_heads(t->qk, qk, false, group, groups, N, H, K, 0, D, stream);
+    tensor_heads((floatX*)t->qk_rstd, (floatX*)rstd, false, group, groups, N, H, K, 0, floats, stream);
+    qk_norm_backward(t->x, dq_weight, dk_weight, t->qk, t->qk_rstd, q_weight, k_weight, N, H / groups, K / groups, D,
+                     stream);
+    tensor_heads(t->x, dqkv, true, group, groups, N, H, K, K, D, stream);
 }
 
 // out (N/tp, C) = the embedding of this rank's rows. tokens, positions (N); token_weight: this rank's part.
@@ -193,7 +253,7 @@ static inline void tensor_classifier(const TensorRanks* t, floatX* logits, float
         return;
     }
     classifier_leaves(t->statistics + t->rank * n, logits, targets, first, t->leaves, rows, V, columns, stream);
-    if (t->tp > 1) tensor_all_gather(t, t->statistics, n, DTYPE_F32, stream);
+    if (t->tp > 1) tensor_collective(t, COMM_ALL_GATHER, t->statistics, n, DTYPE_F32, stream);
     classifier_gradient(logits, losses, t->statistics, targets, dloss, weights, first, t->tp, t->leaves, rows, V,
                         columns, stream);
 }

@@ -67,7 +67,8 @@ typedef struct {
     ReduceKind reduce;
     size_t shard;                // ranks that share a copy of the state, from stage 1 on; 0: all
     size_t tp, cp, pp;           // ranks that share a layer and a micro-batch, stages; 0 means 1. See mesh.h
-    size_t leaves;               // parts of a sum over a layer's inputs that are added as a tree; 0 means tp
+    size_t leaves;               // parts of a sum over a layer's inputs that are added as a tree; 0 means tp. 1 with
+                                 // several ranks: no tree, their sums are reduced in floatX
     size_t row_leaves;           // parts of a micro-batch's rows that REDUCE_EXACT sums separately; 0 means cp
     const Transport* groups[GROUPS];  // those that mesh_open opens for this layout
 } RankOptions;
@@ -87,6 +88,7 @@ static inline size_t ranks_stage(const RankOptions* o, size_t rank) { return ran
 
 // Parts of a sum over a layer's inputs, of all ranks that share it, and those of this rank.
 static inline size_t ranks_all_leaves(const RankOptions* o) { return max_size(o->leaves, ranks_tp(o)); }
+static inline bool ranks_reduce_sums(const RankOptions* o) { return ranks_tp(o) > 1 && o->leaves == 1; }
 static inline size_t ranks_own_leaves(const RankOptions* o) { return ranks_all_leaves(o) / ranks_tp(o); }
 
 // Parts of this rank's rows that are summed separately.

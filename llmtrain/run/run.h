@@ -472,10 +472,10 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
 }
 
 // Completes the layout over `world` ranks. Without --leaves and --row-leaves these are as in the checkpoint to resume
-// from, or as many as --tp and --cp; exact: sums over rows may be, otherwise they have no leaves. The other arguments
-// are those of layout_check.
-static inline bool run_choose_layout(Run* run, Layout* layout, bool exact, uint64_t world, size_t T, bool samples,
-                                     Error* error) {
+// from, or as many as --tp and --cp; only exact sums over rows have leaves. The other arguments are those of
+// layout_check.
+static inline bool run_choose_layout(Run* run, Layout* layout, uint64_t world, size_t T, bool samples, Error* error) {
+    bool exact = layout->reduce == 0 || layout->reduce == REDUCE_EXACT + 1;
     RunRecord saved = {.row_leaves = 0};
     if (layout->leaves == 0 || (exact && layout->row_leaves == 0)) run_saved_record(&saved, run->options);
     if (layout->leaves == 0) layout->leaves = saved.leaves ? saved.leaves : layout->tp;

@@ -195,10 +195,13 @@ static inline size_t context_bytes(const ContextRanks* c, size_t N, size_t heads
     return N * heads * D / c->cp * (c->cp - 1) * sizeof(floatX);
 }
 
-// Bytes that this rank sends with tensor parallelism for (N, C) of a micro-batch, N its rows: to gather rows, of
-// floatX, or to add up sums, of floats.
+// Bytes that this rank sends with tensor parallelism for (N, C) of a micro-batch, N its rows: to gather rows, or to add
+// up sums.
 static inline size_t tensor_bytes(const Model* model, size_t element) {
     return model_rows(model) * model->config.channels * (model->tensor.tp - 1) * element;
+}
+static inline size_t sums_bytes(const Model* model) {
+    return tensor_bytes(model, model->tensor.reduces ? sizeof(floatX) : sizeof(float));
 }
 
 // Whether the gradients of a layer's weight or bias are wanted.
@@ -211,7 +214,7 @@ static inline bool linear_trains(const Model* model, Linear linear) {
 static inline size_t block_bytes_sent_back(const Model* model, size_t l, const BlockActivations* s, size_t qkv,
                                            size_t attention) {
     const Block* b = &model->weights.blocks[l];
-    size_t rows = tensor_bytes(model, sizeof(floatX)), sums = tensor_bytes(model, sizeof(float)), bytes;
+    size_t rows = tensor_bytes(model, sizeof(floatX)), sums = sums_bytes(model), bytes;
     bool gelu = GELU_NEEDS_MATMUL && model->config.family == FAMILY_GPT2 && block_recomputes(s, BLOCK_FFN_ACT);
     bytes = qkv + attention + 2 * (rows + sums);
     bytes += rows * (linear_trains(model, b->qkv) + linear_trains(model, b->ffn_in) + 2 * model->pipeline.table.splits);
@@ -228,7 +231,7 @@ static inline size_t blocks_bytes_sent(const Model* model, size_t first, size_t 
     size_t N = model_rows(model), D = config_head_size(c);
     size_t qkv = context_bytes(&model->context, N, c->heads + 2 * c->kv_heads, D);
     size_t attention = context_bytes(&model->context, N, c->heads, D), bytes = (end - first) * (qkv + attention);
-    bytes += 2 * (end - first) * (tensor_bytes(model, sizeof(floatX)) + tensor_bytes(model, sizeof(float)));
+    bytes += 2 * (end - first) * (tensor_bytes(model, sizeof(floatX)) + sums_bytes(model));
     for (size_t l = max_size(first, model_backward_ends(model)); l < end; l++) {
         const BlockActivations* s = &a->kept[model->pipeline.pp > 1 ? model->pipeline.longest - (end - l) : l];
         bytes += block_bytes_sent_back(model, l, s, qkv, attention);
@@ -244,7 +247,7 @@ static inline size_t ends_bytes_sent(const Model* model) {
     if (model->pipeline.rank == 0) bytes += rows * (1 + trains);
     if (!model_has_head(model)) return bytes;
     size_t statistics = 3 * model_rows(model) * t->tp * t->leaves * (t->tp - 1);
-    return bytes + rows + tensor_bytes(model, sizeof(float)) + statistics * sizeof(float);
+    return bytes + rows + sums_bytes(model) + statistics * sizeof(float);
 }
 
 // The same of all that this rank has.
