@@ -211,7 +211,8 @@ static inline void tensor_heads(floatX* part, floatX* rows, bool back, size_t gr
     }
 }
 
-// qk_norm_backward of one of `groups` of heads: gradients of the norms are sums over heads, of which each rank has some.
+// qk_norm_backward of one of `groups` of heads: the gradients of these norms are sums over heads, of which each rank
+// has some.
 static inline void tensor_qk_norm_backward(const TensorRanks* t, size_t group, size_t groups, floatX* dqkv,
                                            float* dq_weight, float* dk_weight, floatX* qk, float* rstd,
                                            const floatX* q_weight, const floatX* k_weight, size_t N, size_t H,
