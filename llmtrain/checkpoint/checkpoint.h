@@ -9,9 +9,10 @@
 //
 // A checkpoint is a directory OUT/step_00000020 with
 //   frozen.safetensors       the frozen weights, if there are any: written once, and a hard link to the same file in
-//                            later checkpoints
-//   rank_00000.safetensors   rank 0's slice of weights and optimizer state: weight.NAME, m.NAME, v.NAME, or
-//                            NAME[first:end] in elements if it is not the whole tensor; one file per rank
+//                            later checkpoints; with tensor parallelism frozen_00001.safetensors has part 1 of them
+//   rank_00000.safetensors   rank 0's slice of weights and optimizer state: weight.NAME, m.NAME, v.NAME, with
+//                            {0/2} if it is of the first of two parts (parts.h), and with [first:end], in elements of
+//                            the tensor or its part, if it has not all of it; one file per rank
 //   manifest.json            everything else, written last: configuration, state of the run, the table of the flat
 //                            vector, a checksum of every piece, and last a checksum of the manifest itself
 // It is written under a temporary name, flushed to the disk, and renamed (saver.h): under its final name it is
@@ -19,8 +20,9 @@
 // one is reported and skipped, and the one before it is used.
 //
 // The saved weights are the float master weights where there are any: 16-bit parameters follow from them by rounding.
-// The pieces of a tensor are consecutive slices, whatever the number of ranks and the ZeRO stage; so a run resumes with
-// any number of ranks, in any stage, and each rank takes what it needs.
+// The pieces of a tensor are consecutive slices, whatever the number of ranks and the ZeRO stage, and with tensor
+// parallelism those of one part after the other; so a run resumes with any number of ranks, in any stage, in any number
+// of parts, and each rank takes what it needs.
 //
 //   if (manifest_open(&manifest, "runs/x/step_00000020", &error))
 //       ok = checkpoint_load(&model.flat, &manifest, "runs/x/step_00000020", false, &error);
@@ -39,7 +41,8 @@
 // 1. Arrays
 
 #define CHECKPOINT_FILE "rank_%05zu.safetensors"  // of a rank
-#define CHECKPOINT_FROZEN "frozen.safetensors"
+#define CHECKPOINT_FROZEN "frozen.safetensors"         // of rank 0,
+#define CHECKPOINT_FROZEN_PART "frozen_%05zu.safetensors"  // and of a rank that has other parts
 
 enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES, CHECKPOINT_WEIGHTS = -1 };
 
@@ -77,18 +80,29 @@ static inline Dtype checkpoint_dtype(const CheckpointArray* array, const Tensor*
     return array->masters && !t->trains ? t->dtype : array->dtype;
 }
 
-// The number of elements of a tensor that an array has over all ranks, without the rows of vocabulary padding.
-static inline size_t checkpoint_elements(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
-    size_t first;
-    Slice whole = {t->offset, t->offset + tensor_elements(t)};
-    if (array->state == CHECKPOINT_WEIGHTS) return tensor_elements(t);
-    return flat_state_part(&first, flat, (size_t)array->state, t, whole);
+// Part `number` of `count` of a tensor, whatever this rank has of it.
+static inline TensorPart checkpoint_part_of(const Tensor* t, size_t number, size_t count) {
+    TensorPart part = t->part;
+    part.number = number;
+    part.count = count;
+    return part;
 }
 
-// The slice of them that this rank saves; it may be empty.
+// The number of elements of a part of a tensor that an array has over all ranks, without the rows of padding.
+static inline size_t checkpoint_elements(const CheckpointArray* array, const FlatVector* flat, const Tensor* t,
+                                         const TensorPart* part) {
+    size_t first, count = part_elements(part);
+    const FlatOptions* holds = &flat->holds;
+    if (array->state == CHECKPOINT_WEIGHTS) return count;
+    if (!holds->training || !t->trains) return 0;
+    return optimizer_state_part(&first, OPTIMIZERS[holds->optimizer->kind].states[array->state].shape, &t->shape,
+                                holds->optimizer->rank, 0, count);
+}
+
+// The slice of this rank's part that it saves; it may be empty.
 static inline Slice checkpoint_saved(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
-    const Bucket* k = &flat->buckets[t->bucket];
-    Slice slice = {k->own.first, min_size(k->own.end, t->offset + tensor_elements(t))}, part;
+    Slice own = flat_own(flat, &flat->buckets[t->bucket]), part;
+    Slice slice = {own.first, min_size(own.end, t->offset + tensor_elements(t))};
     if (array->state == CHECKPOINT_WEIGHTS) return tensor_part(t, slice);
     size_t count = flat_state_part(&part.first, flat, (size_t)array->state, t, slice);
     part.end = part.first + count;
@@ -140,11 +154,15 @@ static inline bool checkpoint_get(FlatVector* flat, void* values, const Checkpoi
                                   (size_t)(t - flat->parameters->tensors), part.first, part.end, error);
 }
 
-static inline void checkpoint_piece_name(char name[96], const char* prefix, const Tensor* t, Slice part,
-                                         size_t elements) {
-    bool whole = slice_length(part) == elements;
-    if (whole) snprintf(name, 96, "%s.%s", prefix, t->name);
-    else snprintf(name, 96, "%s.%s[%zu:%zu]", prefix, t->name, part.first, part.end);
+enum { CHECKPOINT_NAME_MAX = 160 };  // characters of a piece's name, with the zero byte
+
+// elements: of this rank's part.
+static inline void checkpoint_piece_name(char name[CHECKPOINT_NAME_MAX], const char* prefix, const Tensor* t,
+                                         Slice part, size_t elements) {
+    char of[48] = "", range[48] = "";
+    if (tensor_is_divided(t)) snprintf(of, sizeof of, "{%zu/%zu}", t->part.number, t->part.count);
+    if (slice_length(part) != elements) snprintf(range, sizeof range, "[%zu:%zu]", part.first, part.end);
+    snprintf(name, CHECKPOINT_NAME_MAX, "%s.%s%s%s", prefix, t->name, of, range);
 }
 
 // The bytes of a snapshot: all that this rank saves. A flat vector that is only planned will do.
@@ -178,6 +196,7 @@ static inline void manifest_begin(JsonWriter* w, const FlatVector* flat) {
     json_member_string(w, "matmuls", device);
     json_member_u64(w, "world", flat->options.world);
     json_member_u64(w, "zero", flat->options.stage);
+    json_member_u64(w, "tp", flat->tp);
 }
 
 static inline void manifest_write_table(JsonWriter* w, const Parameters* p) {
@@ -187,8 +206,8 @@ static inline void manifest_write_table(JsonWriter* w, const Parameters* p) {
         json_write_begin(w, '{');
         json_member_string(w, "name", t->name);
         json_member_begin(w, "shape", '[');
-        json_write_u64(w, t->rows);
-        if (t->cols) json_write_u64(w, t->cols);
+        json_write_u64(w, t->part.true_rows);
+        if (t->part.cols) json_write_u64(w, t->part.cols);
         json_write_end(w, ']');
         json_member_u64(w, "offset", t->offset);
         json_member_u64(w, "size", t->size);
@@ -214,16 +233,15 @@ static inline void manifest_tail(char tail[64], const char* text, size_t bytes) 
     snprintf(tail, 64, ",\n  \"checksum\": \"%016llx\"\n}\n", (unsigned long long)hash_bytes(text, bytes));
 }
 
-// Writes the rest of the manifest to a file. files: the text of each rank's element, and where it begins, as
-// comm_gather_texts returns them. frozen: the header of the file of frozen weights; no tensors: there is none.
+// Writes the rest of the manifest to a file. files: the text of each rank's elements, and where it begins, as
+// comm_gather_texts returns them.
 static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVector* flat, const char* files,
-                                   const size_t* begins, const SafetensorsHeader* frozen, Error* error) {
+                                   const size_t* begins, Error* error) {
     char tail[64];
     manifest_write_table(w, flat->parameters);
     json_member_begin(w, "files", '[');
     // In the order of what they have.
     for (size_t i = 0; i < flat->options.world; i++) json_write_raw(w, files + begins[flat_owner(flat, i)]);
-    if (frozen->count > 0) manifest_write_file(w, CHECKPOINT_FROZEN, frozen);
     json_write_end(w, ']');
     if (!w->failed) {
         manifest_tail(tail, w->text, w->bytes);
@@ -269,30 +287,148 @@ static inline bool manifest_open(Json* json, const char* directory, Error* error
 typedef struct {
     CheckpointArray arrays[CHECKPOINT_ARRAYS];
     size_t count;
-    size_t* found;           // (count, tensors) elements of each that were found, from its first
+    size_t* found;           // (count, tensors) elements of each that were found, from its first, part after part
+    size_t* parts;           // (count, tensors) the number of parts that they are of; 0: none was found
     void *chunk, *rounded;   // (CHECKPOINT_CHUNK) floats on the host
+    void *own, *own_rounded; // (CHECKPOINT_CHUNK) those of them that are of this rank's part
 } CheckpointLoad;
 
-// The array and the tensor that a piece belongs to, and its elements; false if the loader does not need it.
-static inline bool checkpoint_piece(size_t* array, size_t* tensor, Slice* part, const CheckpointLoad* load,
-                                    const FlatVector* flat, const SafetensorsTensor* saved) {
+// A piece in a file.
+typedef struct {
+    size_t array, tensor;
+    TensorPart part;         // of the tensor
+    Slice elements;          // of the part
+    size_t before;           // elements of the parts before it
+} CheckpointPiece;
+
+// Whether a tensor can be divided as a part says.
+static inline bool checkpoint_divides(const TensorPart* part) {
+    bool divides = part->count == 1 || part->by != SPLIT_NONE;
+    if (part->by == SPLIT_COLUMNS) return part->cols % part->count == 0;
+    for (size_t m = 0, rows; (rows = part_matrix(part, m)) > 0; m++) divides = divides && rows % part->count == 0;
+    return divides;
+}
+
+// Reads which elements a piece has from what follows the tensor's name: {number/count}, [first:end], both or nothing.
+static inline bool checkpoint_read_range(CheckpointPiece* piece, const CheckpointArray* array, const FlatVector* flat,
+                                         const Tensor* t, const char* text, const char* path, const char* name,
+                                         Error* error) {
+    size_t number = 0, count = 1;
+    int used = 0;
+    Slice range = {0, 0};
+    bool good = true, divided = *text == '{', cut;
+    if (divided) good = sscanf(text, "{%zu/%zu}%n", &number, &count, &used) == 2 && used > 0 && number < count;
+    text += used;
+    cut = good && *text == '[';
+    used = 0;
+    if (cut) good = sscanf(text, "[%zu:%zu]%n", &range.first, &range.end, &used) == 2 && used > 0;
+    if (!good || text[used] != 0 || (divided && count < 2))
+        return fail_with(error, "%.600s: the name %.160s does not end as a piece's, {part/parts} or [first:end]; the "
+                         "checkpoint is damaged", path, name);
+    piece->part = checkpoint_part_of(t, number, count);
+    if (!checkpoint_divides(&piece->part))
+        return fail_with(error, "%.600s: %.160s is one of %zu parts, into which this tensor cannot be divided; it is "
+                         "another model's", path, name, count);
+    size_t elements = checkpoint_elements(array, flat, t, &piece->part);
+    bool others = elements > 0 && elements != part_elements(&piece->part);
+    if (others && (divided || tensor_is_divided(t)))
+        return fail_with(error, "%.600s: %.160s is no state of a number per element, and cannot be divided; resume "
+                         "with the --tp and the --optimizer of the checkpoint", path, name);
+    piece->before = 0;
+    for (size_t i = 0; i < number; i++) {
+        const TensorPart part = checkpoint_part_of(t, i, count);
+        piece->before += checkpoint_elements(array, flat, t, &part);
+    }
+    if (!cut) range.end = elements;
+    piece->elements = range;
+    return (range.first <= range.end && range.end <= elements) ||
+           fail_with(error, "%.600s: %.160s is of a tensor or part that has %zu elements here; it is another model's",
+                     path, name, elements);
+}
+
+// The piece that a name in a file is; *known: the loader needs pieces of its array and tensor.
+static inline bool checkpoint_piece(CheckpointPiece* piece, bool* known, const CheckpointLoad* load,
+                                    const FlatVector* flat, const char* path, const char* name, Error* error) {
     const Parameters* p = flat->parameters;
-    const char *dot = strchr(saved->name, '.'), *bracket = strchr(saved->name, '[');
+    const char* dot = strchr(name, '.');
+    *known = false;
     for (size_t a = 0; dot && a < load->count; a++) {
         const char* prefix = load->arrays[a].prefix;
-        if (strncmp(saved->name, prefix, (size_t)(dot - saved->name)) != 0 || prefix[dot - saved->name] != 0) continue;
-        size_t length = bracket ? (size_t)(bracket - dot - 1) : strlen(dot + 1);
+        if (strncmp(name, prefix, (size_t)(dot - name)) != 0 || prefix[dot - name] != 0) continue;
+        size_t length = strcspn(dot + 1, "{[");
         for (size_t i = 0; i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
             if (strncmp(t->name, dot + 1, length) != 0 || t->name[length] != 0) continue;
-            *array = a;
-            *tensor = i;
-            part->first = 0;
-            part->end = checkpoint_elements(&load->arrays[a], flat, t);
-            return bracket == NULL || sscanf(bracket, "[%zu:%zu]", &part->first, &part->end) == 2;
+            *known = load->arrays[a].state == CHECKPOINT_WEIGHTS || t->trains;
+            piece->array = a;
+            piece->tensor = i;
+            return !*known ||
+                   checkpoint_read_range(piece, &load->arrays[a], flat, t, dot + 1 + length, path, name, error);
         }
     }
-    return false;
+    return true;
+}
+
+static inline bool checkpoint_same_part(const TensorPart* a, const TensorPart* b) {
+    return a->number == b->number && a->count == b->count;
+}
+
+// Where elements of a part are in this rank's part: all that the two have in common is within. Parts are the same
+// fractions of every matrix, or of every row.
+static inline Slice checkpoint_in_own(const TensorPart* own, const TensorPart* part, Slice elements) {
+    Slice none = {0, 0};
+    bool common = own->number * part->count < (part->number + 1) * own->count &&
+                  part->number * own->count < (own->number + 1) * part->count;
+    if (checkpoint_same_part(own, part)) return elements;
+    if (!common || elements.first == elements.end) return none;
+    Slice within = {part_before(own, part_run(part, elements.first).whole),
+                    part_before(own, part_run(part, elements.end - 1).whole + 1)};
+    return within;
+}
+
+// Stores elements [first, first + count) of this rank's part as far as it holds them. rounded: master weights rounded
+// to parameters.
+static inline bool checkpoint_put_run(FlatVector* flat, const CheckpointArray* array, const Tensor* t, size_t first,
+                                      size_t count, const char* values, const floatX* rounded, Error* error) {
+    char* address;
+    Slice mine = checkpoint_part(&address, array, flat, t, first, first + count);
+    const char* from = values + (mine.first - first) * dtype_bytes(checkpoint_dtype(array, t));
+    if (slice_length(mine) > 0 && !checkpoint_put(flat, array, t, mine, address, from, error)) return false;
+    // Parameters follow from the master weights; a rank may have those without these.
+    if (checkpoint_is_master(array, t)) flat_put(flat, t, first, rounded, count);
+    return true;
+}
+
+// Stores elements [first, first + count) of a piece's part, of which this rank may have some.
+static inline bool checkpoint_put_piece(FlatVector* flat, CheckpointLoad* load, const CheckpointPiece* piece,
+                                        size_t first, size_t count, const char* values, Error* error) {
+    const CheckpointArray* array = &load->arrays[piece->array];
+    const Tensor* t = &flat->parameters->tensors[piece->tensor];
+    const floatX* rounded = (const floatX*)load->rounded;
+    floatX* own_rounded = (floatX*)load->own_rounded;
+    char* own = (char*)load->own;
+    size_t size = dtype_bytes(checkpoint_dtype(array, t)), begin = 0, held = 0;
+    if (checkpoint_same_part(&t->part, &piece->part))
+        return checkpoint_put_run(flat, array, t, first, count, values, rounded, error);
+    for (size_t e = first, n; e < first + count; e += n) {
+        PartRun run = part_run(&piece->part, e);
+        n = min_size(run.count, first + count - e);
+        size_t end = part_before(&t->part, run.whole + n);
+        for (size_t m = part_before(&t->part, run.whole), here; m < end; m += here) {
+            PartRun mine = part_run(&t->part, m);
+            size_t from = e - first + (mine.whole - run.whole);
+            here = min_size(mine.count, end - m);
+            if (m != begin + held) {
+                if (held > 0 && !checkpoint_put_run(flat, array, t, begin, held, own, own_rounded, error)) return false;
+                begin = m;
+                held = 0;
+            }
+            memcpy(own + held * size, values + from * size, here * size);
+            if (checkpoint_is_master(array, t)) memcpy(own_rounded + held, rounded + from, here * sizeof *rounded);
+            held += here;
+        }
+    }
+    return held == 0 || checkpoint_put_run(flat, array, t, begin, held, own, own_rounded, error);
 }
 
 // Rounds `count` floats in load->chunk to floatX, in load->rounded. Returns the index of the first that this changes,
@@ -307,19 +443,18 @@ static inline size_t checkpoint_round(CheckpointLoad* load, size_t count) {
     return same;
 }
 
-// Reads one piece: uploads the part that this rank needs, and checks the checksum of all of it. Skips optimizer state
+// Reads one piece: uploads what this rank needs, and checks the checksum of all of it. Skips optimizer state and parts
 // of other ranks.
 static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load, const SafetensorsFile* file,
                                          const SafetensorsTensor* saved, const Json* manifest, uint32_t checksums,
                                          Error* error) {
-    size_t a, i;
-    Slice part;
-    if (!checkpoint_piece(&a, &i, &part, load, flat, saved)) return true;
-    const CheckpointArray* array = &load->arrays[a];
-    const Tensor* t = &flat->parameters->tensors[i];
+    CheckpointPiece piece;
+    bool known;
+    if (!checkpoint_piece(&piece, &known, load, flat, file->path, saved->name, error)) return false;
+    if (!known) return true;
+    const CheckpointArray* array = &load->arrays[piece.array];
+    const Tensor* t = &flat->parameters->tensors[piece.tensor];
     bool is_weight = array->state == CHECKPOINT_WEIGHTS;
-    size_t elements = checkpoint_elements(array, flat, t);
-    if (elements == 0) return true;  // optimizer state of a frozen tensor
     Dtype dtype = checkpoint_dtype(array, t);
     bool is_master = checkpoint_is_master(array, t);
     bool half = saved->type == DTYPE_BF16 || saved->type == DTYPE_F16;
@@ -329,15 +464,22 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         return fail_with(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's "
                          "precision", file->path, saved->name, DTYPES[saved->type].safetensors,
                          DTYPES[dtype].safetensors) || fail_as(error, ERROR_PROCESS);
-    size_t size = dtype_bytes(saved->type), to_size = dtype_bytes(dtype);
-    size_t n = slice_length(part);
-    size_t* reached = &load->found[a * flat->parameters->count + i];
-    if (part.first > part.end || part.end > elements || part.first != *reached || saved->bytes != n * size)
-        return fail_with(error, "%.600s: %.100s has %zu bytes and follows element %zu; it is another model's, or a "
+    size_t size = dtype_bytes(saved->type);
+    size_t n = slice_length(piece.elements), entry = piece.array * flat->parameters->count + piece.tensor;
+    size_t *reached = &load->found[entry], *parts = &load->parts[entry];
+    if (*parts > 0 && *parts != piece.part.count)
+        return fail_with(error, "%.600s: %.160s is one of %zu parts, and what comes before it is of %zu; these are "
+                         "files of two checkpoints", file->path, saved->name, piece.part.count, *parts);
+    if (piece.before + piece.elements.first != *reached || saved->bytes != n * size)
+        return fail_with(error, "%.600s: %.160s has %zu bytes and follows element %zu; it is another model's, or a "
                          "file is missing", file->path, saved->name, saved->bytes, *reached);
-    *reached = part.end;
+    *parts = piece.part.count;
+    *reached = piece.before + piece.elements.end;
     char* address;
-    if (!is_weight && slice_length(checkpoint_part(&address, array, flat, t, part.first, part.end)) == 0) return true;
+    Slice within = checkpoint_in_own(&t->part, &piece.part, piece.elements);
+    if (n > 0 && slice_length(within) == 0) return true;
+    if (!is_weight && slice_length(checkpoint_part(&address, array, flat, t, within.first, within.end)) == 0)
+        return true;
     uint32_t expected = json_get(manifest, checksums, saved->name);
     if (expected == JSON_NONE)
         return fail_with(error, "%.600s: the manifest does not list %.100s; the checkpoint is damaged", file->path,
@@ -345,7 +487,7 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     Hash hash = hash_begin(0);
     size_t bad = n;
     for (size_t done = 0; done < n; done += CHECKPOINT_CHUNK) {
-        size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = part.first + done;
+        size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = piece.elements.first + done;
         if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
         hash_add(&hash, load->chunk, count * size);
         size_t wrong = is_weight || is_master ? convert_find_bad(load->chunk, saved->type, count) : count;
@@ -362,16 +504,12 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
             return fail_as(error, ERROR_PROCESS);
         }
         const char* values = (const char*)(rounds ? load->rounded : load->chunk);
-        Slice mine = checkpoint_part(&address, array, flat, t, first, first + count);
-        const char* from = values + (mine.first - first) * to_size;
-        if (slice_length(mine) > 0 && !checkpoint_put(flat, array, t, mine, address, from, error)) return false;
-        // Parameters follow from the master weights; a rank may have those without these.
-        if (is_master) flat_put(flat, t, first, (const floatX*)load->rounded, count);
+        if (!checkpoint_put_piece(flat, load, &piece, first, count, values, error)) return false;
     }
     if (!json_hash_is(manifest, expected, hash_end(&hash)))
         return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", file->path, saved->name);
     return bad == n || fail_with(error, "%.600s: element %zu of %s is not finite; use an earlier checkpoint",
-                                 file->path, part.first + bad, saved->name);
+                                 file->path, piece.elements.first + bad, saved->name);
 }
 
 // Opens the file of an entry of the manifest, and checks its header. After a failure there is nothing to close.
@@ -409,9 +547,12 @@ static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const
     load.count = checkpoint_arrays(load.arrays, flat);
     if (weights_alone) load.count = 1;  // they come first
     load.found = (size_t*)memory_allocate(load.count * p->count * sizeof(size_t));
+    load.parts = (size_t*)memory_allocate(load.count * p->count * sizeof(size_t));
     load.chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
     load.rounded = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
-    bool ok = (load.found && load.chunk && load.rounded) ||
+    load.own = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    load.own_rounded = host_allocate(CHECKPOINT_CHUNK * sizeof(floatX));
+    bool ok = (load.found && load.parts && load.chunk && load.rounded && load.own && load.own_rounded) ||
               fail_memory(error, directory, CHECKPOINT_CHUNK * sizeof(float));
     uint32_t files = json_get(manifest, 0, "files");
     for (uint32_t entry = json_first(manifest, files); ok && entry != JSON_NONE; entry = json_next(manifest, entry))
@@ -419,14 +560,18 @@ static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const
     for (size_t i = 0; ok && i < load.count * p->count; i++) {
         const Tensor* t = &p->tensors[i % p->count];
         const CheckpointArray* array = &load.arrays[i / p->count];
-        size_t elements = checkpoint_elements(array, flat, t);
+        const TensorPart whole = checkpoint_part_of(t, 0, 1);
+        size_t elements = checkpoint_elements(array, flat, t, &whole);
         if (load.found[i] < elements)
             ok = fail_with(error, "%.600s has %zu of %zu elements of %s.%s; it is another model's, or a file is "
                            "missing", directory, load.found[i], elements, array->prefix, t->name);
     }
     free(load.found);
+    free(load.parts);
     host_free(load.chunk);
     host_free(load.rounded);
+    host_free(load.own);
+    host_free(load.own_rounded);
     return ok;
 }
 

@@ -134,7 +134,7 @@ typedef struct {
     JsonWriter manifest;     // begun, with the caller's members
     char out[FILE_PATH_MAX];
     SafetensorsWriter writer;
-    SafetensorsWriter frozen;  // rank 0's, of the file of the frozen weights,
+    SafetensorsWriter frozen;  // of the file of the frozen weights, of the first ranks (saver_write_frozen),
     SaverNewest newest[SAVER_OUTS];  // which these checkpoints have too: --out and tiers can be on several file systems
     Error error;             // of SAVER_FAILED
     double stalled_ms;       // how long the save has kept training waiting
@@ -160,7 +160,7 @@ static inline bool saver_open(Saver* s, FlatVector* flat, bool snapshots, double
 // Declares the part of a tensor that a file has.
 static inline bool saver_declare_part(SafetensorsWriter* w, const char* prefix, const Tensor* t, Slice part,
                                       size_t elements, Dtype dtype, Error* error) {
-    char name[96];
+    char name[CHECKPOINT_NAME_MAX];
     bool matrix = slice_length(part) == tensor_elements(t) && t->cols > 0;
     const size_t shape[2] = {matrix ? t->rows : slice_length(part), t->cols};
     checkpoint_piece_name(name, prefix, t, part, elements);
@@ -175,7 +175,7 @@ static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t
         for (size_t i = 0; ok && i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
             Slice part = checkpoint_saved(&arrays[a], s->flat, t);
-            size_t elements = checkpoint_elements(&arrays[a], s->flat, t);
+            size_t elements = checkpoint_elements(&arrays[a], s->flat, t, &t->part);
             if (slice_length(part) == 0) continue;
             ok = saver_declare_part(&s->writer, arrays[a].prefix, t, part, elements, arrays[a].dtype, error);
         }
@@ -228,10 +228,18 @@ static inline SaverNewest* saver_newest(Saver* s) {
     return &s->newest[i];
 }
 
-static inline bool saver_link(const char* out, uint64_t step, const char* path) {
-    char directory[FILE_PATH_MAX], from[FILE_PATH_MAX + 64];
+// The name of a rank's file of frozen weights.
+static inline void saver_frozen_name(char name[48], const Saver* s) {
+    size_t rank = s->flat->options.rank;
+    if (rank == 0) snprintf(name, 48, CHECKPOINT_FROZEN);
+    else snprintf(name, 48, CHECKPOINT_FROZEN_PART, rank);
+}
+
+static inline bool saver_link(const Saver* s, const char* out, uint64_t step, const char* path) {
+    char directory[FILE_PATH_MAX], from[FILE_PATH_MAX + 64], name[48];
+    saver_frozen_name(name, s);
     checkpoint_path(directory, out, step, "");
-    snprintf(from, sizeof from, "%s/" CHECKPOINT_FROZEN, directory);
+    snprintf(from, sizeof from, "%s/%s", directory, name);
     return out[0] && link(from, path) == 0;
 }
 
@@ -239,22 +247,31 @@ static inline bool saver_link(const char* out, uint64_t step, const char* path) 
 // directory, or else of one on the same file system; false if there is none.
 static inline bool saver_link_frozen(Saver* s, const char* path) {
     const SaverNewest* own = saver_newest(s);
-    if (saver_link(own->out, own->before, path) || saver_link(own->out, own->step, path)) return true;
-    for (size_t i = 0; i < SAVER_OUTS; i++) if (saver_link(s->newest[i].out, s->newest[i].step, path)) return true;
+    if (saver_link(s, own->out, own->before, path) || saver_link(s, own->out, own->step, path)) return true;
+    for (size_t i = 0; i < SAVER_OUTS; i++)
+        if (saver_link(s, s->newest[i].out, s->newest[i].step, path)) return true;
     return false;
 }
 
-// Rank 0: the file of the frozen weights. The first two checkpoints of a process in a directory on a disk have two
-// files, later ones hard links to one and the other in turn, as long as --ckpt-keep leaves both: a bad byte on the disk
-// makes every second checkpoint useless, not all.
+// Whether this rank's file of frozen weights has a tensor, or its part of it. All ranks have all that is frozen, except
+// that ranks with other parts have those: rank 0 saves it, and the ranks up to the last part what is divided.
+static inline bool saver_freezes(const Saver* s, const Tensor* t) {
+    size_t rank = s->flat->options.rank;
+    return !t->trains && (rank == 0 || (rank < s->flat->tp && tensor_is_divided(t))) && tensor_elements(t) > 0;
+}
+
+// Writes this rank's file of the frozen weights, if it has one. The first two checkpoints of a process in a directory
+// on a disk have two files, later ones hard links to one and the other in turn, as long as --ckpt-keep leaves both: a
+// bad byte on the disk makes every second checkpoint useless, not all.
 static inline bool saver_write_frozen(Saver* s, Error* error) {
     const Parameters* p = s->flat->parameters;
-    char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
+    char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64], name[48];
     size_t frozen = 0;
-    for (size_t i = 0; i < p->count; i++) frozen += !p->tensors[i].trains;
+    for (size_t i = 0; i < p->count; i++) frozen += saver_freezes(s, &p->tensors[i]);
     if (frozen == 0) return true;
+    saver_frozen_name(name, s);
     checkpoint_path(directory, s->out, s->step, ".tmp");
-    snprintf(path, sizeof path, "%s/" CHECKPOINT_FROZEN, directory);
+    snprintf(path, sizeof path, "%s/%s", directory, name);
     if (!directory_make(directory, error)) return false;
     const SaverNewest* newest = saver_newest(s);
     bool copies = newest->out[0] && newest->before == 0 &&
@@ -267,12 +284,12 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
     for (size_t i = 0; ok && i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
         Slice whole = {0, tensor_elements(t)};
-        if (!t->trains) ok = saver_declare_part(&s->frozen, "weight", t, whole, whole.end, t->dtype, error);
+        if (saver_freezes(s, t)) ok = saver_declare_part(&s->frozen, "weight", t, whole, whole.end, t->dtype, error);
     }
     ok = ok && safetensors_begin(&s->frozen, error);
     for (size_t i = 0; ok && i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
-        for (size_t first = 0, n; ok && !t->trains && first < tensor_elements(t); first += n) {
+        for (size_t first = 0, n; ok && saver_freezes(s, t) && first < tensor_elements(t); first += n) {
             n = min_size(CHECKPOINT_CHUNK, tensor_elements(t) - first);
             device_download(chunk, flat_param(s->flat, t) + first, n * sizeof(floatX), s->flat->stream);
             ok = safetensors_write(&s->frozen, chunk, n * sizeof(floatX), error);
@@ -351,7 +368,7 @@ static inline void saver_begin(Saver* s, uint64_t step, const char* out, const J
     s->state = SAVER_WRITING;
     snprintf(s->out, sizeof s->out, "%.4000s", out);
     bool ok = flat_await_all(s->flat, &s->error);  // parameters that have not arrived must not be saved
-    if (!ok || (s->flat->options.rank == 0 && !saver_write_frozen(s, &s->error))) {
+    if (!ok || !saver_write_frozen(s, &s->error)) {
         s->state = SAVER_FAILED;
         return;
     }
@@ -410,18 +427,31 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
                          "machines share", r, part);
     }
     fault_point("manifest");
-    if (!manifest_finish(&s->manifest, file, s->flat, files, begins, &s->frozen.header, error)) return false;
+    if (!manifest_finish(&s->manifest, file, s->flat, files, begins, error)) return false;
 
     // A checkpoint of the same step exists if it was damaged and the run therefore resumed from an earlier one.
     if (directory_exists(path) && !checkpoint_rename(s->out, step, CHECKPOINT_ASIDE))
         return fail_file(error, "set aside", path);
     fault_point("rename");
-    if (!directory_rename_sync(temporary, path, error)) return false;
+    return directory_rename_sync(temporary, path, error);
+}
+
+// Writes this rank's elements of the manifest's "files".
+static inline void saver_write_files(JsonWriter* w, const Saver* s) {
+    char name[48];
+    snprintf(name, sizeof name, CHECKPOINT_FILE, s->flat->options.rank);
+    manifest_write_file(w, name, &s->writer.header);
+    if (s->frozen.header.count == 0) return;
+    saver_frozen_name(name, s);
+    manifest_write_file(w, name, &s->frozen.header);
+}
+
+// Remembers that the save is complete.
+static inline void saver_note_newest(Saver* s) {
     SaverNewest* newest = saver_newest(s);
     newest->before = newest->out[0] ? newest->step : 0;
     memcpy(newest->out, s->out, sizeof s->out);
-    newest->step = step;
-    return true;
+    newest->step = s->step;
 }
 
 // Completes a save that all ranks have written; called by all ranks together. If that fails, the save is dropped,
@@ -438,9 +468,7 @@ static inline bool saver_end(Saver* s, Error* error) {
     // A rank that gave up did so because another failed: the other's error is the reason.
     if (comm) ok = comm_agree_all(comm, ok || s->gave_up, error) && comm_agree_all(comm, ok, error);
     if (ok) {
-        char name[32];
-        snprintf(name, sizeof name, CHECKPOINT_FILE, s->flat->options.rank);
-        manifest_write_file(&w, name, &s->writer.header);
+        saver_write_files(&w, s);
         ok = json_write_done(&w, error);
         if (!ok && comm) comm_abort(comm, error->text);
     }
@@ -452,6 +480,7 @@ static inline bool saver_end(Saver* s, Error* error) {
     free(begins);
     json_writer_free(&w);
     if (ok) {
+        saver_note_newest(s);
         safetensors_writer_free(&s->writer);
         json_writer_free(&s->manifest);
         s->state = SAVER_IDLE;

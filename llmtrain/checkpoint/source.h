@@ -2,7 +2,7 @@
 // other programs' models and the export to them (export.h) both read through this.
 //
 //   1. source         configuration, table of tensors, and where the pieces of each are: source_read
-//   2. checkpoint     of any number of ranks and any ZeRO stage
+//   2. checkpoint     of any number of ranks, any ZeRO stage and any parts of tensors
 //   3. Hugging Face   config.json, and model.safetensors or model.safetensors.index.json with its shards
 //   4. llm.c          files of magic 20240326, version 3 (fp32) and 5 (bf16)
 //   5. opening        source_open finds out which of them a path is; source_open_tokenizer; source_load fills a model
@@ -28,7 +28,9 @@
 // A piece of one of our tensors, contiguous in a file.
 typedef struct {
     size_t tensor;               // of the table
-    size_t first, count;         // elements [first, first + count) of it
+    size_t first, count;         // elements [first, first + count) of it, part after part
+    size_t number, parts;        // which part of it they are of, of how many; 0 of 0: of the whole tensor
+    size_t before;               // elements of the parts before this one
     size_t file, position;       // of its first byte
     Dtype dtype;
     bool transposed;             // a whole matrix that is stored as (cols, rows)
@@ -102,8 +104,8 @@ static inline bool source_finish(ModelSource* s, Error* error) {
     s->dtype = s->piece_count ? piece->dtype : DTYPE_F32;
     for (size_t i = 0; i < s->parameters.count; i++) {
         const Tensor* t = &s->parameters.tensors[i];
-        size_t reached = 0;
-        for (; piece < end && piece->tensor == i && piece->first == reached; piece++) {
+        size_t reached = 0, parts = piece < end ? piece->parts : 0;
+        for (; piece < end && piece->tensor == i && piece->first == reached && piece->parts == parts; piece++) {
             reached += piece->count;
             if (piece->dtype != s->dtype) s->dtype = DTYPE_F32;
         }
@@ -112,6 +114,12 @@ static inline bool source_finish(ModelSource* s, Error* error) {
                              "missing", s->path, reached, tensor_elements(t), t->name);
     }
     return true;
+}
+
+// Where element e of a piece, and what follows it, is in the whole tensor.
+static inline PartRun source_run(const Tensor* t, const SourcePiece* piece, size_t e) {
+    const TensorPart part = checkpoint_part_of(t, piece->number, max_size(piece->parts, 1));
+    return part_run(&part, piece->first - piece->before + e);
 }
 
 // Reads a tensor as floats: *values (elements), until the next call for another one.
@@ -130,6 +138,7 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
         const SafetensorsFile* f = &s->files[piece->file];
         size_t at = piece->position, size = dtype_bytes(piece->dtype);
         size_t bad = piece->count;
+        bool moves = piece->transposed || piece->parts > 1;
         float* to = s->values + piece->first;
         Hash hash = hash_begin(0);
         for (size_t done = 0, n; done < piece->count; done += n) {
@@ -140,15 +149,20 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
             hash_add(&hash, s->chunk, n * size);
             size_t first = convert_find_bad(s->chunk, piece->dtype, n);
             if (first < n && bad == piece->count) bad = done + first;
-            convert_to_float(piece->transposed ? s->widened : to + done, s->chunk, piece->dtype, n);
+            convert_to_float(moves ? s->widened : to + done, s->chunk, piece->dtype, n);
             for (size_t e = 0; e < (piece->transposed ? n : 0); e++)
                 to[(done + e) % t->rows * t->cols + (done + e) / t->rows] = s->widened[e];
+            for (size_t e = 0, here; e < (piece->parts > 1 ? n : 0); e += here) {
+                PartRun run = source_run(t, piece, done + e);
+                here = min_size(run.count, n - e);
+                memcpy(s->values + run.whole, s->widened + e, here * sizeof(float));
+            }
         }
         if (piece->checked && hash_end(&hash) != piece->hash)
             return fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", f->path, t->name);
         if (bad < piece->count)
             return fail_with(error, "%.600s: element %zu of %s is not finite; use another copy, or an earlier "
-                             "checkpoint", f->path, piece->first + bad, t->name);
+                             "checkpoint", f->path, source_run(t, piece, bad).whole, t->name);
     }
     s->held = tensor;
     return true;
@@ -171,19 +185,21 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
     bool ok = true;
     for (size_t i = 0; ok && i < file->header.count; i++) {
         const SafetensorsTensor* saved = &file->header.tensors[i];
-        size_t array, tensor;
+        CheckpointPiece found;
         unsigned long long hash = 0;
-        Slice part;
-        if (!checkpoint_piece(&array, &tensor, &part, &load, &flat, saved)) continue;
-        const Tensor* t = &s->parameters.tensors[tensor];
-        ok = convert_knows(saved->type) && part.first <= part.end && part.end <= tensor_elements(t) &&
-             saved->bytes == slice_length(part) * dtype_bytes(saved->type) &&
+        bool known;
+        if (!checkpoint_piece(&found, &known, &load, &flat, file->path, saved->name, error)) ok = false;
+        if (!ok || !known) continue;
+        size_t count = slice_length(found.elements);
+        ok = convert_knows(saved->type) && saved->bytes == count * dtype_bytes(saved->type) &&
              json_string(manifest, json_get(manifest, sums, saved->name), sum, sizeof sum) &&
              sscanf(sum, "%llx", &hash) == 1 && s->piece_count < s->piece_capacity;
         if (!ok)
-            fail_with(error, "%.600s: %.100s is not what the manifest says; it is damaged", file->path, saved->name);
-        if (!ok || part.first == part.end) continue;
-        const SourcePiece piece = {.tensor = tensor, .first = part.first, .count = slice_length(part), .file = number,
+            fail_with(error, "%.600s: %.160s is not what the manifest says; it is damaged", file->path, saved->name);
+        if (!ok || count == 0) continue;
+        const SourcePiece piece = {.tensor = found.tensor, .first = found.before + found.elements.first,
+                                   .count = count, .number = found.part.number, .parts = found.part.count,
+                                   .before = found.before, .file = number,
                                    .position = file->data_start + saved->offset, .dtype = saved->type,
                                    .transposed = false, .checked = true, .hash = hash};
         source_add_piece(s, &piece);
@@ -599,6 +615,26 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
     return ok;
 }
 
+// Sets a tensor of a model, or this rank's part of it, from the values of the whole tensor.
+static inline bool source_set(Model* model, TensorId id, const float* values, Error* error) {
+    const Tensor* t = model_tensor(model, id);
+    size_t elements = tensor_elements(t), size = min_size(elements, INIT_PIECE);
+    if (!tensor_is_divided(t)) return flat_set_params(&model->flat, id, 0, values, elements, error);
+    float* own = (float*)memory_allocate(max_size(size, 1) * sizeof(float));
+    bool ok = own != NULL || fail_with(error, "out of memory for a piece of the weights");
+    for (size_t first = 0; ok && first < elements; first += size) {
+        size_t count = min_size(size, elements - first);
+        for (size_t e = 0, n; e < count; e += n) {
+            PartRun run = part_run(&t->part, first + e);
+            n = min_size(run.count, count - e);
+            memcpy(own + e, values + run.whole, n * sizeof(float));
+        }
+        ok = flat_set_params(&model->flat, id, first, own, count, error);
+    }
+    free(own);
+    return ok;
+}
+
 // Fills in the weights of a model of the same configuration, except that its context may be shorter, and a llama's also
 // longer. flag: the one that named the source.
 static inline bool source_load(Model* model, ModelSource* s, const char* flag, Error* error) {
@@ -610,8 +646,7 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
     for (uint32_t i = 0; ok && i < model->parameters.count; i++) {
         const TensorId id = {i};
         const float* values;
-        ok = source_read(&values, s, i, error) &&
-             flat_set_params(&model->flat, id, 0, values, tensor_elements(model_tensor(model, id)), error);
+        ok = source_read(&values, s, i, error) && source_set(model, id, values, error);
     }
     return ok;
 }
