@@ -214,6 +214,10 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
                 printf("note: that run summed gradients in %llu parts of a micro-batch's rows, this one does in %llu: "
                        "the bits will differ\n", (unsigned long long)saved.row_leaves,
                        (unsigned long long)run->record.row_leaves);
+            if (saved.leaves != run->record.leaves)
+                printf("note: that run added the parts of a layer's matmul in %llu leaves, this one does in %llu: the "
+                       "bits will differ\n", (unsigned long long)saved.leaves,
+                       (unsigned long long)run->record.leaves);
             char precision[16];
             run->record.state = saved.state;
             if (!resume_same_precision(precision, &manifest))  // a loss scale belongs to FP16
