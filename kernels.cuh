@@ -10,8 +10,8 @@
 //    8. scratch         how much memory all of them need besides their arguments
 //
 // In llmtrain/ops/: the other matmuls in matmul.cuh, attention in attention.cuh, attention to a KV cache in decode.cuh,
-// norms of query and key heads in qk_norm.cuh, heads cut into parts for ranks in heads.cuh, operations on whole vectors
-// in vectors.cuh, optimizers in optimizers/.
+// norms of query and key heads in qk_norm.cuh, heads cut into parts for ranks in heads.cuh, layers that ranks share in
+// leaves.cuh, operations on whole vectors in vectors.cuh, optimizers in optimizers/.
 // To copy an operation into a project of your own, take its section and what the section's first lines name.
 //
 // Almost all kernels here are bound by memory, so their comments count the bytes that they move. W is the number of
@@ -29,6 +29,7 @@
 #include "llmtrain/ops/blocks.cuh"
 #include "llmtrain/ops/decode.cuh"
 #include "llmtrain/ops/heads.cuh"
+#include "llmtrain/ops/leaves.cuh"
 #include "llmtrain/ops/matmul.cuh"
 #include "llmtrain/ops/optimizers/update.cuh"
 #include "llmtrain/ops/qk_norm.cuh"
@@ -38,17 +39,10 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Embedding
 //
-// Defines: embedding_forward, embedding_backward.
+// Defines: embedding_forward, embedding_backward, embedding_backward_part.
 // Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
 
 enum { EMBEDDING_THREADS = 256 };
-
-template <int W>
-static __device__ inline Lanes<W> lanes_add(Lanes<W> a, Lanes<W> b) {
-    #pragma unroll
-    for (int i = 0; i < W; i++) a.x[i] += b.x[i];
-    return a;
-}
 
 // A block owns a row, a thread W channels of it. Reads a row of token_weight and one of position_weight, which stays
 // in the cache, and writes one.
@@ -89,6 +83,9 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const i
 //     A thread owns W channels of a piece and adds its rows. A run inside of one piece has one owner, which adds the
 //     sum to the gradient. For a run that crosses from piece to piece, each piece stores its partial sum,
 //   - and a second kernel adds those partial sums (`parts`), in the order of the pieces.
+//
+// Only the tokens in [first, first + rows) are added up. The others are sorted and cut into pieces too, so that the
+// bits of a token's gradient do not depend on the range.
 //
 // Positions are sorted and added up in the same way, except that their runs stay whole: one block adds up the run, be
 // it longer than a piece. A position has a row for each sequence or document of the batch, seldom more than some
@@ -157,23 +154,26 @@ static __global__ void embedding_merge(uint64_t* out, const uint64_t* in, size_t
 // WHOLE: the piece is moved to the runs that begin in it, and there are no parts.
 template <int W, bool WHOLE>
 static __global__ void embedding_sum_pieces(float* gradients, float* parts, const floatX* dout, const uint64_t* keys,
-                                            size_t piece, size_t N, size_t C) {
+                                            size_t piece, size_t N, size_t C, uint32_t first, uint32_t rows) {
     size_t begin = blockIdx.x * piece, end = min(begin + piece, N);
     if (WHOLE) begin = run_end(keys, begin, N), end = run_end(keys, end, N);
     if (WHOLE && begin == end) return;
+    auto added = [=](uint32_t id) { return id - first < rows; };  // ids before `first` wrap around, to large numbers
     for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
         uint32_t id = key_id(keys[begin]);
         bool from_before = !WHOLE && begin > 0 && key_id(keys[begin - 1]) == id;
-        Lanes<W> sum = {}, next = lanes_load<W>(dout + key_row(keys[begin]) * C + c);
+        Lanes<W> sum = {}, next = {};
+        if (added(id)) next = lanes_load<W>(dout + key_row(keys[begin]) * C + c);
         for (size_t i = begin; i < end; i++) {
             Lanes<W> row = next;
             uint64_t next_key = i + 1 < N ? keys[i + 1] : 0;
             bool ends = i + 1 == N || key_id(next_key) != id;
-            if (i + 1 < end) next = lanes_load<W>(dout + key_row(next_key) * C + c);
+            if (i + 1 < end && added(key_id(next_key))) next = lanes_load<W>(dout + key_row(next_key) * C + c);
             sum = lanes_add(sum, row);
             if (!ends && i + 1 < end) continue;
-            if (WHOLE || (ends && !from_before)) {
-                float* gradient = gradients + (size_t)id * C + c;
+            if (!added(id)) {
+            } else if (WHOLE || (ends && !from_before)) {
+                float* gradient = gradients + (size_t)(id - first) * C + c;
                 group_store(gradient, lanes_add(group_load<W>(gradient), sum));
             } else {
                 group_store(parts + (2 * blockIdx.x + (from_before ? 0 : 1)) * C + c, sum);
@@ -190,11 +190,12 @@ static __global__ void embedding_sum_pieces(float* gradients, float* parts, cons
 // of y.
 template <int W>
 static __global__ void embedding_join_pieces(float* dtoken_weight, const float* parts, const uint64_t* keys,
-                                             size_t piece, size_t N, size_t C) {
+                                             size_t piece, size_t N, size_t C, uint32_t first, uint32_t rows) {
     __shared__ Lanes<W> sums[EMBEDDING_JOINERS][WARP];
     size_t begin = blockIdx.x * piece, end = begin + piece;
     if (end >= N) return;
     uint32_t token = key_id(keys[end - 1]);
+    if (token - first >= rows) return;
     if (key_id(keys[end]) != token || (begin > 0 && key_id(keys[begin - 1]) == token)) return;
     size_t c = ((size_t)blockIdx.y * WARP + threadIdx.x) * W;
     Lanes<W> sum = {};
@@ -206,7 +207,7 @@ static __global__ void embedding_join_pieces(float* dtoken_weight, const float* 
     if (threadIdx.y > 0 || c >= C) return;
     sum = group_load<W>(parts + (2 * blockIdx.x + 1) * C + c);
     for (int y = 0; y < EMBEDDING_JOINERS; y++) sum = lanes_add(sum, sums[y][threadIdx.x]);
-    float* gradient = dtoken_weight + (size_t)token * C + c;
+    float* gradient = dtoken_weight + (size_t)(token - first) * C + c;
     group_store(gradient, lanes_add(group_load<W>(gradient), sum));
 }
 
@@ -240,31 +241,40 @@ static inline const uint64_t* embedding_sort(uint64_t* keys, uint64_t* other, co
     return keys;
 }
 
-static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
-                                      const int32_t* tokens, const int32_t* positions, size_t N, size_t C,
-                                      Stream stream) {
+// Adds to gradients (rows, C), for the ids (N) in [first, first + rows); `whole`: ids are positions.
+static inline void embedding_backward_ids(float* gradients, const floatX* dout, const int32_t* ids, bool whole,
+                                          size_t first, size_t rows, size_t N, size_t C, Stream stream) {
     size_t piece = embedding_piece(N), pieces = divide_up(N, piece);
     char* scratch = (char*)device_scratch(stream, embedding_backward_scratch_bytes(N, C));
     uint64_t *keys = (uint64_t*)scratch, *other = (uint64_t*)(scratch + embedding_keys_bytes(N));
     float* parts = (float*)(scratch + 2 * embedding_keys_bytes(N));
-    bool packs = packs_fit(C, dout, dtoken_weight, dposition_weight, parts);
+    bool packs = packs_fit(C, dout, gradients, parts, NULL);
     size_t W = packs ? PACK : 1;
+    uint32_t from = (uint32_t)first, count = (uint32_t)min_size(rows, UINT32_MAX);
     unsigned threads = block_threads(divide_up(C, W), EMBEDDING_THREADS);
     auto sum_pieces = packs ? embedding_sum_pieces<PACK, false> : embedding_sum_pieces<1, false>;
     auto sum_runs = packs ? embedding_sum_pieces<PACK, true> : embedding_sum_pieces<1, true>;
     auto join_pieces = packs ? embedding_join_pieces<PACK> : embedding_join_pieces<1>;
-    if (dtoken_weight) {
-        const uint64_t* sorted = embedding_sort(keys, other, tokens, N, stream);
-        sum_pieces<<<(unsigned)pieces, threads, 0, stream->compute>>>(dtoken_weight, parts, dout, sorted, piece, N, C);
-        LAUNCH_CHECK();
-        dim3 joins((unsigned)pieces, (unsigned)divide_up(C, WARP * W)), joiners(WARP, EMBEDDING_JOINERS);
-        join_pieces<<<joins, joiners, 0, stream->compute>>>(dtoken_weight, parts, sorted, piece, N, C);
-        LAUNCH_CHECK();
-    }
-    if (dposition_weight == NULL) return;
-    const uint64_t* sorted = embedding_sort(keys, other, positions, N, stream);
-    sum_runs<<<(unsigned)pieces, threads, 0, stream->compute>>>(dposition_weight, NULL, dout, sorted, piece, N, C);
+    const uint64_t* sorted = embedding_sort(keys, other, ids, N, stream);
+    auto sum = whole ? sum_runs : sum_pieces;
+    sum<<<(unsigned)pieces, threads, 0, stream->compute>>>(gradients, parts, dout, sorted, piece, N, C, from, count);
     LAUNCH_CHECK();
+    if (whole) return;
+    dim3 joins((unsigned)pieces, (unsigned)divide_up(C, WARP * W)), joiners(WARP, EMBEDDING_JOINERS);
+    join_pieces<<<joins, joiners, 0, stream->compute>>>(gradients, parts, sorted, piece, N, C, from, count);
+    LAUNCH_CHECK();
+}
+
+static inline void embedding_backward_part(float* dtoken_weight, const floatX* dout, const int32_t* tokens,
+                                           size_t first, size_t rows, size_t N, size_t C, Stream stream) {
+    embedding_backward_ids(dtoken_weight, dout, tokens, false, first, rows, N, C, stream);
+}
+
+static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
+                                      const int32_t* tokens, const int32_t* positions, size_t N, size_t C,
+                                      Stream stream) {
+    if (dtoken_weight) embedding_backward_ids(dtoken_weight, dout, tokens, false, 0, SIZE_MAX, N, C, stream);
+    if (dposition_weight) embedding_backward_ids(dposition_weight, dout, positions, true, 0, SIZE_MAX, N, C, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -769,74 +779,34 @@ static inline void dropout_apply(floatX* out, const floatX* in, float p, uint64_
 // 7. Classifier
 //
 // Defines: classifier.
-// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh.
+// Needs: llmtrain/ops/types.h, llmtrain/ops/blocks.cuh, llmtrain/ops/leaves.cuh.
 //
-// A block owns a row of logits. It reads the row once for maximum and sum together, by "Online normalizer calculation
-// for softmax": a thread whose maximum rises scales its sum down to the new one. The second reading, for the gradient,
-// goes from the end to the beginning, so that it starts with what the cache still holds: the rows being worked on are
-// some 30 MB, which is what the L2 cache keeps. So memory moves 2 elements per logit, and 1 if only the loss is
-// wanted.
-//
-// exp(x - maximum) is exp2f(LOG2E x - offset), a multiply-add and 2 units in the last place; offset = LOG2E maximum,
-// rounded, is the same in all terms and cancels in the probabilities; the loss corrects its rounding. So errors grow
-// only with the distance below the maximum, 3 ln2 2^-24 LOG2E of it. Logits must be between -2^127 and 2^127.
+// A block owns a row of logits. It reads the row once for maximum and sum together (leaves.cuh, section 3). The second
+// reading, for the gradient, goes from the end to the beginning, so that it starts with what the cache still holds: the
+// rows being worked on are some 30 MB, which is what the L2 cache keeps. So memory moves 2 elements per logit, and 1 if
+// only the loss is wanted.
 
-enum { CLASSIFIER_THREADS = 1024 };
-#define CLASSIFIER_LOG2E 1.4426950408889634f
-
-// Replaces by `value` those of the W columns from v on that are padding, which may hold anything.
-template <int W>
-static __device__ inline void padding_set(Lanes<W>* x, int v, int V, float value) {
-    if (v + W <= V) return;
-    #pragma unroll
-    for (int j = 0; j < W; j++) x->x[j] = v + j < V ? x->x[j] : value;
-}
+enum { CLASSIFIER_THREADS = SOFTMAX_THREADS };
 
 template <int W>
 static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
         floatX* logits, float* losses, const int32_t* targets, float dloss, const float* weights, size_t N, int V,
         int Vp) {
     __shared__ float shared[WARP];
-    int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
     for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
         floatX* x = logits + row * (size_t)Vp;
         int target = targets[row];
         if (target < 0) {
-            Lanes<W> zero = {};
             if (threadIdx.x == 0) losses[row] = 0.0f;
-            if (dloss != 0.0f) for (int v = first; v < Vp; v += step) lanes_store<W>(x + v, zero);
+            if (dloss != 0.0f) softmax_zero<W>(x, Vp);
             continue;
         }
-        // A maximum begins at a finite number, not at -infinity: no difference is infinity minus infinity.
-        float target_logit = float_of(x[target]), maximum = -0x1p127f, offset = maximum * CLASSIFIER_LOG2E, sum = 0.0f;
-        int v = first;
-        for (; v < Vp; v += step) {
-            Lanes<W> logit = lanes_load<W>(x + v);
-            float old = offset;
-            padding_set(&logit, v, V, -INFINITY);
-            #pragma unroll
-            for (int j = 0; j < W; j++) maximum = fmaxf(maximum, logit.x[j]);
-            offset = maximum * CLASSIFIER_LOG2E;
-            sum *= exp2f(old - offset);
-            #pragma unroll
-            for (int j = 0; j < W; j++) sum += exp2f(fmaf(logit.x[j], CLASSIFIER_LOG2E, -offset));
-        }
-        float row_maximum = block_max(maximum, shared), row_offset = row_maximum * CLASSIFIER_LOG2E;
-        sum = block_sum(sum * exp2f(offset - row_offset), shared);
-        float rounding = fmaf(row_maximum, CLASSIFIER_LOG2E, -row_offset) / CLASSIFIER_LOG2E;
-        if (threadIdx.x == 0) losses[row] = logf(sum) - rounding + (row_maximum - target_logit);
+        float target_logit = float_of(x[target]);
+        Softmax softmax = softmax_of<W, true>(x, V, Vp, shared);
+        if (threadIdx.x == 0) losses[row] = softmax_loss(softmax, target_logit);
         if (dloss == 0.0f) continue;
-        float gradient = weights ? dloss * weights[row] : dloss, scale = gradient / sum;
-        float target_probability = exp2f(fmaf(target_logit, CLASSIFIER_LOG2E, -row_offset)) / sum;
-        for (v -= step; v >= 0; v -= step) {
-            Lanes<W> logit = lanes_load<W>(x + v);
-            #pragma unroll
-            for (int j = 0; j < W; j++)
-                logit.x[j] = exp2f(fmaf(logit.x[j], CLASSIFIER_LOG2E, -row_offset)) * scale;
-            padding_set(&logit, v, V, 0.0f);
-            lanes_store<W>(x + v, logit);
-            if (v <= target && target < v + W) x[target] = floatX_of((target_probability - 1.0f) * gradient);
-        }
+        float gradient = weights ? dloss * weights[row] : dloss;
+        softmax_gradient<W>(x, softmax, target, target_logit, gradient, V, Vp);
     }
 }
 

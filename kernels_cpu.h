@@ -95,8 +95,8 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const i
     }
 }
 
-// Adds to dtoken_weight (rows, C), from the rows of dout (N, C) with a token in [first, first + rows): the gradient of a
-// part of the vocabulary, with the bits that it has in the gradient of the whole.
+// Adds to dtoken_weight (rows, C), from the rows of dout (N, C) whose token is in [first, first + rows): the gradient
+// of a part of the vocabulary, with the bits that it has in the gradient of the whole.
 // A thread owns a strip of channels and goes through all rows in order: two rows of the same token never race.
 static inline void embedding_backward_part(float* dtoken_weight, const floatX* dout, const int32_t* tokens,
                                            size_t first, size_t rows, size_t N, size_t C, Stream stream) {

@@ -176,13 +176,12 @@ static void operands_free(Operands* p) {
 }
 
 static bool operands_make(Operands* p, const MatmulShape* s, const Bench* bench, Error* error) {
-    bool forward = s->kind == MATMUL_FORWARD || s->kind == MATMUL_GELU_FORWARD;
-    bool of_weight = s->kind == MATMUL_BACKWARD_WEIGHT, gelu = s->kind >= MATMUL_GELU_FORWARD;
+    bool forward = matmul_is_forward(s->kind), of_weight = s->kind == MATMUL_BACKWARD_WEIGHT;
     size_t bytes = dtype_bytes((Dtype)s->type), MN = s->M * s->N, MK = s->M * s->K, NK = s->N * s->K;
     memset(p, 0, sizeof *p);
-    p->out_is_float = of_weight || s->type == DTYPE_F32;
+    p->out_is_float = matmul_makes_floats(s->kind) || s->type == DTYPE_F32;
     p->out_bytes = (p->out_is_float ? sizeof(float) : bytes) * (forward ? MN : of_weight ? NK : MK);
-    p->pre_bytes = gelu ? p->out_bytes : 0;
+    p->pre_bytes = matmul_has_gelu(s->kind) ? p->out_bytes : 0;
     p->terms = forward ? s->K : of_weight ? s->M : s->N;
     struct {
         void** array;
@@ -230,7 +229,7 @@ static bool results_agree(const MatmulShape* s, const Operands* p, const void* a
     unsigned blocks = (unsigned)min_size(COMPARE_BLOCKS, divide_up(n, COMPARE_THREADS));
     double root = sqrt((double)p->terms), absolute = 8.0 * root * 0x1p-24 * ((double)p->terms / 4.0 + 1.0);
     if (s->tf32) absolute += root * 0x1p-8;
-    if (s->kind >= MATMUL_GELU_FORWARD) absolute += root * 0x1p-11;
+    if (matmul_has_gelu(s->kind)) absolute += root * 0x1p-11;
     float most = 0.0f, relative = p->out_is_float ? 0x1p-22f : 2.0f * FLOATX_EPSILON;
     if (p->out_is_float)
         compare_kernel<float><<<blocks, COMPARE_THREADS, 0, bench->stream->compute>>>(

@@ -522,6 +522,8 @@ static void test_norm(bool layernorm, bool branch, size_t N, size_t C, double sc
 OPERATION(matmul_forward, x(c, 0), x(c, 1), x(c, 2), x(c, 3), s->M, s->N, s->K)
 OPERATION(matmul_backward_input, x(c, 0), x(c, 1), x(c, 2), s->M, s->N, s->K)
 OPERATION(matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2), x(c, 3), true, s->M, s->N, s->K)
+OPERATION(matmul_forward_sums, f(c, 0), x(c, 1), x(c, 2), s->M, s->N, s->K)
+OPERATION(matmul_backward_input_sums, f(c, 0), x(c, 1), x(c, 2), s->M, s->N, s->K)
 OPERATION_AS(matmul_overwrites, "matmul_backward_weight, not adding", matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2),
              x(c, 3), false, s->M, s->N, s->K)
 
@@ -532,7 +534,7 @@ static void test_matmul_gelu_backward(const Case* backward, const Result* sum);
 // A library may add the bias as one more term.
 static void test_matmul(size_t M, size_t N, size_t K, bool bias) {
     if (!wanted("matmul_forward matmul_backward_input matmul_backward_weight matmul_gelu_forward "
-                "matmul_gelu_backward_input")) return;
+                "matmul_gelu_backward_input matmul_forward_sums matmul_backward_input_sums")) return;
     Shape s = {.M = M, .N = N, .K = K};
     Case c = case_begin(operation_matmul_forward, &s, "M=%zu N=%zu K=%zu%s", M, N, K, bias ? " bias" : "");
     c.scratch_bytes = SCRATCH(matmul_scratch_bytes());
@@ -565,6 +567,16 @@ static void test_matmul(size_t M, size_t N, size_t K, bool bias) {
     case_prove(&w);
     case_prove(&over);
     test_matmul_gelu_backward(&b, dinput);
+    for (int backward = 0; backward < 2 && !bias; backward++) {  // the same sums, not rounded
+        const Case* rounded = backward ? &b : &c;
+        Case sums = case_begin(backward ? operation_matmul_backward_input_sums : operation_matmul_forward_sums, &s,
+                               "%s", c.shape);
+        sums.scratch_bytes = c.scratch_bytes;
+        array(&sums, "out", OUTPUT, FLOAT, rounded->arrays[0].n, 1)->expected = rounded->arrays[0].expected;
+        newest(&sums)->length = rounded->arrays[0].length;
+        for (int i = 1; i <= 2; i++) input_again(&sums, &rounded->arrays[i]);
+        case_prove(&sums);
+    }
     release();
 }
 
@@ -703,6 +715,124 @@ static void test_heads(size_t parts, size_t N, size_t H, size_t K, size_t D) {
     for (size_t i = 0; i < n; i++) result_add(joined, i, rows[i], 0.0);
     case_prove(&b);
     case_check(&b, heads_equal(&b.arrays[0]), "undoes heads_split");
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Layers that ranks share: the operations of all `parts` ranks, one after the other, as one case
+
+OPERATION(columns_copy, x(c, 0), s->C, x(c, 1), s->K, s->M, s->N)
+OPERATION(leaves_sum, x(c, 0), f(c, 1), x(c, 2), s->parts, s->M, s->C)
+
+// A block of `columns` columns out of rows of in_stride elements into rows of out_stride: what is between stays.
+static void test_columns(size_t M, size_t columns, size_t out_stride, size_t in_stride) {
+    if (!wanted("columns_copy")) return;
+    Shape s = {.C = out_stride, .M = M, .N = columns, .K = in_stride};
+    Case c = case_begin(operation_columns_copy, &s, "M=%zu columns=%zu %zu->%zu", M, columns, in_stride, out_stride);
+    size_t n = (M - 1) * out_stride + columns;
+    Result* out = output(&c, "out", IN_PLACE, STORED, n, SAME_BITS);
+    double *start = doubles(&c.arrays[0], c.arrays[0].start), *in = input(&c, "in", (M - 1) * in_stride + columns, 1);
+    newest(&c)->live = 0;
+    c.arrays[0].live = 0;
+    c.silent = out_stride == columns;  // all of out is overwritten
+    for (size_t i = 0; i < n; i++) {
+        bool copied = i % out_stride < columns;
+        result_add(out, i, copied ? in[i / out_stride * in_stride + i % out_stride] : start[i], 0.0);
+    }
+    if (!c.silent) c.arrays[0].live = columns;
+    case_prove(&c);
+    case_check(&c, heads_equal(&c.arrays[0]), "every element is in its place");
+    release();
+}
+
+// The tree over `count` numbers that are `stride` apart: neighbors first.
+static float tree_sum(const float* x, size_t count, size_t stride) {
+    if (count == 1) return *x;
+    return tree_sum(x, count / 2, stride) + tree_sum(x + count / 2 * stride, count / 2, stride);
+}
+
+static void test_leaves_sum(size_t count, size_t M, size_t C, bool biased) {
+    if (!wanted("leaves_sum")) return;
+    Shape s = {.C = C, .M = M, .parts = count};
+    size_t n = M * C, wrong = 0;
+    Case c = case_begin(operation_leaves_sum, &s, "count=%zu M=%zu C=%zu%s", count, M, C, biased ? " bias" : "");
+    Result* out = output(&c, "out", OUTPUT, STORED, n, ON_CUDA ? SAME_BITS : count);
+    const Array* parts = array(&c, "parts", INPUT, FLOAT, count * n, 1);
+    for (size_t i = 0; i < count * n && n > 1; i += n) ((float*)parts->start)[i] = -0.0f;  // their sum is -0 too
+    double* bias = input(&c, "bias", biased ? C : 0, 1);
+    for (size_t i = 0; i < count * n; i++) result_term(out, i % n, array_get(parts, parts->start, i));
+    for (size_t i = 0; i < n && biased; i++) result_term(out, i, bias[i % C]);
+    case_prove(&c);
+    for (size_t i = 0; i < n; i++) {
+        float sum = tree_sum((const float*)parts->start + i, count, n);
+        if (biased) sum += (float)bias[i % C];
+        floatX rounded = floatX_of(sum);
+        wrong += memcmp(&rounded, (const floatX*)made(&c.arrays[0]) + i, sizeof rounded) != 0;
+    }
+    case_check(&c, wrong == 0, "the bits of pairs of neighbors, then of pairs of pairs; others: %zu", wrong);
+    release();
+}
+
+// Arrays: out (N, C), token_weight (parts, V, C), position_weight, tokens, positions, memory (parts, N, C).
+static void call_embedding_parts(const Case* c) {
+    const Shape* s = &c->s;
+    for (size_t p = 0; p < s->parts; p++)
+        RUN(embedding_part_forward, x(c, 5) + p * s->N * s->C, i32(c, 3), x(c, 1) + p * s->V * s->C, p * s->V, s->V,
+            s->N, s->C);
+    RUN(embedding_join, x(c, 0), x(c, 5), i32(c, 3), i32(c, 4), x(c, 2), s->V, s->N, s->C);
+}
+static const Operation operation_embedding_parts = {"embedding_part_forward, _join", call_embedding_parts};
+
+// Arrays: dtoken_weight (parts, V, C), nothing, dout (N, C), tokens, nothing.
+static void call_embedding_backward_parts(const Case* c) {
+    const Shape* s = &c->s;
+    for (size_t p = 0; p < s->parts; p++)
+        RUN(embedding_backward_part, f(c, 0) + p * s->V * s->C, x(c, 2), i32(c, 3), p * s->V, s->V, s->N, s->C);
+}
+static const Operation operation_embedding_backward_parts = {"embedding_backward_part", call_embedding_backward_parts};
+
+// Runs the case again with `operation` instead of its own: array 0 must be the same, bit for bit.
+static void case_same(Case* c, Operation operation, const char* as) {
+    void* bits = hold(array_bytes(&c->arrays[0]));
+    memcpy(bits, made(&c->arrays[0]), array_bytes(&c->arrays[0]));
+    c->call = operation.call;
+    case_prove(c);
+    case_check(c, memcmp(bits, made(&c->arrays[0]), array_bytes(&c->arrays[0])) == 0, "the bits of %s", as);
+}
+
+// rows: of the vocabulary of a part.
+static void test_embedding_parts(size_t parts, size_t rows, size_t N, size_t C, bool positioned, Tokens kind) {
+    if (!wanted("embedding_part_forward embedding_join embedding_backward_part")) return;
+    size_t n = N * C, context = positioned ? 9 : 0;
+    int32_t *tokens = make_tokens(kind, N, parts * rows), *positions = make_tokens(TOKENS_RANDOM, N, 9);
+    Shape s = {.C = C, .N = N, .V = rows, .parts = parts, .tokens = tokens, .positions = positions};
+    Case c = case_begin(operation_embedding_parts, &s, "parts=%zu rows=%zu N=%zu C=%zu%s", parts, rows, N, C,
+                        positioned ? "" : " no pos");
+    Result* out = output(&c, "out", OUTPUT, STORED, n, SAME_BITS);
+    Array* weight = array(&c, "token_weight", INPUT, STORED, parts * rows * C, 1);
+    for (size_t i = 0; i < weight->n; i += 3) array_set(weight, weight->start, i, -0.0);
+    weight->live = (size_t)tokens[0] * C;
+    double* in[2] = {doubles(weight, weight->start), input(&c, "position_weight", context * C, 1)};
+    newest(&c)->live = (size_t)positions[0] * C;
+    input_from(&c, "tokens", INTEGER, N, tokens);
+    input_from(&c, "positions", INTEGER, positioned ? N : 0, positions);
+    array(&c, "memory", UNREAD, STORED, parts * n, 1);
+    reference_embedding(out, in, &s);
+    case_prove(&c);
+    case_same(&c, operation_embedding_forward, "embedding_forward");
+
+    Case b = case_begin(operation_embedding_backward_parts, &s, "%s", c.shape);
+    b.scratch_bytes = SCRATCH(embedding_backward_scratch_bytes(N, C));
+    Result* din[1] = {output(&b, "dtoken_weight", ADDED, FLOAT, parts * rows * C, N)};
+    newest(&b)->live = (size_t)tokens[0] * C;
+    array(&b, "dposition_weight", ADDED, FLOAT, 0, 1);
+    double* dout = input(&b, "dout", n, 1);
+    input_again(&b, &c.arrays[3]);
+    array(&b, "positions", INPUT, INTEGER, 0, 1);
+    in[1] = NULL;
+    reference_embedding_backward(din, dout, in, &s);
+    case_prove(&b);
+    case_same(&b, operation_embedding_backward, "embedding_backward");
     release();
 }
 
@@ -923,6 +1053,71 @@ static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t 
         if (loss_alone)
             case_check(&c, memcmp(made(logits), logits->start, array_bytes(logits)) == 0,
                        "loss alone leaves the logits as they are");
+    }
+    release();
+}
+
+// The same by `parts` ranks, whose leaves are `leaves` in all. Arrays as in test_classifier, and memory for the logits
+// of a rank, (N, Vp / parts), and for the statistics, (parts, N, leaves / parts, LEAF_STATS).
+static void call_classifier_parts(const Case* c) {
+    const Shape* s = &c->s;
+    size_t columns = s->Vp / s->parts, leaves = s->K / s->parts;
+    for (size_t p = 0; p < s->parts; p++) {
+        RUN(columns_copy, x(c, 4), columns, x(c, 0) + p * columns, s->Vp, s->N, columns);
+        RUN(classifier_leaves, f(c, 5) + p * s->N * leaves * LEAF_STATS, x(c, 4), i32(c, 2), p * columns, leaves, s->N,
+            s->V, columns);
+    }
+    for (size_t p = 0; p < s->parts; p++) {
+        RUN(columns_copy, x(c, 4), columns, x(c, 0) + p * columns, s->Vp, s->N, columns);
+        RUN(classifier_gradient, x(c, 4), f(c, 1), f(c, 5), i32(c, 2), c->dloss, f(c, 3), p * columns, s->parts, leaves,
+            s->N, s->V, columns);
+        RUN(columns_copy, x(c, 0) + p * columns, s->Vp, x(c, 4), columns, s->N, columns);
+    }
+}
+static const Operation operation_classifier_parts = {"classifier_leaves, _gradient", call_classifier_parts};
+
+// Every number of ranks gives the same bits; with one leaf they are those of `classifier`.
+static void test_classifier_parts(size_t leaves, size_t N, size_t V, size_t Vp, double scale, size_t ignored,
+                                  float dloss) {
+    if (!wanted("classifier_leaves classifier_gradient")) return;
+    int32_t* targets = make_tokens(TOKENS_RANDOM, N, V);
+    double* dout = hold_doubles(N);
+    for (size_t row = 0; ignored > 0 && row < N; row += ignored) targets[row] = -1;
+    floatX* logits_of_first = (floatX*)hold(N * Vp * sizeof(floatX));
+    float* losses_of_first = (float*)hold(N * sizeof(float));
+    uint64_t numbers = cases;
+    for (size_t parts = 1; parts <= leaves; parts *= 2) {
+        Shape s = {.N = N, .K = leaves, .V = V, .Vp = Vp, .parts = parts, .tokens = targets};
+        cases = numbers;  // the same random numbers
+        Case c = case_begin(operation_classifier_parts, &s, "parts=%zu of %zu N=%zu V=%zu Vp=%zu x%.3g", parts, leaves,
+                            N, V, Vp, scale);
+        c.dloss = dloss;
+        Array* logits = array(&c, "logits", IN_PLACE, STORED, N * Vp, scale);
+        Result* losses = output(&c, "losses", OUTPUT, FLOAT, N, V + leaves);
+        for (size_t row = 0; row < N; row++) {
+            if (targets[row] >= 0) logits->live = row * Vp + V - 1;
+            for (size_t v = V; v < Vp; v++) array_set(logits, logits->start, row * Vp + v, NAN);  // never read
+        }
+        input_from(&c, "targets", INTEGER, N, targets);
+        Array* weights = array(&c, "weights", INPUT, FLOAT, N, 1);
+        for (size_t row = 0; row < N; row++) {
+            if (targets[row] >= 0) weights->live = row;
+            dout[row] = (double)dloss * array_get(weights, weights->start, row);
+        }
+        array(&c, "memory", UNREAD, STORED, N * Vp / parts, 1);
+        array(&c, "stats", UNREAD, FLOAT, N * leaves * LEAF_STATS, 1);
+        double* in[1] = {doubles(logits, logits->start)};
+        reference_classifier(losses, in, &s);
+        logits->expected = result(N * Vp);
+        logits->length = V + leaves;
+        reference_classifier_backward(&logits->expected, dout, in, &s);
+        case_prove(&c);
+        bool same = parts == 1 || (memcmp(made(logits), logits_of_first, array_bytes(logits)) == 0 &&
+                                   memcmp(made(&c.arrays[1]), losses_of_first, N * sizeof(float)) == 0);
+        case_check(&c, same, "the bits of one rank");
+        memcpy(logits_of_first, made(logits), array_bytes(logits));
+        memcpy(losses_of_first, made(&c.arrays[1]), N * sizeof(float));
+        if (leaves == 1) case_same(&c, operation_classifier, "classifier");
     }
     release();
 }
@@ -1312,6 +1507,22 @@ static void test_odd_shapes(void) {
     test_heads(8, 3, 16, 8, 72);
     test_heads(2, 65, 2, 0, 128);
     test_heads(2, 5, 4, 2, 520);
+    test_columns(1, 1, 1, 1);
+    test_columns(5, 7, 7, 10);
+    test_columns(33, 24, 64, 24);
+    test_columns(3, 3, 8, 16);
+    test_columns(9, 1040, 1048, 2080);
+    for (size_t count = 1, i = 0; count <= LEAVES_MAX; count *= 2, i++) {
+        test_leaves_sum(count, 1 + i, 7, i % 2);
+        test_leaves_sum(count, 3, i % 3 == 2 ? 1100 : 40, i % 2 == 0);
+    }
+    for (int positioned = 0; positioned < 2; positioned++) {
+        test_embedding_parts(1, 3, 1, 1, positioned, TOKENS_RANDOM);
+        test_embedding_parts(2, 5, 33, 7, positioned, TOKENS_RANDOM);
+        test_embedding_parts(4, 9, 99, 40, positioned, TOKENS_RANDOM);
+        test_embedding_parts(4, 2, 130, 72, positioned, TOKENS_EQUAL);
+        test_embedding_parts(8, 4, 70, 8, positioned, TOKENS_ORDERED);
+    }
 
     test_attention(1, 1, 1, 1, 1, 1.0);
     test_attention(2, 3, 2, 1, 2, 1.0);
@@ -1354,6 +1565,12 @@ static void test_odd_shapes(void) {
     test_classifier(9, 257, 384, 20.0, 4, 1.0f);                                                     // to +- 80
     test_classifier(ON_CUDA ? 9 : 29, ON_CUDA ? 2500 : 257, ON_CUDA ? 2504 : 384, 2500.0, 3, 1.0f);  // to +- 1e4
     test_classifier(4, 257, 384, 1.0, 1, 1.0f);                                                      // no targets
+    test_classifier_parts(1, 5, 7, 8, 1.0, 3, 0.25f);
+    test_classifier_parts(1, 9, 257, 384, 3.0, 0, 1.0f);
+    test_classifier_parts(4, 5, 19, 20, 1.0, 3, 0.25f);    // leaves of 5 logits
+    test_classifier_parts(4, 9, 250, 256, 20.0, 4, 1.0f);
+    test_classifier_parts(8, 7, 257, 384, 3.0, 0, 1.0f);   // leaves of padding alone
+    test_classifier_parts(4, 9, 90, 96, 2500.0, 0, 1.0f);  // a rank's rows may be packed where a leaf's are not
 
     static const size_t lengths[7] = {0, 1, 2, 33, 255, 4096, ON_CUDA ? 20001 : 70001};
     for (int i = 0; i < 7; i++) test_vectors(lengths[i]), test_residual(lengths[i]);

@@ -530,6 +530,9 @@ static void test_large_shapes(void) {
     test_matmul(1000, 771, 333, true);
     test_rope(2, 1024, 8, 2, 128, 0, 500000.0f);
     test_heads(4, 1024, 16, 8, 64);
+    test_columns(4096, 1536, 1536, 12288);
+    test_leaves_sum(8, 1024, 1024, true);
+    test_embedding_parts(8, 6288, 4096, 768, true, TOKENS_RANDOM);
     test_attention(1, 1024, 4, 4, 64, 1.0);
     test_attention(1, 777, 4, 1, 128, 1.0);
     test_attention(2, 500, 2, 2, 80, 1.0);
@@ -537,6 +540,7 @@ static void test_large_shapes(void) {
     test_nonlinearity(false, 1024, 1365, 1.0);
     test_dropout(3000001, 5, 0.1f);
     test_classifier(128, 50257, 50304, 1.0, 5, 1.0f / 128);
+    test_classifier_parts(8, 64, 50257, 50304, 1.0, 5, 1.0f / 64);
     test_vectors(5000011);
     test_vectors(4000000);
     test_exact(5000011);
@@ -567,6 +571,10 @@ static void test_tiny_shapes(void) {
     test_heads(2, 5, 6, 2, 6);
     test_heads(3, 5, 9, 3, 16);
     test_heads(4, 3, 8, 0, 8);
+    test_columns(3, 8, 16, 24);
+    test_leaves_sum(16, 2, 8, true);
+    test_leaves_sum(4, 3, 7, false);
+    test_embedding_parts(2, 5, 33, 8, true, TOKENS_RANDOM);
     test_attention(1, 3, 2, 1, 2, 1.0);
     test_attention(1, 33, 4, 2, 10, 1.0);
     test_attention(1, 70, 2, 1, 64, 1.0);
@@ -578,6 +586,7 @@ static void test_tiny_shapes(void) {
     test_dropout(1000, 1, 0.5f);
     test_classifier(5, 7, 8, 1.0, 3, 0.25f);
     test_classifier(3, 257, 264, 1.0, 0, 1.0f);
+    test_classifier_parts(2, 3, 30, 32, 1.0, 2, 1.0f);
     test_vectors(1001);
     test_vectors(512);
     test_exact(1001);

@@ -81,6 +81,13 @@ static __device__ inline float2 row_sums(float2 x, float2 (*shared)[WARP], unsig
     return make_float2(warp_sum(sum.x), warp_sum(sum.y));
 }
 
+template <int W>
+static __device__ inline Lanes<W> lanes_add(Lanes<W> a, Lanes<W> b) {
+    #pragma unroll
+    for (int i = 0; i < W; i++) a.x[i] += b.x[i];
+    return a;
+}
+
 // first (C) += the sum of the rows of partial (0, rows, C), and second that of (1, rows, C), by blockIdx.y: the partial
 // sums of a gradient that blocks have stored. Block (WARP, WARP): x is the column, y takes every 32nd row; then the
 // sums of all y are added in order.

@@ -14,12 +14,16 @@
 #include "arithmetic.h"
 #include "base.h"
 
+enum { LEAVES_MAX = 128 };
+
+// The statistics of a row of a leaf of logits, and their number.
+enum { LEAF_MAXIMUM, LEAF_SUM, LEAF_TARGET, LEAF_STATS };
+#define LEAF_NO_MAXIMUM (-0x1p127f)  // of a leaf without logits: finite, so that no difference is infinity - infinity
+
 LLMTRAIN_CPU_BEGIN
 
 // ------------------------------------------------------------------------------------------------
 // 1. Sums
-
-enum { LEAVES_MAX = 128 };
 
 // Copies `columns` elements of each of M rows; the rows of out begin out_stride elements apart, those of in in_stride.
 static inline void columns_copy(floatX* out, size_t out_stride, const floatX* in, size_t in_stride, size_t M,
@@ -96,9 +100,6 @@ static inline void embedding_join(floatX* out, const floatX* parts, const int32_
 // `classifier` by ranks that each have `columns` columns of the logits, in equal leaves. The log of the sum of all
 // exp(x_v) is m + log(sum over leaves of s_i exp(m_i - m)), where m_i is the maximum of leaf i, m that of all leaves,
 // and s_i the sum of exp(x_v - m_i) over the leaf.
-
-#define LEAF_NO_MAXIMUM (-0x1p127f)  // of a leaf without logits: finite, so that no difference is infinity - infinity
-enum { LEAF_MAXIMUM, LEAF_SUM, LEAF_TARGET, LEAF_STATS };  // the statistics of a row of a leaf, and their number
 
 // stats (N, leaves, LEAF_STATS) of logits (N, columns), which are columns `first` to first + columns - 1 of all, those
 // from V on being padding, which may hold anything: the maximum of the leaf's logits, the sum of exp(x - maximum), and

@@ -3,7 +3,7 @@
 //   1. cuBLASLt   how our matrices look to it; plans, each made once and then found
 //   2. plain      our own kernel, for shapes and alignments that cuBLASLt does not take
 //   3. columns    column sums in a fixed order: the gradient of a bias
-//   4. operations matmul_forward, matmul_backward_input, matmul_backward_weight
+//   4. operations matmul_forward, matmul_backward_input, matmul_backward_weight; the first two also as float sums
 //
 // M rows, N outputs, K inputs; in (M, K), weight (N, K), out (M, N), all row-major. Operands are floatX and are
 // accumulated in float; weight gradients are float, and are either overwritten or added to.
@@ -55,11 +55,25 @@ typedef enum {
     MATMUL_BACKWARD_INPUT,
     MATMUL_BACKWARD_WEIGHT,  // = or +=, as the call says
     MATMUL_GELU_FORWARD,
-    MATMUL_GELU_BACKWARD_INPUT
-} MatmulKind;
+    MATMUL_GELU_BACKWARD_INPUT,
+    MATMUL_FORWARD_SUMS,  // the sums of the first two, not rounded to floatX
+    MATMUL_BACKWARD_INPUT_SUMS
+} MatmulKind;  // a new kind comes last: the checksums of files (matmul_choice.cuh) include these numbers
 
 static const char* const matmul_names[] = {"matmul_forward", "matmul_backward_input", "matmul_backward_weight",
-                                           "matmul_gelu_forward", "matmul_gelu_backward_input"};
+                                           "matmul_gelu_forward", "matmul_gelu_backward_input", "matmul_forward_sums",
+                                           "matmul_backward_input_sums"};
+
+// Whether the result is (M, N); whether it is float whatever the operands are; whether there is a GELU.
+static inline bool matmul_is_forward(uint32_t kind) {
+    return kind == MATMUL_FORWARD || kind == MATMUL_GELU_FORWARD || kind == MATMUL_FORWARD_SUMS;
+}
+static inline bool matmul_makes_floats(uint32_t kind) {
+    return kind == MATMUL_BACKWARD_WEIGHT || kind == MATMUL_FORWARD_SUMS || kind == MATMUL_BACKWARD_INPUT_SUMS;
+}
+static inline bool matmul_has_gelu(uint32_t kind) {
+    return kind == MATMUL_GELU_FORWARD || kind == MATMUL_GELU_BACKWARD_INPUT;
+}
 
 // What a plan depends on. It has no padding, since it is hashed and compared as bytes.
 typedef struct {
@@ -188,7 +202,7 @@ static inline MatmulPlan matmul_plan_describe(MatmulShape shape, size_t alignmen
     const MatmulShape* s = &shape;
     const void* barely_aligned = (const void*)(uintptr_t)alignment;
     bool gelu = s->kind == MATMUL_GELU_FORWARD, dgelu = s->kind == MATMUL_GELU_BACKWARD_INPUT;
-    bool forward = s->kind == MATMUL_FORWARD || gelu, weight = s->kind == MATMUL_BACKWARD_WEIGHT;
+    bool forward = matmul_is_forward(s->kind), weight = s->kind == MATMUL_BACKWARD_WEIGHT;
     cudaDataType type = matmul_type((Dtype)s->type);
     cublasComputeType_t compute = s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasOperation_t transposed = CUBLAS_OP_T;
@@ -205,7 +219,8 @@ static inline MatmulPlan matmul_plan_describe(MatmulShape shape, size_t alignmen
     MATMUL_CHECK(cublasLtMatmulDescCreate(&plan.operation, compute, CUDA_R_32F), s);
     plan.first = matmul_layout(s, type, s->K, weight ? s->M : s->N);
     plan.second = matmul_layout(s, type, forward ? s->K : s->N, s->M);
-    plan.out = matmul_layout(s, weight ? CUDA_R_32F : type, forward ? s->N : s->K, weight ? s->N : s->M);
+    plan.out = matmul_layout(s, matmul_makes_floats(s->kind) ? CUDA_R_32F : type, forward ? s->N : s->K,
+                             weight ? s->N : s->M);
     if (forward) MATMUL_SET(plan.operation, TRANSA, transposed, s);
     if (weight) MATMUL_SET(plan.operation, TRANSB, transposed, s);
     MATMUL_SET(plan.operation, EPILOGUE, epilogue, s);
@@ -396,8 +411,10 @@ template <typename T>
 static inline void plain_matmul(MatmulKind kind, void* out, const T* first, const T* second, const T* bias, bool adds,
                                 size_t M, size_t N, size_t K, Stream stream) {
     PlainMatmul<T> p = {(T*)out, NULL, false, bias, second, first, K, 1, K, 1, M, N, K};
-    if (kind == MATMUL_BACKWARD_INPUT) p = {(T*)out, NULL, false, NULL, second, first, N, 1, 1, K, M, K, N};
-    if (kind == MATMUL_BACKWARD_WEIGHT) p = {NULL, (float*)out, adds, NULL, second, first, 1, N, 1, K, N, K, M};
+    if (kind == MATMUL_BACKWARD_INPUT || kind == MATMUL_BACKWARD_INPUT_SUMS)
+        p = {(T*)out, NULL, false, NULL, second, first, N, 1, 1, K, M, K, N};
+    if (kind == MATMUL_BACKWARD_WEIGHT) p = {NULL, NULL, adds, NULL, second, first, 1, N, 1, K, N, K, M};
+    if (matmul_makes_floats(kind)) p.sums = (float*)out;
     size_t across = divide_up(p.columns, MATMUL_TILE), down = divide_up(p.rows, MATMUL_TILE);
     if (across * down > INT32_MAX)
         device_fail("a matmul", "it is too large for one grid; use a smaller --batch, or sizes that are multiples of 8",
@@ -495,6 +512,18 @@ static inline void matmul_forward(floatX* out, const floatX* in, const floatX* w
 static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
                                          size_t M, size_t N, size_t K, Stream stream) {
     matmul_any(MATMUL_BACKWARD_INPUT, din, weight, dout, NULL, false, M, N, K, stream);
+}
+
+static inline void matmul_forward_sums(float* out, const floatX* in, const floatX* weight, size_t M, size_t N, size_t K,
+                                       Stream stream) {
+    MatmulKind kind = FLOATX_IS_FLOAT ? MATMUL_FORWARD : MATMUL_FORWARD_SUMS;
+    matmul_any(kind, out, weight, in, NULL, false, M, N, K, stream);
+}
+
+static inline void matmul_backward_input_sums(float* out, const floatX* dout, const floatX* weight,
+                                              size_t M, size_t N, size_t K, Stream stream) {
+    MatmulKind kind = FLOATX_IS_FLOAT ? MATMUL_BACKWARD_INPUT : MATMUL_BACKWARD_INPUT_SUMS;
+    matmul_any(kind, out, weight, dout, NULL, false, M, N, K, stream);
 }
 
 // Skips either output if it is NULL.
