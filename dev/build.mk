@@ -94,7 +94,7 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 # sanitizers, and with the race check. The last two builds check memory accesses, which are the same for both 16-bit
 # dtypes; for ladders one dtype is enough. make test has the kernels in two dtypes; make test-more has the rest.
 LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm heads layernorm \
-    matmul muon optimizers qk_norm rope
+    leaves matmul muon optimizers qk_norm rope
 EMULATED := $(addprefix $(B)/emulated-,plain-BF16-test_cuda plain-BF16-ladders)
 EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-FP32-ladders plain-FP16-test_cuda \
     asan-BF16-test_cuda race-BF16-test_cuda $(foreach b,asan race,$b-FP32-test_cuda $b-BF16-ladders))

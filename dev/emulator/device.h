@@ -325,7 +325,7 @@ inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
-inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fmul_rn(float x, float y) { volatile float product = x * y; return product; }  // never contracted
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 
 inline int __float2int_rn(float x) { return (int)rintf(x); }

@@ -11,7 +11,8 @@
     X(attention_forward) X(attention_backward) X(attention_decode) X(matmul_forward) X(matmul_backward_weight) \
     X(matmul_gelu_forward) X(embedding_forward) X(embedding_backward) X(layernorm_forward) X(layernorm_backward) \
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
-    X(heads_split) X(heads_join) X(dropout_apply) X(classifier) X(exact_sum_squares) X(sum_of_squares) \
+    X(heads_split) X(heads_join) X(columns_copy) X(leaves_sum) X(embedding_part_forward) X(embedding_join) \
+    X(classifier_leaves) X(classifier_gradient) X(dropout_apply) X(classifier) X(exact_sum_squares) X(sum_of_squares) \
     X(vector_checksum) X(exact_add) X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) \
     X(vector_add_stored) X(residual_forward) X(optimizer_update_elements) X(optimizer_update) \
     X(optimizer_update_list)
@@ -204,6 +205,34 @@ static void test(void) {
     RUN(heads_join, joined, split, PARTS, N, H, K, HEAD);
     same_bits("joined", joined);
     for (size_t i = 0; i < N * ROW; i++) expect("as it was", real(joined.host[i]), real(rows.host[i]), 0);
+}
+#endif
+
+#ifdef PIECE_LEAVES
+static void test(void) {
+    enum { PARTS = 2, LEAVES = 2, N = 5, C = 16, ROWS = 7, V = 27, COLUMNS = 16, VP = PARTS * COLUMNS };
+    Stored sum(N * C), weight = numbers(PARTS * ROWS * C, 1), embedded(PARTS * N * C), joined(N * C);
+    Stored logits = numbers(N * VP, 2), part(N * COLUMNS);
+    Floats parts(4 * N * C), stats(PARTS * N * LEAVES * LEAF_STATS), losses(N);
+    Array<int32_t> tokens = std::vector<int32_t>{0, 13, 6, 7, 3}, targets = std::vector<int32_t>{0, 26, -1, 15, 16};
+    for (size_t i = 0; i < 4 * N * C; i++) parts.host[i] = number(i);
+    CUDA_CHECK(cudaMemcpy(parts.copy, parts.host.data(), 4 * N * C * sizeof(float), cudaMemcpyHostToDevice));
+    RUN(leaves_sum, sum, parts, weight, 4, N, C);
+    same_bits("sum", sum);
+    for (size_t p = 0; p < PARTS; p++)
+        RUN(embedding_part_forward, embedded + p * N * C, tokens, weight + p * ROWS * C, p * ROWS, ROWS, N, C);
+    RUN(embedding_join, joined, embedded, tokens, NULL, NULL, ROWS, N, C);
+    same_bits("joined", joined);
+    for (size_t n = 0; n < N * C; n++)
+        expect("embedding", real(joined.host[n]), real(weight.host[(size_t)tokens.host[n / C] * C + n % C]), 0);
+    for (size_t p = 0; p < PARTS; p++) {
+        RUN(columns_copy, part, COLUMNS, logits + p * COLUMNS, VP, N, COLUMNS);
+        RUN(classifier_leaves, stats + p * N * LEAVES * LEAF_STATS, part, targets, p * COLUMNS, LEAVES, N, V, COLUMNS);
+    }
+    same("statistics", stats, 1e-3);
+    RUN(classifier_gradient, part, losses, stats, targets, 1.0f, NULL, COLUMNS, PARTS, LEAVES, N, V, COLUMNS);
+    same("losses", losses, 1e-4);
+    same("gradients", part, 0.01);
 }
 #endif
 

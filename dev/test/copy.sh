@@ -104,6 +104,7 @@ names=
 piece ATTENTION llmtrain/ops/attention.cuh
 piece DECODE llmtrain/ops/decode.cuh
 piece HEADS llmtrain/ops/heads.cuh
+piece LEAVES llmtrain/ops/leaves.cuh
 piece MATMUL llmtrain/ops/matmul.cuh
 piece QK_NORM llmtrain/ops/qk_norm.cuh
 piece RANDOM llmtrain/ops/base.h

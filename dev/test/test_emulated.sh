@@ -56,6 +56,8 @@ shapes() {
         global_norm) echo "--elements 1"; echo "--elements 4099" ;;
         heads) echo "--parts 1 --rows 1 --head-size 2"; echo "--parts 3 --rows 5 --heads 6 --kv-heads 0 --head-size 20" ;;
         layernorm) echo "--rows 1 --channels 7"; echo "--rows 9 --channels 1025"; echo "--rows 33 --channels 32" ;;
+        leaves)
+            echo "--count 1 --rows 1 --channels 1 --vocab 5"; echo "--count 32 --rows 3 --channels 7 --vocab 1000" ;;
         muon) echo "--rows 1 --cols 1"; echo "--rows 9 --cols 5" ;;
         matmul) echo "--rows 1 --outputs 8 --inputs 8"; echo "--rows 131 --outputs 136 --inputs 40" ;;
         qk_norm) echo "--rows 1 --head-size 7"; echo "--rows 17 --heads 9 --kv-heads 3 --head-size 72" ;;
