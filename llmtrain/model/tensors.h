@@ -89,10 +89,10 @@ static inline TensorId parameters_add(Parameters* p, const char* name, size_t ro
     }
     TensorId id = {(uint32_t)p->count};
     p->count += !p->failed;
-    Tensor t = {.rows = rows, .cols = cols, .size = padded_rows * max_size(cols, 1), .bucket = bucket, .init = init,
+    Tensor t = {.rows = rows, .cols = cols, .size = padded_rows * max_size(cols, 1),
+                .part = {SPLIT_NONE, 0, 1, padded_rows, cols, rows, {0}}, .bucket = bucket, .init = init,
                 .init_std = init_std, .decays = cols > 0, .trains = true, .dtype = FLOATX_DTYPE,
-                .shape = {.rows = rows, .cols = cols},
-                .part = {SPLIT_NONE, 0, 1, padded_rows, cols, rows, {0}}};
+                .shape = {.rows = rows, .cols = cols}};
     snprintf(t.name, sizeof t.name, "%s", name);
     *parameters_last(p) = t;
     return id;
