@@ -102,7 +102,7 @@ static inline BlockShape model_block_shape(const Model* model) {
     const Config* c = &model->config;
     BlockShape s = {model->options.B, model->options.T, c->channels, c->heads, c->kv_heads, config_head_size(c), c->ffn,
                     c->family == FAMILY_LLAMA, c->qk_norm, ranks_cp(&model->options.ranks),
-                    ranks_tp(&model->options.ranks)};
+                    ranks_tp(&model->options.ranks), model->context.copies};
     return s;
 }
 
@@ -169,7 +169,7 @@ static inline void model_layout(Model* model) {
     if (o->training) gradients_layout(&model->gradients, &shape, arena);
     offload_blocks_layout(&model->offloaded, model->slots->kept, K, model_backward_ends(model), &shape, arena);
     slots_layout(model->slots, o->slots, K, &shape, logits, arena);
-    context_layout(&model->context, model_rows(model) * config_qkv(c), arena);
+    context_layout(&model->context, model_rows(model) * (c->heads + 2 * shape_kv_heads(&shape)) * D, arena);
     tensor_layout(&model->tensor, &shape, parameters_longest(&model->parameters), model->logits_rows, Vp, arena);
     pipeline_layout(&model->pipeline, model_rows(model) * C, o->training, arena);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(arena, "batches", 3 * N * sizeof(int32_t));
@@ -457,7 +457,7 @@ static inline void block_attention(const Model* model, size_t l) {
                          a->T, model->cache.context, p.H, p.K, D, model->stream);
         return;
     }
-    size_t cp = model->context.cp, h = p.H / cp, k = p.K / cp;  // the heads of this rank
+    size_t cp = model->context.cp, h = p.H / cp, k = p.K * model->context.copies / cp;  // the heads of this rank
     floatX* attended = cp > 1 ? s->attended : s->attention;
     for (size_t i = 0; i < a->span_count; i++) {
         DocumentSpan d = a->spans[i];
@@ -681,9 +681,10 @@ static inline void block_attention_backward(const Model* model, size_t l) {
     const ActivationGradients* g = &model->gradients;
     const ContextRanks* ranks = &model->context;
     BlockPart p = model_block_part(model);
-    size_t D = p.D, h = p.H / ranks->cp, k = p.K / ranks->cp;
+    size_t D = p.D, h = p.H / ranks->cp, k = p.K * ranks->copies / ranks->cp;
     const floatX* attended = ranks->cp > 1 ? s->attended : s->attention;
-    floatX *dattended = context_own(ranks, g->attention), *dqkv = ranks->cp > 1 ? ranks->buffers[1] : g->qkv;
+    floatX* dattended = ranks->cp > 1 ? ranks->buffers[0] : g->attention;
+    floatX* dqkv = context_moves(ranks) ? ranks->buffers[1] : g->qkv;
     context_gather_rows(ranks, dattended, g->attention, p.N, p.H, 0, D, model->stream);
     for (size_t i = 0; i < a->span_count; i++) {
         DocumentSpan d = a->spans[i];

@@ -145,6 +145,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
                          .reduce = layout_reduce(&o->layout, world),
                          .shard = o->layout.shard, .tp = o->layout.tp, .cp = o->layout.cp, .pp = o->layout.pp,
                          .leaves = run->record.leaves, .row_leaves = run->record.row_leaves,
+                         .kv_copies = run->record.kv_copies,
                          .groups = MESH_TRANSPORTS(run->mesh)};
     PipelineOptions pipeline = {o->layout.pipeline, layout_chunks(&o->layout), o->plan.micro_batches};
     ModelOptions m = {.B = o->batch, .T = o->seq, .training = true, .optimizer = o->optimizer,

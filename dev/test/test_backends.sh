@@ -215,6 +215,22 @@ contexts() {
     unset TOTAL HEADS
 }
 
+# Ranks that share layers, with the leaves of four. One step.
+tensors() {
+    export TOTAL=192 HEADS=4
+    run "$gpu" leaves 1 --leaves 4 --row-leaves 2 --documents mask --end-of-text 10 --dropout 0.1
+    for mode in "STREAMS=now --tp 4 --ranks 4" "STREAMS=delayed --tp 2 --pp 2 --ranks 4 --zero 1 --recompute block" \
+        "STREAMS=delayed EMULATE_OTHERS=ahead --tp 2 --cp 2 --ranks 4" \
+        "STREAMS=delayed EMULATE_OTHERS=behind --tp 2 --ranks 4 --zero 3"; do
+        # shellcheck disable=SC2086
+        run_with "EMULATE_${mode%% --*}" "$gpu" mode 1 --leaves 4 --row-leaves 2 --documents mask --end-of-text 10 \
+            --dropout 0.1 --${mode#* --} && [ "$("$build/weights_hash" "$out/mode/step_00000001")" = \
+                "$("$build/weights_hash" "$out/leaves/step_00000001" || echo none)" ]
+        verdict $? "$name, --${mode#* --}: the bits of one rank with EMULATE_${mode%% --*}"
+    done
+    unset TOTAL HEADS
+}
+
 # The emulator has one device, and so may this machine.
 export NCCL_MULTI_RANK_GPU_ENABLE=1
 if [ "$gpu" = train-cuda ] && ! run "$gpu" two 2 --ranks 2 > "$out/two.out"; then
@@ -230,8 +246,10 @@ else
         use FP32 gpt2
         pipelines
         contexts
+        tensors
         use FP32 llama
         contexts
+        tensors
     }
 fi
 

@@ -17,6 +17,7 @@ typedef struct {
     uint64_t T;             // length of a sample: the order of the data depends on it
     uint64_t data;          // fingerprint of the training data: the order depends on it too
     uint64_t leaves;        // RankOptions.leaves, which the bits of activations depend on
+    uint64_t kv_copies;     // RankOptions.kv_copies, which the bits of gradients depend on
     uint64_t row_leaves;    // RankOptions.row_leaves, which the bits of gradients depend on
     RunState state;
     SaveKind kind;
@@ -49,6 +50,7 @@ static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVec
     fields_write(w, record_fields(), RECORD_FIELD_COUNT, r);
     json_member_hash(w, "data", r->data);
     json_member_u64(w, "leaves", max_size(r->leaves, 1));
+    json_member_u64(w, "kv_copies", max_size(r->kv_copies, 1));
     json_member_u64(w, "row_leaves", max_size(r->row_leaves, 1));
     json_member_string(w, "kind", SAVE_KIND_NAMES[r->kind]);
     record_write_object(w, "config", CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
@@ -76,9 +78,10 @@ static inline bool record_open(Json* manifest, RunRecord* r, const char* path, E
               fields_read(&r->config, CONFIG_FIELDS, CONFIG_FIELD_COUNT, manifest, json_get(manifest, 0, "config")) &&
               fields_read(&r->state, STATE_FIELDS, STATE_FIELD_COUNT, manifest, json_get(manifest, 0, "state"));
     r->data = fingerprint;
-    r->leaves = r->row_leaves = 1;  // of a checkpoint that lacks them
+    r->leaves = r->row_leaves = r->kv_copies = 1;  // of a checkpoint that lacks them
     json_u64(manifest, json_get(manifest, 0, "leaves"), &r->leaves);
     json_u64(manifest, json_get(manifest, 0, "row_leaves"), &r->row_leaves);
+    json_u64(manifest, json_get(manifest, 0, "kv_copies"), &r->kv_copies);
     if (ok) return true;
     json_free(manifest);
     return manifest_refuse(path, error);

@@ -39,9 +39,11 @@ typedef struct {
     bool llama;               // RMSNorm, RoPE and SwiGLU; otherwise LayerNorm and GELU
     bool qk_norm;
     size_t cp, tp;            // ranks that share the rows and, in attention, the heads, or the layers; 0 means 1
+    size_t copies;            // of each key and value head, for attention; 0 means 1
 } BlockShape;
 
 static inline size_t shape_ranks(const BlockShape* s) { return max_size(s->cp, 1) * max_size(s->tp, 1); }
+static inline size_t shape_kv_heads(const BlockShape* s) { return s->K * max_size(s->copies, 1); }
 static inline size_t shape_rows(const BlockShape* s) { return s->B * s->T / shape_ranks(s); }
 
 // What the backward needs of the forward, for one block.
@@ -49,7 +51,8 @@ typedef struct {
     floatX* input;            // (N, C) the residual stream that enters the block
     floatX* norm1;            // (N, C)
     float *mean1, *rstd1;     // (N) mean, and 1 / std
-    floatX* qkv;              // (N, (H + 2K) D), rotated by RoPE for Llama; with cp this rank's heads of all rows
+    floatX* qkv;              // (N, (H + 2K) D), rotated by RoPE for Llama; with cp this rank's heads of all rows, and
+                              // perhaps copies of keys and values
     floatX* qk;               // (N, (H + K) D) queries and keys before their norms, and 1 / root of mean square:
     float* qk_rstd;           // (N, H + K); both only with qk_norm
     floatX* attention;        // (N, H D)
@@ -99,7 +102,7 @@ static inline size_t block_arrays(BlockArray rows[BLOCK_ARRAYS_MAX], const Block
         {offsetof(BlockActivations, norm1), BLOCK_NORM1, s->C, x},
         {offsetof(BlockActivations, mean1), BLOCK_NORM1, 1, f},
         {offsetof(BlockActivations, rstd1), BLOCK_NORM1, 1, f},
-        {offsetof(BlockActivations, qkv), BLOCK_QKV, (heads + s->K) * s->D, x},
+        {offsetof(BlockActivations, qkv), BLOCK_QKV, (s->H + 2 * shape_kv_heads(s)) * s->D, x},
         {offsetof(BlockActivations, qk), BLOCK_QKV, s->qk_norm ? heads * s->D : 0, x},
         {offsetof(BlockActivations, qk_rstd), BLOCK_QKV, s->qk_norm ? heads : 0, f},
         {offsetof(BlockActivations, attention), BLOCK_ATTENTION, s->H * s->D, x},
@@ -216,7 +219,7 @@ static inline double operation_ms(BlockOperation operation, const BlockShape* s,
         if (s->llama) parts[count++] = cost_rope(s->B, s->T, heads / ranks, s->D);
         if (s->qk_norm) parts[count++] = cost_qk_norm_forward(N, heads, s->D);
         break;
-    case BLOCK_ATTENTION: parts[0] = cost_attention_forward(s->B, s->T, s->H / ranks, s->K / ranks, s->D); break;
+    case BLOCK_ATTENTION: parts[0] = cost_attention_forward(s->B, s->T, s->H / ranks, shape_kv_heads(s) / ranks, s->D); break;
     case BLOCK_ATTENTION_OUT:
         parts[0] = cost_matmul(N, s->C, s->H * s->D);
         parts[count++] = cost_norm_forward(N, s->C, !s->llama, true);

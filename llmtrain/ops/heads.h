@@ -1,4 +1,5 @@
-// heads.h: cuts rows of heads into parts, in plain C: the specification of heads.cuh, and the CPU backend.
+// heads.h: cuts rows of heads into parts, and repeats heads, in plain C: the specification of heads.cuh, and the CPU
+// backend.
 //
 // "DeepSpeed Ulysses": an all-to-all of such parts trades some positions of all heads for all positions of some heads.
 
@@ -33,6 +34,38 @@ static inline void heads_split(floatX* out, const floatX* in, size_t parts, size
 static inline void heads_join(floatX* out, const floatX* in, size_t parts, size_t N, size_t H, size_t K, size_t D,
                               Stream stream) {
     heads_move(out, in, true, parts, N, H, K, D, stream);
+}
+
+// out (N, (H + 2K copies) D) = in (N, (H + 2K) D) with each key and value head `copies` times, one after the other.
+static inline void heads_repeat(floatX* out, const floatX* in, size_t copies, size_t N, size_t H, size_t K, size_t D,
+                                Stream stream) {
+    (void)stream;
+    #pragma omp parallel for
+    for (size_t row = 0; row < N; row++) {
+        const floatX* from = in + row * (H + 2 * K) * D;
+        floatX* to = out + row * (H + 2 * K * copies) * D;
+        memcpy(to, from, H * D * sizeof(floatX));
+        for (size_t i = 0; i < 2 * K * copies; i++)
+            memcpy(to + (H + i) * D, from + (H + i / copies) * D, D * sizeof(floatX));
+    }
+}
+
+// The gradient of heads_repeat: out (N, (H + 2K) D) has the sums of the copies in in (N, (H + 2K copies) D).
+static inline void heads_sum(floatX* out, const floatX* in, size_t copies, size_t N, size_t H, size_t K, size_t D,
+                             Stream stream) {
+    (void)stream;
+    #pragma omp parallel for
+    for (size_t row = 0; row < N; row++) {
+        const floatX* from = in + row * (H + 2 * K * copies) * D;
+        floatX* to = out + row * (H + 2 * K) * D;
+        memcpy(to, from, H * D * sizeof(floatX));
+        for (size_t head = 0; head < 2 * K; head++)
+            for (size_t d = 0; d < D; d++) {
+                float sum = 0.0f;
+                for (size_t c = 0; c < copies; c++) sum += float_of(from[(H + head * copies + c) * D + d]);
+                to[(H + head) * D + d] = floatX_of(sum);
+            }
+    }
 }
 
 LLMTRAIN_CPU_END

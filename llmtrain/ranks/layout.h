@@ -15,7 +15,7 @@
 
 typedef struct {
     uint64_t ranks, zero, shard, tp, cp, pp, chunks, leaves;  // the flags of these names
-    uint64_t row_leaves;                          // --row-leaves
+    uint64_t row_leaves, kv_copies;               // --row-leaves, --kv-copies
     int reduce;                                   // --reduce; 0: auto; otherwise ReduceKind + 1
     PipelineKind pipeline;
 } Layout;
@@ -34,14 +34,17 @@ static inline void layout_flags(Flags* flags, Layout* l) {
                    "the vocabulary each; outside of layers each has 1/N of the tokens"),
         FLAG_COUNT("leaves", &l->leaves, 0, 0, RANKS_TP_MAX, FLAG_FREE,
                    "parts of the sums over heads, the feed-forward and the vocabulary, added as a tree; weights have "
-                   "the same bits for every --tp that divides N; 0: as the run began, by default --tp; 1 with --reduce "
-                   "storage: no tree, which sends less"),
+                   "the same bits for every --tp that divides N; 0: as the run began, by default --tp; 1 with "
+                   "--reduce storage: no tree, which sends less"),
         FLAG_COUNT("cp", &l->cp, 1, 1, 128, 0,
                    "context parallel: ranks that share the sequences of a micro-batch, each with 1/N of the tokens; "
                    "in attention each has 1/N of the heads"),
         FLAG_COUNT("row-leaves", &l->row_leaves, 0, 0, 1024, FLAG_FREE,
                    "with exact sums: parts of a micro-batch's rows whose gradients are summed separately; weights have "
                    "the same bits for every --cp that divides N; 0: as the run began, by default --cp"),
+        FLAG_COUNT("kv-copies", &l->kv_copies, 0, 0, 1024, FLAG_FREE,
+                   "attention computes with N copies of each key/value head, so that --cp may be larger than their "
+                   "number; weights have the same bits for every --cp; 0: as the run began, by default what --cp needs"),
         FLAG_COUNT("pp", &l->pp, 1, 1, 512, 0,
                    "pipeline stages, each with a part of the blocks"),
         FLAG_CHOICE("pipeline", &l->pipeline, PIPELINE_1F1B, PIPELINE_NAMES, 0,
@@ -79,6 +82,13 @@ static inline size_t layout_chunks(const Layout* l) {
     return l->chunks ? l->chunks : l->pipeline == PIPELINE_INTERLEAVED && l->pp > 1 ? 2 : 1;
 }
 
+// The fewest copies of key/value heads of which --cp divides all.
+static inline uint64_t layout_kv_copies(const Layout* l, const Config* c) {
+    uint64_t copies = 1;
+    while (copies < l->cp && c->kv_heads * copies % (layout_of_rows(l)) != 0) copies++;
+    return copies;
+}
+
 // Checks what concerns context parallelism. T: tokens of a sequence.
 static inline bool layout_check_context(const Layout* l, uint64_t world, const Config* c, size_t T, bool samples,
                                         Error* error) {
@@ -86,10 +96,17 @@ static inline bool layout_check_context(const Layout* l, uint64_t world, const C
     if (world % (l->cp * l->tp * l->pp) != 0)
         return fail_with(error, "--cp %llu%s%s does not divide the %llu ranks; choose a divisor", cp, l->tp > 1 ?
                          " times --tp" : "", l->pp > 1 ? " times --pp" : "", (unsigned long long)world);
-    if (c->kv_heads % (l->cp * l->tp) != 0 || c->heads % (l->cp * l->tp) != 0)
-        return fail_with(error, "--cp %llu%s does not divide the model's %zu %s; choose a divisor, since each rank "
-                         "computes the attention of whole heads", cp, l->tp > 1 ? " times --tp" : "", c->kv_heads,
-                         c->kv_heads < c->heads ? "key/value heads" : "heads");
+    unsigned long long copies = max_size(l->kv_copies, 1);
+    if (c->heads % (l->cp * l->tp) != 0)
+        return fail_with(error, "--cp %llu%s does not divide the model's %zu heads; choose a divisor, since each rank "
+                         "computes the attention of whole heads", cp, l->tp > 1 ? " times --tp" : "", c->heads);
+    if (c->heads % (c->kv_heads * copies) != 0)
+        return fail_with(error, "--kv-copies %llu times the model's %zu key/value heads does not divide its %zu heads; "
+                         "choose a divisor of %zu", copies, c->kv_heads, c->heads, c->heads / c->kv_heads);
+    if (c->kv_heads * copies % (l->cp * l->tp) != 0)
+        return fail_with(error, "--cp %llu%s does not divide the model's %zu key/value heads times --kv-copies, which "
+                         "is %llu (given, or from the checkpoint); choose a divisor, or other --kv-copies: the weights "
+                         "will have other bits", cp, l->tp > 1 ? " times --tp" : "", c->kv_heads, copies);
     if (l->row_leaves % l->cp != 0)
         return fail_with(error, "--cp %llu does not divide --row-leaves, which is %llu (given, or from the "
                          "checkpoint); choose a divisor, or give --row-leaves %llu: the weights will have other bits",
@@ -97,9 +114,9 @@ static inline bool layout_check_context(const Layout* l, uint64_t world, const C
     if (T % leaves != 0)
         return fail_with(error, "%s %llu does not divide sequences of %zu tokens; choose a divisor, or another --seq",
                          leaves > cp ? "--row-leaves" : "--cp", leaves, T);
-    return cp == 1 || !samples ||
-           fail_with(error, "--sample-every needs all rows on rank 0, and with --cp %llu it has a part; sample from "
-                     "checkpoints with build/generate", cp);
+    return (cp == 1 && copies == 1) || !samples ||
+           fail_with(error, "--sample-every needs all rows and heads as they are on rank 0, without --cp %llu and "
+                     "--kv-copies %llu; sample from checkpoints with build/generate", cp, copies);
 }
 
 // Checks what concerns tensor parallelism.

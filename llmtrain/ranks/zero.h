@@ -70,6 +70,7 @@ typedef struct {
     size_t leaves;               // parts of a sum over a layer's inputs that are added as a tree; 0 means tp. 1 with
                                  // several ranks: no tree, their sums are reduced in floatX
     size_t row_leaves;           // parts of a micro-batch's rows that REDUCE_EXACT sums separately; 0 means cp
+    size_t kv_copies;            // of each key and value head that attention computes with; 0 means 1
     const Transport* groups[GROUPS];  // those that mesh_open opens for this layout
 } RankOptions;
 

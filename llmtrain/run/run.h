@@ -471,17 +471,21 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
     return true;
 }
 
-// Completes the layout over `world` ranks. Without --leaves and --row-leaves these are as in the checkpoint to resume
-// from, or as many as --tp and --cp; only exact sums over rows have leaves. The other arguments are those of
-// layout_check.
+// Completes the layout over `world` ranks. Without --leaves, --row-leaves and --kv-copies these are as in the
+// checkpoint to resume from, or as many as --tp and --cp need; only exact sums over rows have leaves. The other
+// arguments are those of layout_check.
 static inline bool run_choose_layout(Run* run, Layout* layout, uint64_t world, size_t T, bool samples, Error* error) {
     bool exact = layout->reduce == 0 || layout->reduce == REDUCE_EXACT + 1;
     RunRecord saved = {.row_leaves = 0};
-    if (layout->leaves == 0 || (exact && layout->row_leaves == 0)) run_saved_record(&saved, run->options);
+    if (layout->leaves == 0 || layout->row_leaves == 0 || layout->kv_copies == 0)
+        run_saved_record(&saved, run->options);
     if (layout->leaves == 0) layout->leaves = saved.leaves ? saved.leaves : layout->tp;
     if (!exact) layout->row_leaves = layout->cp;
     if (layout->row_leaves == 0) layout->row_leaves = saved.row_leaves ? saved.row_leaves : layout->cp;
+    if (layout->kv_copies == 0 && saved.kv_copies > 0) layout->kv_copies = saved.kv_copies;
+    if (layout->kv_copies == 0) layout->kv_copies = layout_kv_copies(layout, &run->record.config);
     run->record.leaves = layout->leaves;
+    run->record.kv_copies = layout->kv_copies;
     run->record.row_leaves = layout->row_leaves;
     return layout_check(layout, world, &run->record.config, T, samples, error);
 }

@@ -190,7 +190,8 @@ static inline size_t model_first_kept(const Model* model) {
     return model->pipeline.pp > 1 ? 0 : model_backward_ends(model);
 }
 
-// Bytes that this rank sends for a micro-batch of which it has N rows, for what goes one way: H heads, or H + 2K.
+// Bytes that this rank sends for a micro-batch of which it has N rows, for what goes one way: H heads, or H + 2K with
+// the copies.
 static inline size_t context_bytes(const ContextRanks* c, size_t N, size_t heads, size_t D) {
     return N * heads * D / c->cp * (c->cp - 1) * sizeof(floatX);
 }
@@ -229,7 +230,7 @@ static inline size_t blocks_bytes_sent(const Model* model, size_t first, size_t 
     const Config* c = &model->config;
     const Activations* a = model->activations;
     size_t N = model_rows(model), D = config_head_size(c);
-    size_t qkv = context_bytes(&model->context, N, c->heads + 2 * c->kv_heads, D);
+    size_t qkv = context_bytes(&model->context, N, c->heads + 2 * c->kv_heads * model->context.copies, D);
     size_t attention = context_bytes(&model->context, N, c->heads, D), bytes = (end - first) * (qkv + attention);
     bytes += 2 * (end - first) * (tensor_bytes(model, sizeof(floatX)) + sums_bytes(model));
     for (size_t l = max_size(first, model_backward_ends(model)); l < end; l++) {
