@@ -351,6 +351,7 @@ static inline bool checkpoint_piece(CheckpointPiece* piece, bool* known, const C
                                     const FlatVector* flat, const char* path, const char* name, Error* error) {
     const Parameters* p = flat->parameters;
     const char* dot = strchr(name, '.');
+    memset(piece, 0, sizeof *piece);
     *known = false;
     for (size_t a = 0; dot && a < load->count; a++) {
         const char* prefix = load->arrays[a].prefix;
