@@ -1658,16 +1658,25 @@ static void test_programs(void) {
     expect_program(1, "relu", text_of("%s bad --out t.no2", usual));
     expect(!file_exists("t.no2"), "nothing is written");
     verdict("train begins with models of other programs, and takes their configuration");
-    static const char* const layouts[] = {"--reduce exact", "--ranks 2 --pp 2", "--ranks 4 --pp 2 --zero 1"};
+    static const char* const layouts[] = {"--reduce exact", "--ranks 2 --pp 2", "--ranks 4 --pp 2 --zero 1",
+                                          "--ranks 2 --tp 2"};
     for (size_t k = 0; k < COUNT_OF(layouts); k++) {
-        expect_program(0, "saved", text_of("%s --data tokens.bin --vocab 40 --steps 2 --seq 8 --batch 1 --total-batch 16 "
-                                           "--layers 3 --heads 2 --channels 16 --out pipe.%zu %s", t, k, layouts[k]));
+        expect_program(0, "saved", text_of("%s --data tokens.bin --vocab 40 --steps 2 --seq 8 --batch 1 "
+                                           "--total-batch 16 --layers 3 --heads 2 --channels 16 --leaves 2 "
+                                           "--out pipe.%zu %s", t, k, layouts[k]));
         expect_program(0, "pipe.hf", text_of("%s --out pipe.%zu --to hf --dir pipe.hf.%zu", e, k, k));
         expect_program(0, "pipe.gguf", text_of("%s --out pipe.%zu --to gguf --dir pipe.gguf.%zu", e, k, k));
         expect(system(text_of("diff -r pipe.hf.0 pipe.hf.%zu && diff -r pipe.gguf.0 pipe.gguf.%zu", k, k)) == 0,
                "%s: other files", layouts[k]);
     }
-    verdict("a checkpoint of a pipeline is exported to the files of one rank's");
+    verdict("a checkpoint of a pipeline, or of ranks with parts of tensors, is exported to the files of one rank's");
+    for (int i = 0; i < 2; i++) {  // another program's, and the parts of ranks
+        const char* from = i ? "pipe.3" : "pipe.hf.0";
+        expect_program(0, "saved", text_of("%s --data tokens.bin --steps 1 --seq 8 --batch 1 --lr 0 --init-from %s "
+                                           "--ranks 2 --tp 2 --out parts.%d", t, from, i));
+        expect(same_weights("pipe.hf.0", text_of("parts.%d", i)), "from %s: other weights", from);
+    }
+    verdict("ranks with parts of tensors begin with models of other programs, and of such ranks");
     test_generation_config();
 }
 
