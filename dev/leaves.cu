@@ -11,7 +11,7 @@
 //     levels     a kernel per level of the tree, pairs added in place  of 3 bytes moved 1 is needed: a third
 //     element    one element per thread, part after part; sums that    one load at a time: half or less
 //                wait for their neighbors in local memory
-//     shipped    16 bytes per load, up to eight loads at once          near the peak
+//     shipped    16 bytes per load, many loads at once                 near the peak
 //     classifier_leaves
 //     warp       a warp per row of a leaf: maximum, then sum           what it reads twice comes from a cache; half
 //     shipped    a block per row of a leaf, maximum and sum together   near the peak for wide leaves

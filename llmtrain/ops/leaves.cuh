@@ -37,58 +37,44 @@ static inline void columns_copy(floatX* out, size_t out_stride, const floatX* in
     LAUNCH_CHECK();
 }
 
-// The tree over COUNT parts, which are `stride` elements apart: a thread loads them all at once.
-template <int COUNT, int W>
+// The tree over COUNT parts, which are `stride` elements apart, without a loop: a thread loads many of them at once.
+template <int W, int COUNT>
 static __device__ inline Lanes<W> leaves_tree(const float* parts, size_t stride) {
     if constexpr (COUNT == 1) return group_load<W>(parts);
-    else return lanes_add(leaves_tree<COUNT / 2, W>(parts, stride),
-                          leaves_tree<COUNT / 2, W>(parts + COUNT / 2 * stride, stride));
+    else return lanes_add(leaves_tree<W, COUNT / 2>(parts, stride),
+                          leaves_tree<W, COUNT / 2>(parts + COUNT / 2 * stride, stride));
 }
 
-// A block owns a row, a thread W columns of it. Up to LEAVES_AT_ONCE parts are one tree; of more, each LEAVES_AT_ONCE
-// are a tree, and sums[k] holds the sum of 2^k trees until its neighbor is there. Reads 4 count bytes for each element
-// that it writes. Bound by memory.
-enum { LEAVES_AT_ONCE = 8, LEAVES_LEVELS = 4 };  // LEAVES_MAX is LEAVES_AT_ONCE 2^LEAVES_LEVELS
-
-template <int COUNT, int W>
+// A block owns a row, a thread W columns of it. Reads 4 COUNT bytes for each element that it writes. Bound by memory.
+template <int W, int COUNT>
 static __global__ void __launch_bounds__(LEAVES_THREADS)
-leaves_sum_kernel(floatX* __restrict__ out, const float* __restrict__ parts, const floatX* __restrict__ bias,
-                  unsigned trees, size_t M, size_t C) {
+leaves_sum_kernel(floatX* __restrict__ out, const float* __restrict__ parts, const floatX* __restrict__ bias, size_t M,
+                  size_t C) {
     for (size_t row = blockIdx.x; row < M; row += gridDim.x) {
         for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
-            Lanes<W> sums[LEAVES_LEVELS], sum;
-            for (unsigned tree = 0; tree < trees; tree++) {
-                sum = leaves_tree<COUNT, W>(parts + tree * COUNT * M * C + row * C + c, M * C);
-                bool waits = false;
-                #pragma unroll
-                for (int level = 0; level < LEAVES_LEVELS; level++) {
-                    bool joins = !waits && (tree >> level & 1) != 0;
-                    if (joins) sum = lanes_add(sums[level], sum);
-                    else if (!waits) sums[level] = sum;
-                    waits = waits || !joins;
-                }
-            }
+            Lanes<W> sum = leaves_tree<W, COUNT>(parts + row * C + c, M * C);
             if (bias) sum = lanes_add(sum, lanes_load<W>(bias + c));
             lanes_store<W>(out + row * C + c, sum);
         }
     }
 }
 
+// COUNT: 1, 2, 4 and so on, until it is `count`.
 template <int COUNT>
 static inline void leaves_sum_launch(floatX* out, const float* parts, const floatX* bias, size_t count, size_t M,
                                      size_t C, Stream stream) {
-    bool fours = C % FOUR == 0 && packs_fit(0, out, parts, bias, NULL);
-    auto kernel = fours ? leaves_sum_kernel<COUNT, FOUR> : leaves_sum_kernel<COUNT, 1>;
-    unsigned threads = block_threads(divide_up(C, fours ? FOUR : 1), LEAVES_THREADS);
-    kernel<<<grid_blocks(M), threads, 0, stream->compute>>>(out, parts, bias, (unsigned)(count / COUNT), M, C);
+    if constexpr (COUNT < LEAVES_MAX)
+        if (count > COUNT) return leaves_sum_launch<2 * COUNT>(out, parts, bias, count, M, C, stream);
+    bool packs = packs_fit(C, out, parts, bias, NULL);
+    auto kernel = packs ? leaves_sum_kernel<PACK, COUNT> : leaves_sum_kernel<1, COUNT>;
+    unsigned threads = block_threads(divide_up(C, packs ? PACK : 1), LEAVES_THREADS);
+    kernel<<<grid_blocks(M), threads, 0, stream->compute>>>(out, parts, bias, M, C);
     LAUNCH_CHECK();
 }
 
 static inline void leaves_sum(floatX* out, const float* parts, const floatX* bias, size_t count, size_t M, size_t C,
                               Stream stream) {
-    auto launch = count == 1 ? leaves_sum_launch<1> : count == 2 ? leaves_sum_launch<2>
-                : count == 4 ? leaves_sum_launch<4> : leaves_sum_launch<LEAVES_AT_ONCE>;
-    launch(out, parts, bias, count, M, C, stream);
+    leaves_sum_launch<1>(out, parts, bias, count, M, C, stream);
 }
 
 // ------------------------------------------------------------------------------------------------

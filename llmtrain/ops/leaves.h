@@ -131,8 +131,8 @@ static inline void classifier_leaves(float* stats, const floatX* logits, const i
 
 // losses (N) and, if dloss is not 0, the gradients in place of logits (N, columns), as `classifier` says, from stats
 // (parts, N, leaves, LEAF_STATS) of all ranks, in the order of their columns, which are equally many on each. The bits
-// depend on the number of all leaves, parts * leaves, not on how many are on one rank; with one leaf they are those of
-// `classifier`.
+// depend on the number of all leaves, parts * leaves, not on how many are on one rank. (With one leaf they are those of
+// `classifier`; on a GPU if logits are aligned to 16 bytes.)
 static inline void classifier_gradient(floatX* logits, float* losses, const float* stats, const int32_t* targets,
                                        float dloss, const float* weights, size_t first, size_t parts, size_t leaves,
                                        size_t N, size_t V, size_t columns, Stream stream) {
