@@ -469,6 +469,29 @@ static void test_exact_sums(size_t N, size_t moved, float last) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Statistics of leaves: the same bits for logits at any address
+
+static void test_leaves_moved(size_t N, size_t leaves, size_t width) {
+    if (!wanted("classifier_leaves")) return;
+    const size_t n = N * leaves * width, bytes = N * leaves * LEAF_STATS * sizeof(float);
+    floatX *values = (floatX*)hold(n * sizeof(floatX)), *logits = (floatX*)device_memory((n + 1) * sizeof(floatX));
+    float *stats = (float*)device_memory(bytes), *got[2] = {(float*)hold(bytes), (float*)hold(bytes)};
+    int32_t* targets = (int32_t*)device_memory(N * sizeof(int32_t));  // zeros
+    for (size_t i = 0; i < n; i++) values[i] = floatX_of(3.0f * random_normal(6, RANDOM_TEST, cases, i));
+    for (size_t moved = 0; moved < 2; moved++) {
+        device_upload(logits + moved, values, n * sizeof(floatX), stream);
+        ::classifier_leaves(stats, logits + moved, targets, 0, leaves, N, leaves * width, leaves * width, stream);
+        device_download(got[moved], stats, bytes, stream);
+    }
+    check(memcmp(got[0], got[1], bytes) == 0, "%-28s N=%zu leaves=%zu width=%zu %s the same bits, moved by one element",
+          "classifier_leaves", N, leaves, width, FLOATX_NAME);
+    device_free(targets, N * sizeof(int32_t));
+    device_free(stats, bytes);
+    device_free(logits, (n + 1) * sizeof(floatX));
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
 // Vectors beyond 2^31 elements: a few values, repeated, of which the last are compared with the CPU
 
 static void test_huge(void) {
@@ -625,6 +648,8 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < COUNT_OF(lengths) && shapes != SHAPES_TINY; i++) test_exact(lengths[i]);
     for (size_t i = 1; i < COUNT_OF(lengths) && shapes != SHAPES_TINY; i++)
         test_exact_sums(lengths[i], i % 3, i == 3 ? 0x1p51f : 1.5f);
+    test_leaves_moved(3, 4, 72);
+    test_leaves_moved(2, 1, 100);
     if (shapes >= SHAPES_LARGE) test_large_shapes();
     if (shapes >= SHAPES_HUGE) test_huge();
     if (held_scratch) CUDA_CHECK(cudaFree(held_scratch));
