@@ -216,8 +216,8 @@ static void compare_tensors(const Known** known_of, const Model* model, const Kn
         const char* name = row->in_block ? text_of("block.%zu.%s", l, row->name) : row->name;
         size_t bucket = row->in_block ? 1 + l : k < first ? 0 : 1 + L;
         if (!expect(i < model->parameters.count && strcmp(t->name, name) == 0, "tensor %zu is not %s", i, name)) return;
-        expect(t->rows == row->rows && t->cols == row->cols && t->bucket == bucket && t->split == row->split,
-               "%s: (%zu, %zu), bucket %zu, split %d", name, t->rows, t->cols, t->bucket, (int)t->split);
+        expect(t->rows == row->rows && t->cols == row->cols && t->bucket == bucket && t->part.by == row->split,
+               "%s: (%zu, %zu), bucket %zu, split %d", name, t->rows, t->cols, t->bucket, (int)t->part.by);
         expect(t->shape.hidden == row->hidden && memcmp(t->shape.stacked, row->stacked, sizeof row->stacked) == 0,
                "%s: is of hidden matrices: %d, of %zu, %zu, %zu rows", name, t->shape.hidden, t->shape.stacked[0],
                t->shape.stacked[1], t->shape.stacked[2]);

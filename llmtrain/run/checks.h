@@ -46,11 +46,11 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     if (run->options->check_every && !run->same_devices)
         printf("note: ranks have different devices, compilers or --matmul-algorithms files; --check-every compares "
                "only their parameters\n");
-    if (run->options->check_every && run->model.flat.dp_world == 1 && ranks_of_rows(&run->model.flat.options) > 1)
-        printf("note: each rank has other rows, so --check-every compares only parameters\n");
     if (run->options->check_every && run->model.flat.stage_world == 1)
-        printf("note: there is one pipeline, so --check-every has %s to compare\n",
-               run->model.config.tied ? "nothing but the tied embedding" : "nothing");
+        printf("note: no two ranks have the same parameters, so --check-every has %s to compare\n",
+               run->model.config.tied && run->model.flat.pp > 1 ? "nothing but the tied embedding" : "nothing");
+    else if (run->options->check_every && run->model.flat.dp_world == 1)
+        printf("note: each rank has other rows, so --check-every compares only parameters\n");
     if (model_is_divided(&run->model) && run->options->guard.spike_trace + run->options->guard.spike_loss > 0)
         printf("note: steps are not traced to their sequences, since several ranks compute each\n");
     return true;

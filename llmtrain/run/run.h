@@ -302,6 +302,13 @@ static inline void resume_compare_flags(const RunRecord* asked, const Json* mani
             say(stdout, "note: --%s was '%s' in that run and is '%s' now", asked->flags->rows[i].name, saved, now);
 }
 
+// The same for what a run keeps unless a flag says otherwise.
+static inline void resume_compare_parts(const char* flag, uint64_t saved, uint64_t now) {
+    if (saved != now)
+        printf("note: --%s was %llu in that run and is %llu now: the bits will differ\n", flag,
+               (unsigned long long)saved, (unsigned long long)now);
+}
+
 // What all ranks must have in common: a name and a value per line. The caller frees it; NULL if out of memory.
 static inline char* run_identity(const Run* run, const Flags* flags) {
     char value[FILE_PATH_MAX], *text = NULL;

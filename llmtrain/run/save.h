@@ -210,14 +210,9 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
         if (usable) {
             say(stdout, "resumed from %s in %.0f ms", path, now_ms() - began);
             if (!asked) resume_compare_flags(&run->record, &manifest);
-            if (saved.row_leaves != run->record.row_leaves)
-                printf("note: that run summed gradients in %llu parts of a micro-batch's rows, this one does in %llu: "
-                       "the bits will differ\n", (unsigned long long)saved.row_leaves,
-                       (unsigned long long)run->record.row_leaves);
-            if (saved.leaves != run->record.leaves)
-                printf("note: that run added the parts of a layer's matmul in %llu leaves, this one does in %llu: the "
-                       "bits will differ\n", (unsigned long long)saved.leaves,
-                       (unsigned long long)run->record.leaves);
+            resume_compare_parts("leaves", saved.leaves, run->record.leaves);
+            resume_compare_parts("row-leaves", saved.row_leaves, run->record.row_leaves);
+            resume_compare_parts("kv-copies", saved.kv_copies, run->record.kv_copies);
             char precision[16];
             run->record.state = saved.state;
             if (!resume_same_precision(precision, &manifest))  // a loss scale belongs to FP16
