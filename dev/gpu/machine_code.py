@@ -463,7 +463,6 @@ ALLOWED = [
     ("narrow", "*/classifier_leaves_kernel<*,false>", "logits at any address, in the order of those that are aligned"),
     ("narrow", "*/embedding_join_pieces<*", "the token of the next part, the same for the whole block"),
     ("narrow", "*/embedding_sum_pieces<*", "the sorted key, the same for the whole block"),
-    ("split", "*/FP32/embedding_sum_pieces<*", "two neighboring sorted keys, the same for the whole block"),
     ("narrow", "*/qk_norm_*_kernel<*", "rstd, one number for a head, and at the end sums of the block's warps"),
 ]
 # Templates whose first argument means something else.
