@@ -1,7 +1,8 @@
 // test_ranks.c: training on several ranks: for any number, ZeRO stage and launcher, it is the same run.
 //
 //   cc -std=c11 -O2 -I. dev/test/test_ranks.c -o build/test_ranks -lm -pthread
-//   build/test_ranks [--train PATH] [--train16 PATH] [--train-mpi PATH] [--only NAME] [--overlap on|off]
+//   build/test_ranks [--train PATH] [--train16 PATH] [--train-mpi PATH] [--export PATH]
+//                    [--only NAME] [--overlap on|off]
 //
 //   data        ranks read different samples, and together the samples that one rank reads
 //   stages      1 to 4 ranks, each ZeRO stage, three models: final weights and optimizer state have the bits of one
@@ -23,6 +24,10 @@
 //               that adds up the same parts; a run moves between such layouts
 //   context-faults
 //               one of them is killed or stopped, also in an exchange: as above; a bit that changes is found
+//   tensor      ranks that share layers (--tp), alone and with all of the above: the bits and the log of one rank with as
+//               many --leaves; a run moves between such layouts; build/export (--export) writes the same files from all
+//   tensor-faults
+//               one of them is killed or stopped, also in an exchange; a bit that changes is found; what is refused
 //   layouts     every layout of 8 and 16 ranks; only if it is named, as in make test-more
 //   optimizers  each of them: the bits of one rank in every stage, and after moving between numbers of ranks
 //   launch      ranks started by hand and by mpirun, over sockets and MPI (--train-mpi), have the bits of --ranks N
@@ -61,7 +66,7 @@
 #define LOSS_BOUND 1e-5     // relative, between numbers of ranks: sums in another order, over 20 steps, in float
 
 static struct {
-    char train[PATH_MAX], train16[PATH_MAX], train_mpi[PATH_MAX];  // the latter two may be empty
+    char train[PATH_MAX], train16[PATH_MAX], train_mpi[PATH_MAX], export[PATH_MAX];  // the latter three may be empty
     const char* only;
     bool mpirun;
 } test;
@@ -638,6 +643,10 @@ static void test_memory(void) {
     check(moved < 0.65 * kept_all, "--offload activations takes %.1f MB of %.1f", 1e-6 * moved, 1e-6 * kept_all);
     double shared = expect_memory(LONG, 4, 1, "none --cp 4 --total-batch 1024");
     check(shared < 0.55 * kept_all, "--cp 4 takes %.1f MB of %.1f", 1e-6 * shared, 1e-6 * kept_all);
+    double parts = expect_memory(LONG, 4, 0, "none --tp 4 --total-batch 1024");
+    check(parts < 0.55 * kept_all, "--tp 4 takes %.1f MB of %.1f", 1e-6 * parts, 1e-6 * kept_all);
+    expect_memory(LONG, 4, 0, "block --tp 2 --leaves 4 --cp 2 --total-batch 1024");
+    expect_memory(LONG, 4, 3, "none --tp 2 --total-batch 2048");
     double budget = expect_memory(LONG, 1, 0, "auto --memory 0.09");
     check(least < budget && budget < kept_all && budget <= 0.09e9 && budget > 0.085e9,
           "--recompute auto --memory 0.09 takes %.1f MB, between %.1f of block and %.1f of none", 1e-6 * budget,
@@ -1491,27 +1500,30 @@ static void test_context_corruption(void) {
 }
 
 // A step sends what --plan says.
+static void expect_sent(const char* run, const char* shape, size_t world, const char* flags) {
+    double sent[STEPS] = {0};
+    Job job;
+    Task task = {.world = world, .arguments = {shape, "--tied off --plan on", flags}};
+    run_make(run, forked(world), shape, kept("%s --tied off --val-every 0", flags));
+    size_t steps = log_numbers(sent, STEPS, run, "comm_bytes");
+    bool good = job_run(&job, &task) && steps > 1;
+    const char* line = strstr(job.programs[0].text[0], "\n  sent per step ");
+    double planned = line ? strtod(line + strcspn(line, "0123456789"), NULL) : NAN;
+    job_free(&job);
+    check_bound(good ? fabs(planned - 1e-6 * sent[steps / 2]) : NAN, 0.0051, "%zu ranks, %s: MB that a step sends",
+                world, flags);
+}
+
 static void test_context_sent(void) {
     static const struct { size_t world; const char* flags; } cases[] = {
         {4, "--cp 4"}, {4, "--cp 2 --recompute block"}, {4, "--cp 2 --pp 2 --recompute attention"},
         {6, "--cp 2 --pp 3 --train block.[3456].*,*norm*"}};
-    for (size_t i = 0; i < COUNT_OF(cases); i += PIPED_EVERY) {
-        double sent[STEPS] = {0};
-        const char *flags = cases[i].flags, *run = kept("context-sent-%zu", i);
-        run_make(run, forked(cases[i].world), context_shape(CONTEXT_GPT2), kept("%s --tied off --val-every 0", flags));
-        Job job;
-        Task task = {.world = cases[i].world,
-                     .arguments = {context_shape(CONTEXT_GPT2), "--tied off --plan on", flags}};
-        bool good = job_run(&job, &task) && log_numbers(sent, STEPS, run, "comm_bytes") == PIPE_STEPS;
-        const char* line = strstr(job.programs[0].text[0], "\n  sent per step ");
-        double planned = line ? strtod(line + strcspn(line, "0123456789"), NULL) : NAN;
-        job_free(&job);
-        check_bound(good ? fabs(planned - 1e-6 * sent[PIPE_STEPS / 2]) : NAN, 0.0051,
-                    "%zu ranks, %s: MB that a step sends", cases[i].world, flags);
-    }
+    for (size_t i = 0; i < COUNT_OF(cases); i += PIPED_EVERY)
+        expect_sent(kept("context-sent-%zu", i), context_shape(CONTEXT_GPT2), cases[i].world, cases[i].flags);
 }
 
-// Every layout of 8 and of 16 ranks, each with another schedule, ZeRO stage and level of recomputation. Takes minutes.
+// Every layout of 8 and of 16 ranks, each with another schedule, ZeRO stage and level of recomputation, has the bits of
+// one rank that sums in as many parts. Takes minutes.
 static void test_layouts(void) {
     static const char* const kinds[] = {"1f1b", "interleaved", "zb-h2", "gpipe", "zb-h1"};
     const char* shape = "--family gpt2 --layers 8 --heads 16 --channels 64 --dropout 0.1 --documents mask "
@@ -1519,19 +1531,20 @@ static void test_layouts(void) {
                         "--schedule constant "
                         "--clip 0.5 --spike-sigma 0 --data train.bin --val val.bin --val-every 3 --val-windows 20";
     size_t number = 0, recomputed = 0;
-    for (size_t leaves = 1; leaves <= 16; leaves *= 2)  // with the bits of one rank that sums in so many parts
-        for (size_t world = 8; world <= 16; world *= 2)
-            for (size_t pp = 1; pp * leaves <= world && pp <= 8; pp *= 2, number++) {
-                const char* alone = kept("layouts-alone-%zu", leaves);
-                const char* run = kept("layouts-%zu", number);
-                const char* level = pp > 1 && number % 5 >= 2 ? "none" : recomputed++ % 2 ? "block" : "attention";
-                const char* kind = pp == 8 && number % 5 == 1 ? "1f1b" : kinds[number % 5];  // 8 blocks
-                const char* flags = kept("--cp %zu --pp %zu --pipeline %s --zero %zu --recompute %s", leaves, pp, kind,
-                                         number % (pp > 1 ? 2 : 4), level);
-                run_make(alone, forked(1), shape, kept("--reduce exact --row-leaves %zu", leaves));
-                run_make(run, forked(world), shape, flags);
-                expect_same(run, alone, 3, kept("%zu ranks, %s: all bits of one rank", world, flags));
-            }
+    for (size_t tp = 1; tp <= 16; tp *= 2)
+        for (size_t cp = 1; tp * cp <= 16; cp *= 2)
+            for (size_t world = 8; world <= 16; world *= 2)
+                for (size_t pp = 1; pp * cp * tp <= world && pp <= 8; pp *= 2, number++) {
+                    const char* alone = kept("layouts-alone-%zu-%zu", tp, cp);
+                    const char* run = kept("layouts-%zu", number);
+                    const char* level = pp > 1 && number % 5 >= 2 ? "none" : recomputed++ % 2 ? "block" : "attention";
+                    const char* kind = pp == 8 && number % 5 == 1 ? "1f1b" : kinds[number % 5];  // 8 blocks
+                    const char* flags = kept("--tp %zu --cp %zu --pp %zu --pipeline %s --zero %zu --recompute %s", tp,
+                                             cp, pp, kind, number % (pp > 1 ? 2 : 4), level);
+                    run_make(alone, forked(1), shape, kept("--reduce exact --leaves %zu --row-leaves %zu", tp, cp));
+                    run_make(run, forked(world), shape, flags);
+                    expect_same(run, alone, 3, kept("%zu ranks, %s: all bits of one rank", world, flags));
+                }
 }
 
 static void test_context(void) {
@@ -1543,6 +1556,279 @@ static void test_context(void) {
 static void test_context_faults(void) {
     test_context_kills();
     test_context_corruption();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Tensor parallelism
+
+// A step has 16 sequences, 8 micro-batches. Of the padded vocabulary of 256 the last part has rows that are none.
+// Validations have 9 windows, which no number of ranks divides.
+enum { TENSOR_STEPS = 4 };
+#define TENSOR "--layers 5 --batch 2 --seq 24 --total-batch 384 --steps 4 --lr 3e-3 --warmup 2 --schedule constant " \
+               "--clip 0.5 --data train.bin --val val.bin --val-overlap 5 --val-every 2 --val-windows 9 " \
+               "--spike-sigma 0 --channels 32 "
+static const struct {
+    const char* name;
+    bool is_16;  // for --train16
+    const char* arguments;
+} TENSOR_MODELS[] = {
+    {"gpt2", false, TENSOR "--family gpt2 --heads 8 --dropout 0.1 --documents mask --end-of-text 3 --data odd.bin "
+                    "--val odd_val.bin --spike-skip 2.6 --spike-warmup 1 --leaves 4 --row-leaves 2"},
+    {"llama", false, TENSOR "--family llama --heads 8 --kv-heads 4 --ffn 64 --tied off --qkv-bias on --dropout 0.1 "
+                     "--clip 0.2 --leaves 2 --row-leaves 2"},
+    {"frozen", false, TENSOR "--family gpt2 --heads 4 --tied off --train block.[234].*_weight,*norm* "
+                      "--optimizer lion --lr 3e-4 --leaves 4"},
+    {"qk-norm", false, TENSOR "--family llama --heads 8 --kv-heads 4 --ffn 64 --qk-norm on --optimizer momentum "
+                       "--leaves 4"},
+    {"bf16", true, TENSOR "--family llama --heads 8 --kv-heads 4 --ffn 96 --tied on --dropout 0.1 --data odd.bin "
+                   "--val odd_val.bin --leaves 2 --row-leaves 2"},
+};
+enum { TENSOR_GPT2, TENSOR_LLAMA, TENSOR_FROZEN, TENSOR_QK, TENSOR_16, TENSOR_COUNT };
+
+// Nearly every pair of tp, cp, stages, schedule, ZeRO, copies, recomputation and model is in one of these.
+static const struct {
+    size_t model, world;
+    const char* flags;
+} TENSOR_RUNS[] = {
+    {TENSOR_GPT2, 4, "--tp 4 --zero 3"},
+    {TENSOR_LLAMA, 8, "--tp 2 --cp 2 --pp 2 --pipeline zb-h1"},
+    {TENSOR_16, 8, "--tp 2 --cp 2 --pp 2 --pipeline zb-h2 --zero 1"},
+    {TENSOR_FROZEN, 4, "--tp 2 --pp 2 --pipeline interleaved --zero 1"},
+    {TENSOR_QK, 4, "--tp 2 --zero 2 --recompute norms"},
+    {TENSOR_GPT2, 8, "--tp 4 --cp 2 --recompute block"},
+    {TENSOR_GPT2, 8, "--tp 2 --cp 2 --pp 2 --pipeline interleaved --zero 1"},
+    {TENSOR_GPT2, 8, "--tp 4 --pp 2 --recompute attention"},
+    {TENSOR_GPT2, 4, "--tp 2 --zero 2 --shard 1 --offload optimizer,activations --offload-dir ."},
+    {TENSOR_GPT2, 2, "--zero 3"},
+    {TENSOR_GPT2, 4, "--tp 2 --pp 2 --pipeline gpipe --recompute gelu"},
+    {TENSOR_LLAMA, 8, "--tp 2 --zero 3 --shard 2"},
+    {TENSOR_LLAMA, 6, "--tp 2 --pp 3 --recompute block"},
+    {TENSOR_LLAMA, 4, "--tp 2 --cp 2 --zero 2 --recompute attention --offload optimizer --offload-dir ."},
+    {TENSOR_LLAMA, 8, "--tp 2 --pp 2 --pipeline gpipe --zero 1 --shard 1"},
+    {TENSOR_LLAMA, 4, "--cp 2 --pp 2 --pipeline interleaved"},
+    {TENSOR_FROZEN, 8, "--tp 4 --pp 2 --pipeline zb-h2"},
+    {TENSOR_FROZEN, 8, "--tp 4 --zero 2 --recompute gelu"},
+    {TENSOR_FROZEN, 4, "--tp 2 --zero 3 --shard 1 --recompute block"},
+    {TENSOR_QK, 8, "--tp 4 --pp 2 --pipeline zb-h1 --zero 1"},
+    {TENSOR_QK, 4, "--tp 4 --recompute block"},
+    {TENSOR_QK, 4, "--tp 2 --pp 2 --pipeline gpipe"},
+    {TENSOR_16, 4, "--tp 2 --zero 3 --recompute block"},
+    {TENSOR_16, 8, "--tp 2 --pp 4 --recompute norms"},
+    {TENSOR_16, 8, "--tp 2 --zero 1 --shard 2"},
+    {TENSOR_16, 2, "--tp 2 --recompute attention"},
+};
+
+static Task tensor_task(size_t model, size_t world) {
+    Task task = forked(world);
+    if (TENSOR_MODELS[model].is_16) task.program = test.train16;
+    return task;
+}
+
+static bool tensor_built(size_t model) { return !TENSOR_MODELS[model].is_16 || test.train16[0] != 0; }
+
+static const char* tensor_alone(size_t model) {
+    return run_make(kept("tensor-alone-%zu", model), tensor_task(model, 1), TENSOR_MODELS[model].arguments,
+                    "--reduce exact");
+}
+
+static void test_tensor_runs(void) {
+    size_t clipped = 0, skipped = 0;
+    for (size_t i = 0; i < COUNT_OF(TENSOR_RUNS); i += PIPED_EVERY) {
+        size_t model = TENSOR_RUNS[i].model, world = TENSOR_RUNS[i].world, clips, skips;
+        const char *flags = TENSOR_RUNS[i].flags, *run = kept("tensor-%zu", i);
+        if (!tensor_built(model)) continue;
+        const char* alone = tensor_alone(model);
+        run_make(run, tensor_task(model, world), TENSOR_MODELS[model].arguments, flags);
+        expect_same(run, alone, TENSOR_STEPS,
+                    kept("%s, %zu ranks, %s: all bits of one rank", TENSOR_MODELS[model].name, world, flags));
+        count_guarded(&skips, &clips, alone);
+        skipped += skips > 0;
+        clipped += clips > 0;
+    }
+    check(skipped > 0 && clipped > skipped, "some of these skip steps, and more clip gradients");
+}
+
+// The largest relative difference of the losses of two runs; NAN if one is incomplete.
+static double tensor_apart(const char* a, const char* b) {
+    double x[STEPS], y[STEPS], worst = 0;
+    if (log_numbers(x, STEPS, a, "loss") != TENSOR_STEPS || log_numbers(y, STEPS, b, "loss") != TENSOR_STEPS) return NAN;
+    for (size_t i = 0; i < TENSOR_STEPS; i++) worst = fmax(worst, isnan(x[i]) ? INFINITY : fabs(x[i] / y[i] - 1));
+    return worst;
+}
+
+// Sums in another order: in 32 bits they differ by some roundings. Gradients that are added in 16 bits differ by half an
+// epsilon each, and losses by less; leaves are floats, but what a layer computes from their sum is rounded to 16 bits
+// as before, so it differs where the sum is near the middle of two numbers.
+static void test_tensor_others(void) {
+    static const struct { size_t model, world; const char* flags; double bound; } cases[] = {
+        {TENSOR_GPT2, 1, "--reduce exact --leaves 1", LOSS_BOUND},
+        {TENSOR_GPT2, 4, "--tp 2 --reduce float", LOSS_BOUND},
+        {TENSOR_LLAMA, 4, "--tp 2 --pp 2 --reduce float", LOSS_BOUND},
+        {TENSOR_GPT2, 4, "--tp 2 --reduce storage", LOSS_BOUND},
+        {TENSOR_16, 1, "--reduce exact --leaves 1", 0x1p-7},
+        {TENSOR_16, 4, "--tp 2 --reduce storage", 0x1p-7}};
+    for (size_t i = 0; i < COUNT_OF(cases); i += PIPED_EVERY) {
+        size_t model = cases[i].model;
+        if (!tensor_built(model)) continue;
+        const char *alone = tensor_alone(model), *flags = cases[i].flags;
+        const char* run = run_make(kept("tensor-other-%zu", i), tensor_task(model, cases[i].world),
+                                   TENSOR_MODELS[model].arguments, flags);
+        check_bound(tensor_apart(run, alone), cases[i].bound, "%s, %zu ranks, %s: losses", TENSOR_MODELS[model].name,
+                    cases[i].world, flags);
+        check(!same_tensors(run, alone, TENSOR_STEPS), "and other bits");
+    }
+}
+
+// Whether build/export writes the same model from two runs.
+static bool same_exports(const char* a, const char* b) {
+    const char* const runs[] = {a, b};
+    char* texts[2] = {NULL, NULL};
+    size_t bytes[2] = {0, 0};
+    for (int i = 0; i < 2; i++) {
+        const char* to = kept("%s.exported", runs[i]);
+        remove_tree(to);
+        if (system(text_of("%s --out %s --to hf --dir %s > export.txt 2>&1", test.export, runs[i], to)) != 0)
+            print_indented(text_read("export.txt", NULL));
+        texts[i] = text_read(text_of("%s/model.safetensors", to), &bytes[i]);
+    }
+    bool same = bytes[0] > 1000 && bytes[0] == bytes[1] && memcmp(texts[0], texts[1], bytes[0]) == 0;
+    free(texts[0]);
+    free(texts[1]);
+    return same;
+}
+
+// A run that continues in one layout after the other, and keeps the parts in which it began to add up sums.
+static void test_tensor_resume(void) {
+    static const struct { size_t world, until; const char* flags; } moves[] = {
+        {4, 1, "--leaves 4 --row-leaves 2 --tp 4 --zero 0 --shard 0"}, {1, 2, "--tp 1 --leaves 0 --row-leaves 0"},
+        {4, 3, "--leaves 0 --row-leaves 0 --tp 2 --pp 2 --pipeline interleaved"},
+        {2, 4, "--leaves 0 --row-leaves 0 --zero 2"},
+        {4, 5, "--leaves 0 --row-leaves 0 --tp 2 --cp 2 --zero 3"},
+        {8, 6, "--leaves 0 --row-leaves 0 --tp 4 --zero 1 --shard 1"}};
+    static const size_t models[] = {TENSOR_GPT2, TENSOR_FROZEN, TENSOR_16};
+    for (size_t m = 0; m < COUNT_OF(models); m += PIPED_EVERY) {
+        size_t model = models[m];
+        if (!tensor_built(model)) continue;
+        const char* shape = kept("%s --total-batch 768 --val-every 0 --steps 6", TENSOR_MODELS[model].arguments);
+        const char *whole = kept("tensor-unmoved-%zu", m), *run = kept("tensor-moved-%zu", m);
+        run_make(whole, tensor_task(model, 1), shape, "--leaves 4 --row-leaves 2");
+        for (size_t i = 0; i < COUNT_OF(moves); i++)
+            run_make(run, tensor_task(model, moves[i].world), shape,
+                     kept("%s --steps %zu --resume on --ckpt-keep 1", moves[i].flags, moves[i].until));
+        check(same_tensors(run, whole, 6) && same_digits(run, whole, "loss", 6) &&
+                  same_digits(run, whole, "grad_norm", 6) && same_digits(run, whole, "skipped", 6),
+              "%s: a step each of 4 ranks that share layers, one rank, 2 stages of 2, 2 ranks at stage 2, 2 that share "
+              "rows by 2 that share layers at stage 3, 2 copies over 4 that share layers: the bits of one rank",
+              TENSOR_MODELS[model].name);
+        if (test.export[0]) check(same_exports(run, whole), "build/export writes the same files from both");
+    }
+    if (test.export[0] == 0) skip("exports of these", "no build/export was given with --export");
+}
+
+// A resume in more parts than the run has leaves is refused; other --leaves are said.
+static void test_tensor_leaves(void) {
+    const char* shape = kept("%s --val-every 0 --row-leaves 0", TENSOR_MODELS[TENSOR_GPT2].arguments);
+    static Failure refused[1];
+    Failure f = {.name = "--resume with --tp 4 of a run with --leaves 2", .code = 2,
+                 .fragments = {"--tp 4 does not divide --leaves, which is 2", "or give --leaves 4"},
+                 .task = {.world = 4, .arguments = {shape, "--out tensor-leaves --resume on", "--leaves 0 --tp 4"}}};
+    refused[0] = f;
+    run_make("tensor-leaves", forked(2), shape, "--tp 2 --leaves 0 --steps 1");
+    failures_run(refused, 1);
+    Job job;
+    Task task = {.world = 4, .arguments = {shape, "--out tensor-leaves --resume on", "--leaves 4 --tp 4"}};
+    bool good = job_run(&job, &task);
+    check(good && strstr(job.programs[0].text[0], "in 2 leaves, this one does in 4: the bits will differ") &&
+              log_last("tensor-leaves", "step") == TENSOR_STEPS,
+          "with --leaves 4 it continues, and says that the bits will differ");
+    job_free(&job);
+}
+
+static void test_tensor_sent(void) {
+    static const struct { size_t model, world; const char* flags; } cases[] = {
+        {TENSOR_GPT2, 4, "--tp 4"}, {TENSOR_GPT2, 4, "--tp 2 --cp 2 --recompute block"},
+        {TENSOR_LLAMA, 4, "--tp 2 --pp 2 --recompute attention"}, {TENSOR_GPT2, 4, "--tp 2 --zero 2"},
+        {TENSOR_FROZEN, 8, "--tp 2 --pp 2"}, {TENSOR_LLAMA, 4, "--tp 2 --zero 3 --recompute block"},
+        {TENSOR_LLAMA, 8, "--tp 2 --cp 2 --pp 2 --pipeline zb-h1"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i += PIPED_EVERY)
+        expect_sent(kept("tensor-sent-%zu", i), TENSOR_MODELS[cases[i].model].arguments, cases[i].world,
+                    cases[i].flags);
+}
+
+static void test_tensor(void) {
+    test_tensor_runs();
+    test_tensor_others();
+    test_tensor_leaves();
+    if (PIPED_EVERY == 1) test_tensor_resume();
+    test_tensor_sent();
+}
+
+static void test_tensor_kills(void) {
+    static const char* const points[] = {"all_to_all", "forward", "backward", "reduce", "update", "validate", "save"};
+    static const char* const layouts[] = {"--tp 2 --pp 2", "--tp 4", "--tp 2 --cp 2", "--tp 2"};
+    enum { POINTS = 7, CASES = 2 * POINTS };
+    static Failure failures[CASES];
+    size_t count = 0;
+    const char* shape = TENSOR_MODELS[TENSOR_GPT2].arguments;
+    for (size_t i = 0; i < CASES; i += PIPED_EVERY) {
+        size_t stops = i / POINTS, victim = (3 * i + stops) % 4, layout = i % COUNT_OF(layouts);
+        const char* flags = kept("--out tensor-fault-%zu %s --zero %zu", i, layouts[layout],
+                                 layout == 0 ? i / 4 % 2 : i % 4);
+        Failure f = {.name = kept("rank %zu of 4, %s, %s at %s", victim, flags, stops ? "stop" : "kill",
+                                  points[i % POINTS]),
+                     .task = {.launch = BY_HAND, .world = 4, .arguments = {shape, PIPED_FAULTY, flags},
+                              .variables = fault_variable(victim, 2, kept("%s do %s", points[i % POINTS],
+                                                                          stops ? "stop" : "kill"))},
+                     .fate = stops ? STOPPED : KILLED, .victim = victim};
+        failures[count++] = f;
+    }
+    failures_run(failures, count);
+    const char* whole = run_make("tensor-faultless", forked(1), shape, PIPED_FAULTY " --reduce exact");
+    for (size_t i = 0; i < count; i += 3) {
+        const char* flags = failures[i].task.arguments[2];
+        const char* name = kept("%.*s", (int)strcspn(flags + 6, " "), flags + 6);
+        run_make(name, forked(4), shape, kept(PIPED_FAULTY " --resume on%s", flags + 6 + strlen(name)));
+        check(same_tensors(name, whole, 3), "%s: a resume has the bits of an undisturbed run", failures[i].name);
+    }
+}
+
+// The ranks that have the same part are compared.
+static void test_tensor_corruption(void) {
+    static Failure failures[4];
+    const char* shape = kept("%s --steps 6", TENSOR_MODELS[TENSOR_GPT2].arguments);
+    for (size_t i = 0; i < COUNT_OF(failures); i++)
+        failures[i] = corruption("2 ranks share layers, 3 times", shape, kept("--tp 2 --zero %zu", i / 2), i + 1,
+                                 i % 2);
+    failures_run(failures, COUNT_OF(failures));
+}
+
+#define TENSOR_REFUSED(what, ranks, flags, first, second) \
+    {.name = what, .code = 2, .fragments = {first, second}, .task = {.world = ranks, .arguments = {[1] = flags}}}
+
+static void test_tensor_refusals(void) {
+    static Failure failures[] = {
+        TENSOR_REFUSED("--tp that does not divide the ranks", 3, "--tp 2 --leaves 2", "--tp 2", "3 ranks"),
+        TENSOR_REFUSED("--tp above --leaves", 4, "--tp 4 --leaves 2", "--leaves, which is 2", "--leaves 4"),
+        TENSOR_REFUSED("--tp that is no power of two", 3, "--tp 3 --leaves 3", "--tp 3", "power of two"),
+        TENSOR_REFUSED("heads that leaves do not divide", 2, "--tp 2 --heads 4 --leaves 8", "--leaves 8", "heads"),
+        TENSOR_REFUSED("a feed-forward that leaves do not divide", 2, "--tp 2 --leaves 4 --ffn 72", "--leaves 4", "72"),
+        TENSOR_REFUSED("heads that --tp times --cp does not divide", 8, "--tp 4 --cp 2 --heads 4", "--tp", "heads"),
+        TENSOR_REFUSED("sequences that leaves do not divide", 2, "--tp 2 --seq 20", "--leaves 4", "20 tokens"),
+        TENSOR_REFUSED("samples of a part", 2, "--tp 2 --sample-every 1", "--sample-every", "build/generate"),
+        TENSOR_REFUSED("muon", 2, "--tp 2 --optimizer muon", "--optimizer muon needs whole tensors", "adamw"),
+        TENSOR_REFUSED("adamw-8bit", 2, "--tp 2 --optimizer adamw-8bit", "--optimizer adamw-8bit", "adamw"),
+        TENSOR_REFUSED("zero bubble with several leaves of a rank", 4, "--tp 2 --pp 2 --pipeline zb-h1 --row-leaves 1",
+                       "zb-h1", "--tp to --leaves, 4"),
+    };
+    for (size_t i = 0; i < COUNT_OF(failures); i++)
+        failures[i].task.arguments[0] = TENSOR_MODELS[TENSOR_GPT2].arguments;
+    failures_run(failures, COUNT_OF(failures));
+}
+
+static void test_tensor_faults(void) {
+    test_tensor_kills();
+    test_tensor_corruption();
+    test_tensor_refusals();
 }
 
 // The first stage holds the activations of as many micro-batches as there are stages, however many a step has; gpipe's
@@ -1627,9 +1913,10 @@ int main(int argc, char** argv) {
         {"refusals", test_refusals}, {"corruption", test_corruption}, {"rewind", test_rewind},
         {"slow", test_slow},         {"pipeline", test_pipeline},     {"pipeline-faults", test_pipeline_faults},
         {"pipeline-memory", test_pipeline_memory}, {"context", test_context},
-        {"context-faults", test_context_faults}, {"layouts", test_layouts},
+        {"context-faults", test_context_faults}, {"tensor", test_tensor}, {"tensor-faults", test_tensor_faults},
+        {"layouts", test_layouts},
     };
-    const char *train = "./train", *train16 = NULL, *train_mpi = NULL;
+    const char *train = "./train", *train16 = NULL, *train_mpi = NULL, *export = NULL;
     bool overlap = true;
     int code;
     test.mpirun = system("command -v mpirun > /dev/null 2>&1") == 0;
@@ -1637,6 +1924,7 @@ int main(int argc, char** argv) {
         {"train", KIND_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
         {"train16", KIND_TEXT, &train16, "PATH", 0, 0, "the program, built for bf16 or fp16", false},
         {"train-mpi", KIND_TEXT, &train_mpi, "PATH", 0, 0, "the program, built for fp32 and MPI", false},
+        {"export", KIND_TEXT, &export, "PATH", 0, 0, "build/export", false},
         {"only", KIND_TEXT, &test.only, "NAME", 0, 0, "one of the tests", false},
         {"overlap", KIND_SWITCH, &overlap, "on|off", 0, 0, "the test that wants the machine for itself", false},
     };
@@ -1644,9 +1932,9 @@ int main(int argc, char** argv) {
     if (!flags_begin(&code, "test_ranks", NULL, &flags, argc, argv)) return code;
     machine_adopt_orphans(true);  // ranks whose parent was killed
     tests_begin("test_ranks");
-    const char* given[] = {train, train16, train_mpi};
-    char* paths[] = {test.train, test.train16, test.train_mpi};
-    for (int i = 0; i < 3; i++)
+    const char* given[] = {train, train16, train_mpi, export};
+    char* paths[] = {test.train, test.train16, test.train_mpi, test.export};
+    for (size_t i = 0; i < COUNT_OF(given); i++)
         need(given[i] == NULL || (realpath(given[i], paths[i]) && access(paths[i], X_OK) == 0), "build %s", given[i]);
     root_enter();
     put_shard("train.bin", 256, 20000, 1);
