@@ -10,8 +10,8 @@
 //    8. scratch         how much memory all of them need besides their arguments
 //
 // In llmtrain/ops/: the other matmuls in matmul.cuh, attention in attention.cuh, attention to a KV cache in decode.cuh,
-// norms of query and key heads in qk_norm.cuh, heads cut into parts for ranks in heads.cuh, layers that ranks share in
-// leaves.cuh, operations on whole vectors in vectors.cuh, optimizers in optimizers/.
+// norms of query and key heads in qk_norm.cuh, heads cut into parts and copied for ranks in heads.cuh, layers that
+// ranks share in leaves.cuh, operations on whole vectors in vectors.cuh, optimizers in optimizers/.
 // To copy an operation into a project of your own, take its section and what the section's first lines name.
 //
 // Almost all kernels here are bound by memory, so their comments count the bytes that they move. W is the number of

@@ -11,11 +11,11 @@
     X(attention_forward) X(attention_backward) X(attention_decode) X(matmul_forward) X(matmul_backward_weight) \
     X(matmul_gelu_forward) X(embedding_forward) X(embedding_backward) X(layernorm_forward) X(layernorm_backward) \
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
-    X(heads_split) X(heads_join) X(columns_copy) X(leaves_sum) X(embedding_part_forward) X(embedding_join) \
-    X(classifier_leaves) X(classifier_gradient) X(dropout_apply) X(classifier) X(exact_sum_squares) X(sum_of_squares) \
-    X(vector_checksum) X(exact_add) X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) \
-    X(vector_add_stored) X(residual_forward) X(optimizer_update_elements) X(optimizer_update) \
-    X(optimizer_update_list)
+    X(heads_split) X(heads_join) X(heads_repeat) X(heads_sum) X(columns_copy) X(leaves_sum) \
+    X(embedding_part_forward) X(embedding_join) X(classifier_leaves) X(classifier_gradient) X(dropout_apply) \
+    X(classifier) X(exact_sum_squares) X(sum_of_squares) X(vector_checksum) X(exact_add) X(exact_merge) X(exact_read) \
+    X(cast_to_float) X(cast_from_float) X(vector_add_stored) X(residual_forward) \
+    X(optimizer_update_elements) X(optimizer_update) X(optimizer_update_list)
 #define REFERENCE_TO(name) decltype(&cpu::name) reference_##name = cpu::name;
 OPERATIONS(REFERENCE_TO)
 
@@ -199,12 +199,19 @@ static void test(void) {
 #ifdef PIECE_HEADS
 static void test(void) {
     enum { PARTS = 2, N = 5, H = 4, K = 2, HEAD = 16, ROW = (H + 2 * K) * HEAD };
-    Stored rows = numbers(N * ROW, 1), split(N * ROW), joined(N * ROW);
+    enum { COPIES = 4, LONG = (H + 2 * K * COPIES) * HEAD };
+    Stored rows = numbers(N * ROW, 1), split(N * ROW), joined(N * ROW), repeated(N * LONG), sum(N * ROW);
     RUN(heads_split, split, rows, PARTS, N, H, K, HEAD);
     same_bits("split", split);
     RUN(heads_join, joined, split, PARTS, N, H, K, HEAD);
     same_bits("joined", joined);
     for (size_t i = 0; i < N * ROW; i++) expect("as it was", real(joined.host[i]), real(rows.host[i]), 0);
+    RUN(heads_repeat, repeated, rows, COPIES, N, H, K, HEAD);
+    same_bits("repeated", repeated);
+    RUN(heads_sum, sum, repeated, COPIES, N, H, K, HEAD);
+    same_bits("sum", sum);
+    for (size_t i = 0; i < N * ROW; i++)
+        expect("sum of copies", real(sum.host[i]), real(rows.host[i]) * (i % ROW < H * HEAD ? 1 : COPIES), 0);
 }
 #endif
 

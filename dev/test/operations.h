@@ -692,19 +692,24 @@ static bool heads_equal(const Array* out) {
     return same;
 }
 
+// Normal numbers, which repeat only after a prime number of elements. Eight times each is finite in FP16.
+static double* heads_numbers(Case* c, size_t n) {
+    Array* in = array(c, "in", INPUT, STORED, n, 1);
+    for (size_t i = 0; i < n; i++) {
+        uint16_t bits = (uint16_t)(0x400 + i % 26597);
+        double number = FP16 ? (double)float_from_f16(bits) : (double)float_from_bf16(bits);
+        array_set(in, in->start, i, FLOATX_IS_FLOAT ? (double)i : number);
+    }
+    return doubles(in, in->start);
+}
+
 static void test_heads(size_t parts, size_t N, size_t H, size_t K, size_t D) {
     if (!wanted("heads_split heads_join")) return;
     Shape s = {.N = N, .H = H, .K = K, .D = D, .parts = parts};
     size_t n = N * (H + 2 * K) * D;
     Case c = case_begin(operation_heads_split, &s, "parts=%zu N=%zu H=%zu K=%zu D=%zu", parts, N, H, K, D);
     Result* out = output(&c, "out", OUTPUT, STORED, n, SAME_BITS);
-    Array* in = array(&c, "in", INPUT, STORED, n, 1);
-    for (size_t i = 0; i < n; i++) {  // normal numbers, which repeat only after a prime number of elements
-        uint16_t bits = (uint16_t)(0x400 + i % 30713);
-        double number = FP16 ? (double)float_from_f16(bits) : (double)float_from_bf16(bits);
-        array_set(in, in->start, i, FLOATX_IS_FLOAT ? (double)i : number);
-    }
-    double* rows = doubles(in, in->start);
+    double* rows = heads_numbers(&c, n);
     reference_heads(out, &rows, &s);
     case_prove(&c);
     case_check(&c, heads_equal(&c.arrays[0]), "every element is in its place");
@@ -715,6 +720,52 @@ static void test_heads(size_t parts, size_t N, size_t H, size_t K, size_t D) {
     for (size_t i = 0; i < n; i++) result_add(joined, i, rows[i], 0.0);
     case_prove(&b);
     case_check(&b, heads_equal(&b.arrays[0]), "undoes heads_split");
+    release();
+}
+
+OPERATION(heads_repeat, x(c, 0), x(c, 1), s->copies, s->N, s->H, s->K, s->D)
+OPERATION(heads_sum, x(c, 0), x(c, 1), s->copies, s->N, s->H, s->K, s->D)
+
+static void test_heads_copies(size_t copies, size_t N, size_t H, size_t K, size_t D) {
+    if (!wanted("heads_repeat heads_sum")) return;
+    Shape s = {.N = N, .H = H, .K = K, .D = D, .copies = copies};
+    size_t few = N * (H + 2 * K) * D, row = (H + 2 * K * copies) * D, many = N * row, wrong = 0;
+    Case c = case_begin(operation_heads_repeat, &s, "copies=%zu N=%zu H=%zu K=%zu D=%zu", copies, N, H, K, D);
+    Result* out = output(&c, "out", OUTPUT, STORED, many, SAME_BITS);
+    double* in = heads_numbers(&c, few);
+    reference_heads_repeat(out, &in, &s);
+    case_prove(&c);
+    case_check(&c, heads_equal(&c.arrays[0]), "every element is in its place");
+
+    Case b = case_begin(operation_heads_sum, &s, "%s", c.shape);
+    Result* sum = output(&b, "out", OUTPUT, STORED, few, ON_CUDA ? SAME_BITS : copies);
+    const Array* a = array(&b, "in", INPUT, STORED, many, 1);
+    for (size_t i = 0; i < many; i += D) array_set(a, a->start, i, -0.0);  // kept in a query; as a sum it is 0
+    double* dout = doubles(a, a->start);
+    reference_gradient(&b, &sum, 1, reference_heads_repeat, reference_heads_sum, dout, many, &in);
+    case_prove(&b);
+    float* sums = (float*)hold(few * sizeof(float));
+    for (size_t i = 0; i < many; i++) {
+        float* to = &sums[reference_head_copied(i, &s)];
+        *to = i % row < H * D ? (float)dout[i] : *to + (float)dout[i];
+    }
+    for (size_t i = 0; i < few; i++) {
+        floatX rounded = floatX_of(sums[i]);
+        wrong += memcmp(&rounded, (const floatX*)made(&b.arrays[0]) + i, sizeof rounded) != 0;
+    }
+    case_check(&b, wrong == 0, "the bits of sums in order, rounded once; others: %zu", wrong);
+
+    if ((copies & (copies - 1)) == 0) {
+        Case u = case_begin(operation_heads_sum, &s, "%s", c.shape);
+        Result* times = output(&u, "out", OUTPUT, STORED, few, SAME_BITS);
+        input_from(&u, "in", STORED, many, c.arrays[0].host);
+        for (size_t i = 0; i < few; i++) {
+            bool query = i / D % (H + 2 * K) < H;
+            result_add(times, i, query ? in[i] : (double)copies * in[i], 0.0);
+        }
+        case_prove(&u);
+        case_check(&u, heads_equal(&u.arrays[0]), "of heads_repeat: %zu times each key and value", copies);
+    }
     release();
 }
 
@@ -1508,6 +1559,18 @@ static void test_odd_shapes(void) {
     test_heads(8, 3, 16, 8, 72);
     test_heads(2, 65, 2, 0, 128);
     test_heads(2, 5, 4, 2, 520);
+    for (size_t copies = 1; copies <= 4; copies++)
+        for (size_t K = 1; K <= 4; K++) {
+            test_heads_copies(copies, K, copies * K, K, 2 * copies + 3);
+            test_heads_copies(copies, 5 - K, copies * K, K, 8 * K);
+        }
+    test_heads_copies(1, 1, 1, 1, 1);
+    test_heads_copies(2, 9, 3, 0, 8);
+    test_heads_copies(5, 33, 10, 1, 16);
+    test_heads_copies(8, 3, 16, 2, 72);
+    test_heads_copies(4, 65, 8, 2, 128);
+    test_heads_copies(2, 5, 4, 2, 520);
+    test_heads_copies(3, 2, 3, 1, 521);
     test_columns(1, 1, 1, 1);
     test_columns(5, 7, 7, 10);
     test_columns(33, 24, 64, 24);

@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     size_t B, T, C, M, N, H, K, D, F, V, Vp;
-    size_t first_position, parts;
+    size_t first_position, parts, copies;
     double epsilon, theta;
     bool mean;               // normalization: layernorm; otherwise rmsnorm
     const int32_t* tokens;   // embedding: (N); classifier: targets (N)
@@ -227,6 +227,23 @@ static void reference_heads(Result* out, double* const* in, const Shape* s) {
                         size_t place = first[kind] + heads[kind] / s->parts * part + head;
                         result_add(out, i++, in[0][(row * (s->H + 2 * s->K) + place) * s->D + d], 0.0);
                     }
+}
+
+// Copies of heads: in[0] (N, (H + 2K) D); out (N, (H + 2K copies) D). The place in `in` of element i of out.
+static size_t reference_head_copied(size_t i, const Shape* s) {
+    size_t heads = s->H + 2 * s->K * s->copies, head = i / s->D % heads, row = i / s->D / heads;
+    if (head >= s->H) head = s->H + (head - s->H) / s->copies;
+    return (row * (s->H + 2 * s->K) + head) * s->D + i % s->D;
+}
+
+static void reference_heads_repeat(Result* out, double* const* in, const Shape* s) {
+    for (size_t i = 0; i < out->n; i++) result_add(out, i, in[0][reference_head_copied(i, s)], 0.0);
+}
+
+static void reference_heads_sum(Result* const* din, const double* dout, double* const* in, const Shape* s) {
+    (void)in;
+    for (size_t i = 0; i < s->N * (s->H + 2 * s->K * s->copies) * s->D; i++)
+        result_term(din[0], reference_head_copied(i, s), dout[i]);
 }
 
 // ------------------------------------------------------------------------------------------------

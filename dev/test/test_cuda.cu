@@ -553,6 +553,8 @@ static void test_large_shapes(void) {
     test_matmul(1000, 771, 333, true);
     test_rope(2, 1024, 8, 2, 128, 0, 500000.0f);
     test_heads(4, 1024, 16, 8, 64);
+    test_heads_copies(4, 1024, 16, 2, 128);
+    test_heads_copies(3, 1024, 12, 4, 66);
     test_columns(4096, 1536, 1536, 12288);
     test_leaves_sum(8, 1024, 1024, true);
     test_embedding_parts(8, 6288, 4096, 768, true, TOKENS_RANDOM);
@@ -594,6 +596,8 @@ static void test_tiny_shapes(void) {
     test_heads(2, 5, 6, 2, 6);
     test_heads(3, 5, 9, 3, 16);
     test_heads(4, 3, 8, 0, 8);
+    test_heads_copies(2, 5, 6, 2, 6);
+    test_heads_copies(3, 3, 9, 1, 16);
     test_columns(3, 8, 16, 24);
     test_leaves_sum(16, 2, 8, true);
     test_leaves_sum(4, 3, 7, false);
