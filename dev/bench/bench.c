@@ -217,6 +217,16 @@ static Cost cost_matmul_gelu(size_t M, size_t N, size_t K, size_t elements, doub
           heads_join(out, in, parts, N, H, K, D, stream), \
           WROTE("out", out, N, (H) + 2 * (K), D), READ("in", parts, N, ((H) + 2 * (K)) / (parts), D))
 
+#define heads_repeat(out, in, copies, N, H, K, D, stream) \
+    TIMED("heads_repeat", 0.0, 2 * COST_X * (double)(N) * (double)(((H) + (K) * ((copies) + 1)) * (D)), \
+          heads_repeat(out, in, copies, N, H, K, D, stream), \
+          WROTE("out", out, N, (H) + 2 * (K) * (copies), D), READ("in", N, (H) + 2 * (K), D))
+
+#define heads_sum(out, in, copies, N, H, K, D, stream) \
+    TIMED("heads_sum", 0.0, 2 * COST_X * (double)(N) * (double)(((H) + (K) * ((copies) + 1)) * (D)), \
+          heads_sum(out, in, copies, N, H, K, D, stream), \
+          WROTE("out", out, N, (H) + 2 * (K), D), READ("in", N, (H) + 2 * (K) * (copies), D))
+
 #define attention_forward(out, lse, qkv, B, T, H, K, D, stream) \
     TIMED_COST("attention_forward", 0, 0, cost_attention_forward(B, T, H, K, D), \
                attention_forward(out, lse, qkv, B, T, H, K, D, stream), \

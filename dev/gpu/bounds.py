@@ -111,6 +111,7 @@ KERNELS = (
     (r"embedding_sum_pieces<", "embedding_backward", lambda a, g: moves(E * a[5] * a[6])),
     (r"embedding_join_pieces<", "embedding_backward", lambda a, g: moves(0)),
     (r"heads_kernel<", "heads", lambda a, g: moves(2 * E * a[3] * a[4] * (a[5] + 2 * a[6]) * a[7])),
+    (r"heads_copies_kernel<", "heads", lambda a, g: moves(E * a[3] * (2 * a[4] + a[5] * (a[2] + 1)) * a[6])),
     (r"rope_kernel<", "rope", lambda a, g: moves(2 * E * a[4] * a[5] * a[7])),
     (r"swiglu_forward_kernel<", "swiglu_forward", lambda a, g: moves(3 * E * a[2] * a[3], 2 * E * a[2] * a[3])),
     (r"swiglu_backward_kernel<", "swiglu_backward", lambda a, g: moves(5 * E * a[3] * a[4], 3 * E * a[3] * a[4])),
