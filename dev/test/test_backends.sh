@@ -10,7 +10,8 @@
 #   - FP16: a loss scale that overflows skips steps as on the CPU
 #   - two ranks (on one GPU, where its NCCL allows that): all stages of ZeRO end with the same bits, in all modes of the
 #     streams, with losses as on the CPU; gradients reduced in the storage dtype; a resume in another stage
-#   - pipelines of several stages, and ranks that share rows, end with the bits of one rank, in all modes of the streams
+#   - pipelines of several stages, and ranks that share rows, also more than key and value heads, end with the bits of
+#     one rank, in all modes of the streams
 set -u
 build=$1
 gpu=${2:-train-emulated}
@@ -44,7 +45,7 @@ run() {
     shift 3
     case "$*" in *--resume*) ;; *) rm -rf "$directory" ;; esac
     "$program" --data "$out/text_train_*.bin" --out "$directory" --steps "$steps" --family "$family" \
-        --layers "${LAYERS:-2}" --heads "${HEADS:-$heads}" --kv-heads "${HEADS:-2}" --channels 32 --ffn 64 --seq 24 \
+        --layers "${LAYERS:-2}" --heads "${HEADS:-$heads}" --kv-heads "${KV_HEADS:-${HEADS:-2}}" --channels 32 --ffn 64 --seq 24 \
         --batch 2 --total-batch "${TOTAL:-96}" --lr 2e-3 --lr-final 1 --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 ||
         { cat "$directory.log"; return 1; }
 }
@@ -215,6 +216,21 @@ contexts() {
     unset TOTAL HEADS
 }
 
+# More ranks that share rows than key and value heads, each of which is copied. One step.
+copied_heads() {
+    export TOTAL=192 HEADS=4 KV_HEADS=1
+    run "$gpu" copies 1 --row-leaves 4 --kv-copies 4 --documents mask --end-of-text 10 --dropout 0.1
+    for mode in "STREAMS=delayed --cp 4 --ranks 4" "STREAMS=delayed --kv-copies 4 --ranks 1 --recompute block" \
+        "STREAMS=delayed EMULATE_OTHERS=ahead --cp 2 --kv-copies 4 --ranks 2 --zero 2 --recompute block"; do
+        # shellcheck disable=SC2086
+        run_with "EMULATE_${mode%% --*}" "$gpu" mode 1 --row-leaves 4 --documents mask --end-of-text 10 --dropout 0.1 \
+            --${mode#* --} && [ "$("$build/weights_hash" "$out/mode/step_00000001")" = \
+                "$("$build/weights_hash" "$out/copies/step_00000001" || echo none)" ]
+        verdict $? "$name with one key/value head, --${mode#* --}: the bits of one rank with EMULATE_${mode%% --*}"
+    done
+    unset TOTAL HEADS KV_HEADS
+}
+
 # Ranks that share layers, with the leaves of four. One step.
 tensors() {
     export TOTAL=192 HEADS=4
@@ -249,6 +265,7 @@ else
         tensors
         use FP32 llama
         contexts
+        copied_heads
         tensors
     }
 fi
