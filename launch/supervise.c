@@ -231,8 +231,8 @@ static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) 
     uint64_t micro = command_number(command_find(words, "--batch")) * command_number(command_find(words, "--seq"));
     uint64_t total = command_number(command_find(words, "--total-batch"));
     uint64_t cp = max_size(command_number(command_find(words, "--cp")), 1);
-    uint64_t group = cp * max_size(command_number(command_find(words, "--tp")), 1) *
-                     max_size(command_number(command_find(words, "--pp")), 1);  // ranks that share a micro-batch
+    uint64_t tp = max_size(command_number(command_find(words, "--tp")), 1);
+    uint64_t group = tp * cp * max_size(command_number(command_find(words, "--pp")), 1);  // that share a micro-batch
     uint64_t parts = total == 0 ? 0 : micro ? total / micro : ranks / group;
     uint64_t shard = command_number(command_find(words, "--shard"));  // must divide the ranks of a stage
     size_t fewer = (ranks - 1) / group;

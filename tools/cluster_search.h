@@ -9,6 +9,7 @@
 #define LLMTRAIN_CLUSTER_SEARCH_H
 
 #include "cluster.h"
+#include "../llmtrain/ranks/layout.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Layouts
@@ -36,13 +37,20 @@ typedef struct {
     double limit;            // bytes of a GPU
 } ClusterSearch;
 
-// Whether a layout can run: what is divided is divisible, and each GPU has something to do.
+// Whether a layout can run: what is divided is divisible, each GPU has something to do, and train takes it.
 static inline bool cluster_divides(const ClusterModel* m, const ClusterLayout* l, size_t machine) {
     const Config* c = &m->config;
-    bool tensor = l->tp <= machine && c->heads % l->tp == 0 && (c->kv_heads % l->tp == 0 || l->tp % c->kv_heads == 0);
-    bool rows = m->T % (2 * l->cp * l->tp) == 0 && (l->cp == 1 || m->T / l->cp >= 1024);
+    Error ignored;
+    bool rows = l->tp <= machine && (l->cp == 1 || m->T / l->cp >= 1024);
     bool pieces = l->pp <= CLUSTER_STAGES && l->pp * l->chunks <= c->layers;
-    return tensor && rows && pieces && l->dp * l->B <= m->sequences && m->sequences % (l->dp * l->B) == 0;
+    bool kept = l->pp == 1 || !pipeline_splits(l->kind) || l->recompute == RECOMPUTE_NONE;
+    bool batch = l->dp * l->B <= m->sequences && m->sequences % (l->dp * l->B) == 0;
+    if (!rows || !pieces || !kept || !batch) return false;
+    Layout layout = {.zero = l->zero, .shard = l->shard, .tp = l->tp, .cp = l->cp, .pp = l->pp, .leaves = l->tp,
+                     .row_leaves = l->cp, .pipeline = l->kind};
+    if (l->kind == PIPELINE_INTERLEAVED) layout.chunks = l->chunks;
+    layout.kv_copies = layout_kv_copies(&layout, c);
+    return layout_check(&layout, l->tp * l->cp * l->pp * l->dp, c, m->T, false, &ignored);
 }
 
 // Estimates one layout, and keeps it if it fits and is among the fastest.

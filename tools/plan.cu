@@ -36,15 +36,16 @@ static void show_optimizers(const Model* model) {
 static bool show_stages(const Model* planned, const PlanOptions* o, Error* error) {
     char fits[96] = "";
     printf("\n  %-10s %-10s %14s %22s\n", "--zero", "--reduce", "MB per rank", "MB sent per step");
-    for (size_t i = 0; i < (planned->pipeline.pp > 1 ? 4 : 8); i++) {
+    bool stored = ranks_reduce_sums(&planned->options.ranks);  // which needs --reduce storage
+    for (size_t i = 0; i < (planned->pipeline.pp > 1 ? 4 : 8); i += stored ? 2 : 1) {
         Model model;
         ModelOptions options = planned->options;
         options.ranks.stage = i / 2;
-        options.ranks.reduce = i % 2 ? REDUCE_FLOAT : REDUCE_EXACT;
+        options.ranks.reduce = stored ? REDUCE_STORAGE : i % 2 ? REDUCE_FLOAT : REDUCE_EXACT;
         if (!model_plan(&model, &planned->config, options, error)) return false;
         if (o->recompute == RECOMPUTE_AUTO) plan_recompute(&model, o);
         size_t bytes = plan_bytes(&model, o);
-        const char* reduce = i % 2 ? "float" : "exact";
+        const char* reduce = stored ? "storage" : i % 2 ? "float" : "exact";
         printf("  %-10zu %-10s %14.2f %22.2f\n", i / 2, reduce, 1e-6 * (double)bytes,
                1e-6 * (double)model_bytes_sent(&model, o->micro_batches));
         if (fits[0] == 0 && 1e-9 * (double)bytes <= o->memory_gb)
@@ -109,6 +110,8 @@ static void choice_print(const Choice* c, const Model* asked, double memory_gb, 
     printf("--batch %zu", o->B);
     if (o->ranks.world > 1) printf(" --zero %zu", o->ranks.stage);
     if (o->ranks.shard > 0 && o->ranks.stage > 0) printf(" --shard %zu", o->ranks.shard);
+    if (asked->tensor.tp > 1) printf(" --tp %zu", asked->tensor.tp);
+    if (o->ranks.leaves > 0 && o->ranks.leaves != asked->tensor.tp) printf(" --leaves %zu", o->ranks.leaves);
     if (asked->context.cp > 1) printf(" --cp %zu", asked->context.cp);
     if (asked->pipeline.pp > 1) {
         choice_name(PIPELINE_NAMES, o->pipeline.kind, schedule, sizeof schedule);
@@ -135,9 +138,9 @@ static bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, con
                   (!(offload & OFFLOAD_ACTIVATIONS) || offload_blocks_bytes(&model.offloaded) > 0);
     c->recomputes = (double)plan_bytes(&model, o) > 1e9 * o->memory_gb;
     if (c->recomputes && model.pipeline.table.splits) exists = false;
-    else if (c->recomputes && model.context.cp == 1) plan_recompute(&model, o);
+    else if (c->recomputes && ranks_of_rows(&c->options.ranks) == 1) plan_recompute(&model, o);
     // Ranks that share a micro-batch recompute the same: the first level that fits, or the last.
-    bool together = exists && c->recomputes && model.context.cp > 1;
+    bool together = exists && c->recomputes && ranks_of_rows(&c->options.ranks) > 1;
     for (int level = RECOMPUTE_NORMS; level <= RECOMPUTE_BLOCK && together; level++) {
         model_free(&model);
         c->options.recompute = (RecomputeLevel)level;
@@ -155,7 +158,8 @@ static bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, con
 static size_t choices_plan(Choice* choices, const Model* asked, const PlanOptions* o, const Rates* rates,
                            size_t sequences) {
     size_t count = 0, forms = FLOATX_IS_FLOAT ? 4 : 8;
-    size_t stages = asked->flat.options.world == 1 ? 1 : asked->pipeline.pp > 1 ? 2 : 4;  // of ZeRO
+    bool shards = asked->flat.stage_world > 1 || asked->pipeline.pp > 1;
+    size_t stages = !shards ? 1 : asked->pipeline.pp > 1 ? 2 : 4;  // of ZeRO
     bool all_fits = false;
     for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++)
         for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {

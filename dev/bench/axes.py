@@ -19,9 +19,12 @@ import tempfile
 LAYOUTS = ['--ranks 1', '--ranks 2', '--ranks 4 --zero 1', '--ranks 4 --zero 2', '--ranks 4 --zero 3',
            '--ranks 4 --zero 2 --shard 2', '--ranks 2 --pp 2', '--ranks 4 --pp 4', '--ranks 4 --pp 4 --pipeline gpipe',
            '--ranks 2 --pp 2 --pipeline interleaved', '--ranks 4 --pp 4 --pipeline zb-h1', '--ranks 4 --pp 2 --zero 1',
-           '--ranks 2 --cp 2', '--ranks 4 --cp 4 --zero 1 --recompute block', '--ranks 4 --cp 2 --pp 2']
-MODEL = ('--family llama --layers 8 --heads 4 --channels 256 --seq 128 --batch 1 --total-batch 2048 --vocab 256 '
-         '--reduce exact').split()
+           '--ranks 2 --cp 2', '--ranks 4 --cp 4 --zero 1 --recompute block', '--ranks 4 --cp 2 --pp 2',
+           '--ranks 2 --tp 2', '--ranks 4 --tp 4 --recompute block', '--ranks 2 --leaves 4 --tp 2',
+           '--ranks 4 --tp 2 --cp 2 --zero 1', '--ranks 4 --tp 2 --pp 2', '--ranks 4 --tp 2 --zero 3',
+           '--ranks 2 --tp 2 --leaves 1 --reduce storage', '--ranks 4 --cp 4 --kv-heads 2']
+MODEL = ('--family llama --layers 8 --heads 4 --channels 256 --seq 128 --batch 1 --total-batch 2048 --vocab '
+         '256').split()
 
 parser = argparse.ArgumentParser()
 parser.add_argument('--build', default='build')
@@ -51,7 +54,8 @@ with tempfile.TemporaryDirectory() as folder:
                     [f'{options.build}/tokenize', '--bytes', f'{shard}_train.txt', '--out', shard, '--val', '0']):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for i, layout in enumerate(options.layout or LAYOUTS):
-        flags = [*MODEL, *layout.split(), '--data', f'{shard}_train_000000.bin']
+        reduce = [] if '--reduce' in layout else ['--reduce', 'exact']
+        flags = [*MODEL, *reduce, *layout.split(), '--data', f'{shard}_train_000000.bin']
         plan = train(*flags, '--plan')
         train(*flags, '--steps', '12', '--out', f'{folder}/{i}')
         with open(f'{folder}/{i}/metrics.jsonl') as log:

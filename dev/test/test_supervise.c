@@ -708,6 +708,9 @@ static const Case CASES[] = {
     {"fewer, sharing rows", "--min-ranks 2 --max-restarts 2 --out . -- SELF act alone=0 enough=3 kill --ranks 6 --cp 3 "
      "--total-batch 64 --batch 2 --seq 4", 0,
      DO("starts 3", "trace ranks 0 6", "trace ranks 1 6", "trace ranks 2 3", "events 1 fewer ranks")},
+    {"fewer, sharing layers", "--min-ranks 2 --max-restarts 2 --out . -- SELF act alone=0 enough=4 kill --ranks 8 "
+     "--tp 2 --cp 2 --total-batch 64 --batch 2 --seq 4", 0,
+     DO("starts 3", "trace ranks 0 8", "trace ranks 1 8", "trace ranks 2 4", "events 1 fewer ranks")},
     {"fewer, impossible", "--min-ranks 2 --max-restarts 3 --out . -- SELF act alone=0 kill", 1,
      DO("says nothing in the command gives the number of ranks", "starts 3", "events 0 fewer ranks")},
     {"vanished",

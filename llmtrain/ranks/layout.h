@@ -102,11 +102,13 @@ static inline bool layout_check_context(const Layout* l, uint64_t world, const C
                          "computes the attention of whole heads", cp, l->tp > 1 ? " times --tp" : "", c->heads);
     if (c->heads % (c->kv_heads * copies) != 0)
         return fail_with(error, "--kv-copies %llu times the model's %zu key/value heads does not divide its %zu heads; "
-                         "choose a divisor of %zu", copies, c->kv_heads, c->heads, c->heads / c->kv_heads);
+                         "choose a divisor of %zu, the heads that share one", copies, c->kv_heads, c->heads,
+                         c->heads / c->kv_heads);
     if (c->kv_heads * copies % (l->cp * l->tp) != 0)
         return fail_with(error, "--cp %llu%s does not divide the model's %zu key/value heads times --kv-copies, which "
-                         "is %llu (given, or from the checkpoint); choose a divisor, or other --kv-copies: the weights "
-                         "will have other bits", cp, l->tp > 1 ? " times --tp" : "", c->kv_heads, copies);
+                         "is %llu (given, or from the checkpoint); choose a divisor, or give --kv-copies %llu: the "
+                         "weights will have other bits", cp, l->tp > 1 ? " times --tp" : "", c->kv_heads, copies,
+                         (unsigned long long)layout_kv_copies(l, c));
     if (l->row_leaves % l->cp != 0)
         return fail_with(error, "--cp %llu does not divide --row-leaves, which is %llu (given, or from the "
                          "checkpoint); choose a divisor, or give --row-leaves %llu: the weights will have other bits",
@@ -114,9 +116,12 @@ static inline bool layout_check_context(const Layout* l, uint64_t world, const C
     if (T % leaves != 0)
         return fail_with(error, "%s %llu does not divide sequences of %zu tokens; choose a divisor, or another --seq",
                          leaves > cp ? "--row-leaves" : "--cp", leaves, T);
-    return (cp == 1 && copies == 1) || !samples ||
-           fail_with(error, "--sample-every needs all rows and heads as they are on rank 0, without --cp %llu and "
-                     "--kv-copies %llu; sample from checkpoints with build/generate", cp, copies);
+    if (samples && cp > 1)
+        return fail_with(error, "--sample-every needs all rows on rank 0, and with --cp %llu it has a part; sample from "
+                         "checkpoints with build/generate", cp);
+    return !samples || copies == 1 ||
+           fail_with(error, "--sample-every reads key/value heads without copies, and with --kv-copies %llu there are "
+                     "some; sample from checkpoints with build/generate", copies);
 }
 
 // Checks what concerns tensor parallelism.
@@ -128,22 +133,25 @@ static inline bool layout_check_tensor(const Layout* l, uint64_t world, const Co
     if (world % l->tp != 0)
         return fail_with(error, "--tp %llu does not divide the %llu ranks; choose a divisor", tp,
                          (unsigned long long)world);
+    if ((tp & (tp - 1)) != 0 || (leaves & (leaves - 1)) != 0)
+        return fail_with(error, "%s %llu is not a power of two, which the tree of sums needs; choose 2, 4 or 8",
+                         (tp & (tp - 1)) != 0 ? "--tp" : "--leaves", (tp & (tp - 1)) != 0 ? tp : leaves);
     bool reduces = leaves == 1 && l->reduce == REDUCE_STORAGE + 1;  // ranks_reduce_sums
     if (leaves % l->tp != 0 && !reduces)
         return fail_with(error, "--tp %llu does not divide --leaves, which is %llu (given, or from the checkpoint); "
                          "choose a divisor, or give --leaves %llu: the weights will have other bits", tp, leaves, tp);
     leaves = max_size(leaves, l->tp);
-    if ((leaves & (leaves - 1)) != 0)
-        return fail_with(error, "%s %llu is not a power of two, as the sums' tree needs; choose 2, 4, 8 or so",
-                         leaves > l->tp ? "--leaves" : "--tp", leaves);
+    const char* flag = leaves > l->tp ? "--leaves" : "--tp";
     for (size_t i = 0; i < 3 && leaves > 1; i++)
         if (sizes[i] % leaves != 0 || (i == 2 && c->ffn % 8 != 0))
-            return fail_with(error, "%s %llu does not divide the model's %zu %s; choose a divisor",
-                             leaves > l->tp ? "--leaves" : "--tp", leaves, i == 2 ? c->ffn : sizes[i], names[i]);
-    if (T % (leaves * max_size(l->row_leaves, 1)) != 0)
-        return fail_with(error, "%s %llu times --row-leaves %llu does not divide sequences of %zu tokens; choose "
-                         "divisors, or another --seq", leaves > l->tp ? "--leaves" : "--tp", leaves,
-                         (unsigned long long)max_size(l->row_leaves, 1), T);
+            return fail_with(error, "%s %llu does not divide the model's %zu %s; choose a divisor", flag, leaves,
+                             i == 2 ? c->ffn : sizes[i], names[i]);
+    unsigned long long rows = max_size(l->row_leaves, 1);
+    if (leaves > 1 && T % (leaves * rows) != 0)
+        return rows > 1 ? fail_with(error, "%s %llu times --row-leaves %llu does not divide sequences of %zu tokens; "
+                                    "choose divisors, or another --seq", flag, leaves, rows, T)
+                        : fail_with(error, "%s %llu does not divide sequences of %zu tokens; choose a divisor, or "
+                                    "another --seq", flag, leaves, T);
     return tp == 1 || !samples ||
            fail_with(error, "--sample-every needs whole layers on rank 0, and with --tp %llu it has parts; sample from "
                      "checkpoints with build/generate", tp);
