@@ -171,11 +171,10 @@ static __global__ void embedding_sum_pieces(float* gradients, float* parts, cons
             if (i + 1 < end && added(key_id(next_key))) next = lanes_load<W>(dout + key_row(next_key) * C + c);
             sum = lanes_add(sum, row);
             if (!ends && i + 1 < end) continue;
-            if (!added(id)) {
-            } else if (WHOLE || (ends && !from_before)) {
+            if (added(id) && (WHOLE || (ends && !from_before))) {
                 float* gradient = gradients + (size_t)(id - first) * C + c;
                 group_store(gradient, lanes_add(group_load<W>(gradient), sum));
-            } else {
+            } else if (added(id)) {
                 group_store(parts + (2 * blockIdx.x + (from_before ? 0 : 1)) * C + c, sum);
             }
             sum = {};

@@ -224,7 +224,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     // Logits of all rows at once would be the largest array, so the rows are cut into equal parts of at most
     // head_elements() logits.
     size_t Vp = config_padded_vocab(config);
-    size_t N = model_rows(model) * ranks_tp(&options.ranks) / ranks_leaves(&options.ranks);
+    size_t N = model_rows(model) * ranks_tp(&options.ranks) / ranks_row_leaves(&options.ranks);
     size_t parts = divide_up(N, max_size(head_elements(N * Vp) / Vp, LLMTRAIN_PIECE(64, 7)));
     model->logits_rows = divide_up(N, parts);
     FlatOptions holds = {options.training, &model->options.optimizer, (options.offload & OFFLOAD_OPTIMIZER) != 0,
@@ -604,7 +604,7 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
         if (dloss == 0.0f) continue;
         // dhidden = dlogits head_weight
         TensorSum sum = {model_tensor(model, head.weight), W, NULL, a->logits, true, first, rows};
-        if (t->sums) tensor_sum(t, &sum, model->stream);
+        if (t->has_leaves) tensor_sum(t, &sum, model->stream);
         else matmul_backward_input(model->gradients.hidden + first * C, a->logits, W, rows,
                                    linear_outputs(&model->layers, head), C, model->stream);
         // dhead_weight += dlogits^T hidden; after a leaf it is zero again
@@ -612,7 +612,7 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
                              first > 0, rows);
         if ((first + rows) % M == 0) leaf_end(&model->layers, first / M, head.weight);
     }
-    if (t->sums && dloss != 0.0f) tensor_scatter(t, model->gradients.hidden, NULL, N, C, model->stream);
+    if (t->has_leaves && dloss != 0.0f) tensor_scatter(t, model->gradients.hidden, NULL, N, C, model->stream);
     if (t->tp > 1)
         device_copy(a->losses, losses + t->rank * a->rows, a->rows * sizeof(float), model->stream);
     watch_at(&model->watch, WATCH_LOSS, 0);

@@ -17,8 +17,8 @@ typedef struct {
     uint64_t T;             // length of a sample: the order of the data depends on it
     uint64_t data;          // fingerprint of the training data: the order depends on it too
     uint64_t leaves;        // RankOptions.leaves, which the bits of activations depend on
-    uint64_t kv_copies;     // RankOptions.kv_copies, the same
-    uint64_t row_leaves;    // RankOptions.row_leaves, the same
+    uint64_t kv_copies;     // RankOptions.kv_copies, which the bits of attention's gradients depend on
+    uint64_t row_leaves;    // RankOptions.row_leaves, which the bits of gradients depend on
     RunState state;
     SaveKind kind;
     const Flags* flags;     // those that change what the run computes are saved as text; NULL: none are

@@ -72,7 +72,7 @@ static inline void linear_sum(const Layers* l, floatX* out, const floatX* x, Lin
 // out (N, outputs) = in (N, inputs) weight^T + bias
 static inline void linear_forward(const Layers* l, floatX* out, const floatX* in, Linear linear, size_t N) {
     size_t inputs = linear_inputs(l, linear);
-    if (l->ranks->sums && linear_is_split(l, linear, SPLIT_COLUMNS)) {
+    if (l->ranks->has_leaves && linear_is_split(l, linear, SPLIT_COLUMNS)) {
         linear_sum(l, out, in, linear, false, N);
         return;
     }
@@ -113,8 +113,8 @@ static inline void leaf_end(const Layers* l, size_t leaf, TensorId id) {
     if (tensor_exists(id) && leaf + 1 < layer_leaves(l, id)) flat_end_leaf(l->flat, layer_tensor(l, id));
 }
 
-// dweight, dbias (either may be NULL) from dout (N, outputs) and in (N, inputs). accumulate: earlier rows of this
-// micro-batch, and of this leaf, were already added.
+// dweight, dbias (either may be NULL; both are of one bucket) from dout (N, outputs) and in (N, inputs). accumulate:
+// earlier rows of this micro-batch, and of this leaf, were already added.
 static inline void linear_backward_rows(const Layers* l, float* dweight, float* dbias, const floatX* dout,
                                         const floatX* in, Linear linear, bool accumulate, size_t N) {
     bool adds = accumulate || flat_adds(l->flat, layer_tensor(l, linear.weight));
@@ -129,14 +129,14 @@ static inline void linear_backward_leaves(const Layers* l, const floatX* dout, c
                                           Linear linear, size_t N) {
     size_t outputs = linear_outputs(l, linear), inputs = linear_inputs(l, linear), all = N * l->ranks->tp;
     float *dweight = layer_grad(l, linear.weight), *dbias = layer_grad(l, linear.bias);
-    bool alone = tensor_exists(linear.bias) && layer_tensor(l, linear.bias)->part.by == SPLIT_NONE &&
-                 l->ranks->sums;  // the bias is not divided: its gradient is of this rank's rows
-    for (size_t leaf = 0; alone && dbias && leaf < layer_leaves(l, linear.bias); leaf++) {
+    bool whole = tensor_exists(linear.bias) && layer_tensor(l, linear.bias)->part.by == SPLIT_NONE &&
+                 l->ranks->has_leaves;  // the bias is not divided: its gradient is of this rank's rows
+    for (size_t leaf = 0; whole && dbias && leaf < layer_leaves(l, linear.bias); leaf++) {
         Slice rows = leaf_rows(l, linear.bias, leaf, N);
         linear_backward_rows(l, NULL, dbias, dout + rows.first * outputs, NULL, linear, false, slice_length(rows));
         leaf_end(l, leaf, linear.bias);
     }
-    if (alone) dbias = NULL;
+    if (whole) dbias = NULL;
     if (dweight || dbias) in = linear_gather(l, in, linear, SPLIT_ROWS, N, inputs);
     for (size_t leaf = 0; leaf < layer_leaves(l, linear.weight); leaf++) {
         Slice rows = leaf_rows(l, linear.weight, leaf, all);
@@ -159,7 +159,7 @@ static inline void linear_backward(const Layers* l, floatX* din, const floatX* d
                                    size_t N) {
     size_t outputs = linear_outputs(l, linear), inputs = linear_inputs(l, linear);
     const floatX* gathered = linear_gather(l, dout, linear, SPLIT_COLUMNS, N, outputs);
-    if (l->ranks->sums && linear_is_split(l, linear, SPLIT_ROWS))
+    if (l->ranks->has_leaves && linear_is_split(l, linear, SPLIT_ROWS))
         linear_sum(l, din, dout, linear, true, N);
     else
         matmul_backward_input(din, gathered, layer_param(l, linear.weight), N * l->ranks->tp, outputs, inputs,

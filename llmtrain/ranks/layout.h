@@ -43,8 +43,9 @@ static inline void layout_flags(Flags* flags, Layout* l) {
                    "with exact sums: parts of a micro-batch's rows whose gradients are summed separately; weights have "
                    "the same bits for every --cp that divides N; 0: as the run began, by default --cp"),
         FLAG_COUNT("kv-copies", &l->kv_copies, 0, 0, 1024, FLAG_FREE,
-                   "attention computes with N copies of each key/value head, so that --cp may be larger than their "
-                   "number; weights have the same bits for every --cp; 0: as the run began, by default what --cp needs"),
+                   "attention computes with N copies of each key/value head, so that --cp may be larger than "
+                   "their number; weights have the same bits for every --cp; 0: as the run began, by default what "
+                   "--cp needs"),
         FLAG_COUNT("pp", &l->pp, 1, 1, 512, 0,
                    "pipeline stages, each with a part of the blocks"),
         FLAG_CHOICE("pipeline", &l->pipeline, PIPELINE_1F1B, PIPELINE_NAMES, 0,
@@ -117,8 +118,8 @@ static inline bool layout_check_context(const Layout* l, uint64_t world, const C
         return fail_with(error, "%s %llu does not divide sequences of %zu tokens; choose a divisor, or another --seq",
                          leaves > cp ? "--row-leaves" : "--cp", leaves, T);
     if (samples && cp > 1)
-        return fail_with(error, "--sample-every needs all rows on rank 0, and with --cp %llu it has a part; sample from "
-                         "checkpoints with build/generate", cp);
+        return fail_with(error, "--sample-every needs all rows on rank 0, and with --cp %llu it has a part; sample "
+                         "from checkpoints with build/generate", cp);
     return !samples || copies == 1 ||
            fail_with(error, "--sample-every reads key/value heads without copies, and with --kv-copies %llu there are "
                      "some; sample from checkpoints with build/generate", copies);

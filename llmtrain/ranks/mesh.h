@@ -66,8 +66,10 @@ static inline bool mesh_open_groups(Mesh* mesh, Comm* comm, const Layout* l, siz
         group = &mesh->groups[g];
         color = own;
     }
-    // Ranks wait for those that wait elsewhere: only these know for whom.
+    // Ranks wait for those that wait elsewhere, most often in the smallest of their groups: only these know for whom.
     double patience = first >= GROUP_FORWARD_IN ? MESH_PATIENCE : first > GROUP_SHARD || l->pp > 1 ? 1.25 : 1;
+    if (layout_tp(l) > 1 && first < GROUP_FORWARD_IN) patience = first == GROUP_TENSOR ? patience : 1.5;
+    if (first == GROUP_TENSOR && l->pp == 1) patience = 1;
     if (!comm_split(group, comm, color, patience, error)) return false;
     if (group == &none) comm_close(group);
     return true;

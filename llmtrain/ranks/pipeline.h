@@ -208,7 +208,7 @@ static inline bool pipeline_plan(Pipeline* p, const PipelineOptions* options, co
     if (L < pieces)
         return fail_with(error, "a pipeline of %zu stages with --chunks %zu needs at least %zu blocks, and the model "
                          "has %zu; make --pp or --chunks smaller", p->pp, p->options.chunks, pieces, L);
-    size_t leaves = ranks_leaves(ranks) * ranks_own_leaves(ranks);
+    size_t leaves = ranks_row_leaves(ranks) * (ranks->reduce == REDUCE_EXACT ? ranks_own_leaves(ranks) : 1);
     if (pipeline_splits(p->options.kind) && leaves > 1)
         return fail_with(error, "--pipeline zb-h1 and zb-h2 cannot sum a rank's rows in %zu parts; choose 1f1b, or "
                          "--cp equal to --row-leaves, %zu, and --tp to --leaves, %zu", leaves,

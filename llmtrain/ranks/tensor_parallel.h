@@ -25,13 +25,14 @@
 #include "zero.h"
 #include "../model/activations.h"
 
-enum { TENSOR_LEVELS = 8 };   // of a tree of RANKS_TP_MAX leaves
+enum { TENSOR_LEVELS = 8 };   // of a tree of LEAVES_MAX leaves
+static_assert(1 << (TENSOR_LEVELS - 1) == LEAVES_MAX, "a tree of other depth");
 
 typedef struct {
     size_t tp, rank;          // ranks that share layers, and which of them this is
     size_t leaves;            // of this rank, in every sum over a layer's inputs
-    bool sums;                // of all ranks there are several
-    bool reduces;             // sums are reduced in floatX, not added as a tree
+    bool has_leaves;          // of all ranks there are several
+    bool in_storage;          // sums are reduced in floatX, not added as a tree
     FlatVector* flat;         // whose GROUP_TENSOR the ranks are
     floatX* gathered;         // (N, C) rows of all ranks; N = tp M
     float* partial[TENSOR_LEVELS];  // (N, C) sums of leaves, for each level of this rank's tree
@@ -45,12 +46,13 @@ typedef struct {
 
 static inline TensorRanks tensor_plan(const RankOptions* o, FlatVector* flat) {
     TensorRanks t;
+    assert(ranks_all_leaves(o) <= LEAVES_MAX && (ranks_all_leaves(o) & (ranks_all_leaves(o) - 1)) == 0);
     memset(&t, 0, sizeof t);
     t.tp = ranks_tp(o);
     t.rank = o->rank % t.tp;
     t.leaves = ranks_own_leaves(o);
-    t.sums = ranks_all_leaves(o) > 1;
-    t.reduces = ranks_reduce_sums(o);
+    t.has_leaves = ranks_all_leaves(o) > 1;
+    t.in_storage = ranks_reduce_sums(o);
     t.flat = flat;
     return t;
 }
@@ -58,10 +60,11 @@ static inline TensorRanks tensor_plan(const RankOptions* o, FlatVector* flat) {
 // Refuses optimizers for which an element needs others, or its place in the tensor (stochastic rounding).
 static inline bool tensor_check(const RankOptions* o, const OptimizerOptions* optimizer, bool training, Error* error) {
     OptimizerKind kind = optimizer->kind;
-    bool alone = OPTIMIZERS[kind].rule == SHARD_ANYWHERE;
-    for (size_t s = 0; s < optimizer_states(kind); s++) alone = alone && OPTIMIZERS[kind].states[s].dtype == DTYPE_F32;
+    bool independent = OPTIMIZERS[kind].rule == SHARD_ANYWHERE;
+    for (size_t s = 0; s < optimizer_states(kind); s++)
+        independent = independent && OPTIMIZERS[kind].states[s].dtype == DTYPE_F32;
     if (ranks_tp(o) == 1 || !training) return true;
-    if (!alone)
+    if (!independent)
         return fail_with(error, "--optimizer %s needs whole tensors, and with --tp %zu a rank has parts of them; "
                          "choose adamw, sgd, momentum or lion", OPTIMIZERS[kind].name, ranks_tp(o));
     return optimizer->master_weights || FLOATX_IS_FLOAT ||
@@ -78,7 +81,7 @@ static inline void tensor_layout(TensorRanks* t, const BlockShape* s, size_t lar
     size_t levels = 1, all = t->leaves * t->tp, x = max_size(N * width, logits_rows * Vp) / all;
     size_t heads = N * (s->H + s->K) / all;
     while ((size_t)1 << (levels - 1) < t->leaves) levels++;
-    if (!t->sums) return;
+    if (!t->has_leaves) return;
     for (size_t i = 0; i < levels; i++) t->partial[i] = (float*)arena_take(arena, name, N * C * sizeof(float));
     t->statistics = (float*)arena_take(arena, name, 3 * logits_rows * all * sizeof(float));
     t->losses = (float*)arena_take(arena, name, N * sizeof(float));
@@ -97,7 +100,7 @@ static inline void tensor_layout(TensorRanks* t, const BlockShape* s, size_t lar
 
 // A collective in place over the ranks' slices of `all`, of n elements each.
 static inline void tensor_collective(const TensorRanks* t, CommOperation operation, void* all, size_t n, Dtype type,
-                                Stream stream) {
+                                     Stream stream) {
     Collectives* ranks = &t->flat->groups[GROUP_TENSOR];
     size_t cuts[RANKS_TP_MAX + 1], slot = flat_exchange_slot(t->flat);
     for (size_t r = 0; r <= t->tp; r++) cuts[r] = r * n;
@@ -114,10 +117,12 @@ static inline void tensor_all_to_all(const TensorRanks* t, void* out, const void
     collective_wait(ranks, slot, stream);
 }
 
-// After flat_connect: see context_connect.
+// After flat_connect: one of each, see context_connect.
 static inline void tensor_connect(const TensorRanks* t, Stream stream) {
     if (t->tp == 1) return;
     tensor_all_to_all(t, t->arrived, t->partial[0], t->tp, DTYPE_F32, stream);
+    for (CommOperation o = COMM_ALL_REDUCE; o <= COMM_ALL_GATHER; o = (CommOperation)(o + 1))
+        tensor_collective(t, o, t->partial[0], 1, DTYPE_F32, stream);
 }
 
 // Rows (N, C) of all ranks, from this rank's M = N/tp; they stay until the next call.
@@ -180,7 +185,7 @@ static inline void tensor_tree(const TensorRanks* t, const TensorSum* s, size_t 
 static inline void tensor_sum(const TensorRanks* t, const TensorSum* s, Stream stream) {
     size_t C = tensor_sum_width(s), inputs = s->weight->cols;
     floatX* out = (floatX*)t->partial[0] + s->first_row * C;
-    if (!t->reduces) tensor_tree(t, s, 0, t->leaves, 0, stream);
+    if (!t->in_storage) tensor_tree(t, s, 0, t->leaves, 0, stream);
     else if (s->backward) matmul_backward_input(out, s->x, s->values, s->N, s->weight->size / inputs, C, stream);
     else matmul_forward(out, s->x, s->values, t->rank == 0 ? s->bias : NULL, s->N, C, inputs, stream);
 }
@@ -190,7 +195,7 @@ static inline void tensor_sum(const TensorRanks* t, const TensorSum* s, Stream s
 static inline void tensor_scatter(const TensorRanks* t, floatX* out, const floatX* bias, size_t N, size_t C,
                                   Stream stream) {
     size_t n = N / t->tp * C;
-    if (t->reduces) {
+    if (t->in_storage) {
         tensor_collective(t, COMM_REDUCE_SCATTER, t->partial[0], n, FLOATX_DTYPE, stream);
         device_copy(out, (floatX*)t->partial[0] + t->rank * n, n * sizeof(floatX), stream);
         return;
@@ -217,14 +222,14 @@ static inline void tensor_qk_norm_backward(const TensorRanks* t, size_t group, s
                                            float* dq_weight, float* dk_weight, floatX* qk, float* rstd,
                                            const floatX* q_weight, const floatX* k_weight, size_t N, size_t H,
                                            size_t K, size_t D, Stream stream) {
-    size_t floats = sizeof(float) / sizeof(floatX);
+    size_t pairs = sizeof(float) / sizeof(floatX);  // in 16-bit builds a float is copied as two floatX
     if (groups == 1) {
         qk_norm_backward(dqkv, dq_weight, dk_weight, qk, rstd, q_weight, k_weight, N, H, K, D, stream);
         return;
     }
     tensor_heads(t->x, dqkv, false, group, groups, N, H, K, K, D, stream);
     tensor_heads(t->qk, qk, false, group, groups, N, H, K, 0, D, stream);
-    tensor_heads((floatX*)t->qk_rstd, (floatX*)rstd, false, group, groups, N, H, K, 0, floats, stream);
+    tensor_heads((floatX*)t->qk_rstd, (floatX*)rstd, false, group, groups, N, H, K, 0, pairs, stream);
     qk_norm_backward(t->x, dq_weight, dk_weight, t->qk, t->qk_rstd, q_weight, k_weight, N, H / groups, K / groups, D,
                      stream);
     tensor_heads(t->x, dqkv, true, group, groups, N, H, K, K, D, stream);
@@ -249,7 +254,7 @@ static inline void tensor_classifier(const TensorRanks* t, floatX* logits, float
                                      float dloss, const float* weights, size_t rows, size_t V, size_t Vp,
                                      Stream stream) {
     size_t columns = Vp / t->tp, first = t->rank * columns, n = 3 * rows * t->leaves;
-    if (!t->sums) {
+    if (!t->has_leaves) {
         classifier(logits, losses, targets, dloss, weights, rows, V, Vp, stream);
         return;
     }

@@ -38,7 +38,7 @@
 // In a pipeline (pipeline.h) a rank has only the buckets of its stage, and N above are the ranks of that stage, one of
 // each pipeline. With context parallelism (context.h) several of them have the same micro-batches, and parts of their
 // rows. With tensor parallelism (tensor_parallel.h) the vector has a rank's parts of the tensors, and N are the ranks
-// with the same parts; the gradients of what is not divided are first added up over the ranks with other parts. The
+// with the same parts; the gradients of what is not divided are then added up over the ranks with other parts. The
 // bucket of a tied embedding is in the first stage and in the last: its 2 N ranks share it. Its gradients, the
 // embedding's and the head's, are converted to fixed point one by one, with one stage too.
 
@@ -74,7 +74,7 @@ typedef struct {
     const Transport* groups[GROUPS];  // those that mesh_open opens for this layout
 } RankOptions;
 
-enum { RANKS_TP_MAX = 128 };
+enum { RANKS_TP_MAX = LEAVES_MAX };
 
 static inline size_t ranks_tp(const RankOptions* o) { return max_size(o->tp, 1); }
 static inline size_t ranks_cp(const RankOptions* o) { return max_size(o->cp, 1); }
@@ -93,7 +93,7 @@ static inline bool ranks_reduce_sums(const RankOptions* o) { return ranks_tp(o) 
 static inline size_t ranks_own_leaves(const RankOptions* o) { return ranks_all_leaves(o) / ranks_tp(o); }
 
 // Parts of this rank's rows that are summed separately.
-static inline size_t ranks_leaves(const RankOptions* o) {
+static inline size_t ranks_row_leaves(const RankOptions* o) {
     return o->reduce == REDUCE_EXACT ? max_size(o->row_leaves / ranks_cp(o), 1) : 1;
 }
 
@@ -124,7 +124,7 @@ static inline bool flat_has_masters(const FlatOptions* holds) {
 // ranks are the whole bucket.
 typedef struct {
     size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
-    size_t common_end;        // [first, common_end) is the same on ranks that have different parts of the others
+    size_t common_end;        // [first, common_end): what trains and is not divided, of ranks with different parts
     size_t frozen_end;        // what does not train is [end, frozen_end): on all ranks
     bool here;                // this rank's stage has it; otherwise all slices are empty
     bool split;               // two stages have it: a tied embedding
@@ -565,11 +565,11 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
 static inline bool flat_connect(FlatVector* flat, Error* error) {
     const RankOptions* o = &flat->options;
     bool divided = flat->dp_world < o->world || flat->copies > 1;  // then mesh_open has opened all groups
+    const Collectives* with = NULL;  // the first: one stream for all of them
     for (size_t g = 0; g < GROUP_FORWARD_IN; g++) {
         const Transport* ranks = divided ? o->groups[g] : g == GROUP_SHARD ? o->transport : NULL;
-        size_t first = flat->shard_world > 1 || g <= GROUP_COPIES ? GROUP_SHARD : GROUP_COPIES;
-        const Collectives* with = g == GROUP_SHARD ? NULL : &flat->groups[first];  // one stream for all of them
         if (!collective_open(&flat->groups[g], ranks, 2 * flat->count, with, error)) return false;
+        if (with == NULL && ranks && ranks->world > 1) with = &flat->groups[g];
     }
     return true;
 }
@@ -800,12 +800,37 @@ static inline void flat_share(FlatVector* flat, Bucket* k) {
     k->sharing = true;
 }
 
+// A slot for an exchange of activations; they take turns: on a GPU the host waits for one that was used a few times.
+static inline size_t flat_exchange_slot(FlatVector* flat) { return flat->exchanges++ % (2 * flat->count); }
+
+// What of a bucket's summed gradients is here of what ranks with other parts have too.
+static inline Slice flat_common(const FlatVector* flat, const Bucket* k) {
+    Slice reduced = flat->options.stage == 0 ? k->sums : k->shard;
+    reduced.end = max_size(reduced.first, min_size(reduced.end, k->common_end));
+    return reduced;
+}
+
+// Adds that up, in place: each of these ranks has the gradients of its rows. It comes last, so that all of them have
+// the same bits, in whatever order the reductions before it add floats.
+static inline void flat_reduce_common(FlatVector* flat, const Bucket* k) {
+    Slice common = flat_common(flat, k);
+    size_t n = slice_length(common), at = k->sums_offset + (common.first - k->sums.first), cuts[RANKS_TP_MAX + 1];
+    void* sums = flat->exact ? (void*)(flat->exact + at) : (void*)(flat->grads + at);
+    if (n == 0) return;
+    size_t slot = flat_exchange_slot(flat);
+    for (size_t r = 0; r <= flat->tp; r++) cuts[r] = r < flat->tp ? shard_slice(n, r, flat->tp).first : n;
+    collective_start(&flat->groups[GROUP_TENSOR], slot, COMM_ALL_REDUCE, sums, cuts,
+                     flat->exact ? DTYPE_I64 : DTYPE_F32, flat->stream);
+    collective_wait(&flat->groups[GROUP_TENSOR], slot, flat->stream);
+}
+
 // After the last micro-batch: waits for the reduction of a bucket, and sums the squares of its own slice's gradients.
 static inline void flat_square(FlatVector* flat, Bucket* k) {
     if (!flat_has(k)) return;
     flat_collect(flat, k);
     if (k->sharing) collective_wait(&flat->groups[GROUP_COPIES], flat_slot(flat, k), flat->stream);
     k->sharing = false;
+    flat_reduce_common(flat, k);
     Slice own = flat_own(flat, k);
     exact_sum_squares(&flat->sums->squares, flat_summed(flat, k, own), slice_length(own), flat->stream);
 }
@@ -823,8 +848,8 @@ static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
 static inline void flat_add_exact(FlatVector* flat, Bucket* k, Slice part, bool more) {
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
-    size_t at = part.first - k->first, parts = (k == flat->buckets && flat->parameters->tied ? 2 : 1) * ranks_leaves(o);
-    parts *= ranks_all_leaves(o);  // of what is the same on all ranks
+    size_t at = part.first - k->first, parts = ranks_row_leaves(o) * ranks_all_leaves(o);  // the most that a tensor has
+    if (k == flat->buckets && flat->parameters->tied) parts *= 2;
     int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
     double limit = EXACT_LIMIT * flat->loss_scale / (double)(parts * flat->micro_batches * flat->stage_world);
     if (staging->comm_buffer && !k->added) {
@@ -842,7 +867,7 @@ static inline void flat_add_exact(FlatVector* flat, Bucket* k, Slice part, bool 
 static inline size_t flat_leaves(const FlatVector* flat, const Tensor* t) {
     const RankOptions* o = &flat->options;
     size_t parts = t->part.by == SPLIT_NONE && o->reduce == REDUCE_EXACT ? ranks_own_leaves(o) : 1;
-    return flat->discards ? 1 : ranks_leaves(o) * parts;
+    return flat->discards ? 1 : ranks_row_leaves(o) * parts;
 }
 
 static inline void flat_end_leaf(FlatVector* flat, const Tensor* t) {
@@ -863,29 +888,14 @@ static inline void flat_end_head(FlatVector* flat) {
     flat_clear(flat, 0, flat->staging[k->staging].grads);
 }
 
-// A slot for an exchange of activations; they take turns: on a GPU the host waits for one that was used a few times.
-static inline size_t flat_exchange_slot(FlatVector* flat) { return flat->exchanges++ % (2 * flat->count); }
-
-// Adds up what is the same on all ranks that share layers, each of which has its gradients of other rows.
-static inline void flat_reduce_common(FlatVector* flat, const Bucket* k, void* gradients) {
-    size_t n = k->common_end - k->first, cuts[RANKS_TP_MAX + 1];
-    Collectives* ranks = &flat->groups[GROUP_TENSOR];
-    if (n == 0) return;
-    size_t slot = flat_exchange_slot(flat);
-    for (size_t r = 0; r <= flat->tp; r++) cuts[r] = r < flat->tp ? shard_slice(n, r, flat->tp).first : n;
-    collective_start(ranks, slot, COMM_ALL_REDUCE, gradients, cuts, reduce_type(flat->options.reduce), flat->stream);
-    collective_wait(ranks, slot, flat->stream);
-}
-
 // Starts the reduction of a bucket over the ranks that share a copy of it.
 static inline void flat_reduce(FlatVector* flat, Bucket* k) {
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
     void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
-    if (staging->comm_buffer) summed = staging->comm_buffer;
-    flat_reduce_common(flat, k, summed);
     collective_start(flat_sharing(flat, k), flat_slot(flat, k), o->stage == 0 ? COMM_ALL_REDUCE : COMM_REDUCE_SCATTER,
-                     summed, k->shard_begins, reduce_type(o->reduce), flat->stream);
+                     staging->comm_buffer ? staging->comm_buffer : summed, k->shard_begins, reduce_type(o->reduce),
+                     flat->stream);
     k->reducing = true;
     if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
@@ -1106,19 +1116,18 @@ static inline size_t flat_bytes_gathered(const FlatVector* flat, size_t micro_ba
 // Bytes that it sends in a step of `micro_batches`.
 static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batches) {
     const RankOptions* o = &flat->options;
-    size_t elements = 0, copied = 0, size = dtype_bytes(reduce_type(o->reduce));
+    size_t elements = 0, copied = 0, common = 0, size = dtype_bytes(reduce_type(o->reduce));
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         size_t own = slice_length(k->own), shard = slice_length(k->shard);
         if (!k->here) continue;
         elements += k->end - k->first - shard + (o->stage == 0 ? own * (k->owners - 1) : 0);
-        size_t common = k->common_end - k->first;
-        Slice mine = shard_slice(common, flat->tp_rank, flat->tp);
-        elements += common + slice_length(mine) * (flat->tp - 2);
+        size_t n = slice_length(flat_common(flat, k)), mine = slice_length(shard_slice(n, flat->tp_rank, flat->tp));
+        common += n - mine + mine * (flat->tp - 1);
         copied += shard - own + own * (flat->copies - 1);
     }
     return size * elements * (o->stage >= 2 ? micro_batches : 1) + flat_bytes_gathered(flat, micro_batches) +
-           copied * (o->reduce == REDUCE_EXACT ? sizeof(int64_t) : sizeof(float));
+           (copied + common) * (o->reduce == REDUCE_EXACT ? sizeof(int64_t) : sizeof(float));
 }
 
 #endif  // LLMTRAIN_ZERO_H

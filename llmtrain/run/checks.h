@@ -28,6 +28,11 @@ static inline void parameter_corrupt(void* target) {
     device_upload(first, &byte, 1, model->stream);
 }
 
+// Whether a step can be traced to its sequences: each rank computes its own, with the heads that the model has.
+static inline bool model_can_trace(const Model* model) {
+    return !model_is_divided(model) && model->context.copies == 1;
+}
+
 // Finds out whether all ranks compute with the same code on the same kind of device, and so get the same bits.
 static inline bool run_compare_devices(Run* run, Error* error) {
     char own[512], device[320], *texts = NULL;
@@ -51,8 +56,9 @@ static inline bool run_compare_devices(Run* run, Error* error) {
                run->model.config.tied && run->model.flat.pp > 1 ? "nothing but the tied embedding" : "nothing");
     else if (run->options->check_every && run->model.flat.dp_world == 1)
         printf("note: each rank has other rows, so --check-every compares only parameters\n");
-    if (model_is_divided(&run->model) && run->options->guard.spike_trace + run->options->guard.spike_loss > 0)
-        printf("note: steps are not traced to their sequences, since several ranks compute each\n");
+    if (!model_can_trace(&run->model) && run->options->guard.spike_trace + run->options->guard.spike_loss > 0)
+        printf("note: steps are not traced to their sequences, since %s\n",
+               model_is_divided(&run->model) ? "several ranks compute each" : "with --kv-copies there are other arrays");
     return true;
 }
 
@@ -194,7 +200,7 @@ static inline bool run_trace(Run* run, StepLog* s, double factor, Error* error) 
     char sentence[200];
     double began = now_ms();
     Spike spike = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, s->updated, factor);
-    bool whole = !model_is_divided(model);  // a sequence is traced by one rank
+    bool whole = model_can_trace(model);
     s->traced = spike != SPIKE_NONE && whole && result->flags.stop == 0;  // a signal leaves time for the save alone
     s->trace_ms = 0;
     if (!s->traced) return true;

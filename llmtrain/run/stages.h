@@ -202,7 +202,7 @@ static inline size_t tensor_bytes(const Model* model, size_t element) {
     return model_rows(model) * model->config.channels * (model->tensor.tp - 1) * element;
 }
 static inline size_t sums_bytes(const Model* model) {
-    return tensor_bytes(model, model->tensor.reduces ? sizeof(floatX) : sizeof(float));
+    return tensor_bytes(model, model->tensor.in_storage ? sizeof(floatX) : sizeof(float));
 }
 
 // Whether the gradients of a layer's weight or bias are wanted.
