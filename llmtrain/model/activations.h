@@ -219,7 +219,9 @@ static inline double operation_ms(BlockOperation operation, const BlockShape* s,
         if (s->llama) parts[count++] = cost_rope(s->B, s->T, heads / ranks, s->D);
         if (s->qk_norm) parts[count++] = cost_qk_norm_forward(N, heads, s->D);
         break;
-    case BLOCK_ATTENTION: parts[0] = cost_attention_forward(s->B, s->T, s->H / ranks, shape_kv_heads(s) / ranks, s->D); break;
+    case BLOCK_ATTENTION:
+        parts[0] = cost_attention_forward(s->B, s->T, s->H / ranks, shape_kv_heads(s) / ranks, s->D);
+        break;
     case BLOCK_ATTENTION_OUT:
         parts[0] = cost_matmul(N, s->C, s->H * s->D);
         parts[count++] = cost_norm_forward(N, s->C, !s->llama, true);

@@ -57,8 +57,8 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     else if (run->options->check_every && run->model.flat.dp_world == 1)
         printf("note: each rank has other rows, so --check-every compares only parameters\n");
     if (!model_can_trace(&run->model) && run->options->guard.spike_trace + run->options->guard.spike_loss > 0)
-        printf("note: steps are not traced to their sequences, since %s\n",
-               model_is_divided(&run->model) ? "several ranks compute each" : "with --kv-copies there are other arrays");
+        printf("note: steps are not traced to their sequences, because %s\n",
+               model_is_divided(&run->model) ? "several ranks compute each" : "--kv-copies changes their arrays");
     return true;
 }
 
