@@ -129,7 +129,8 @@ static inline double cluster_gather_ms(const Cluster* c, const ClusterFit* f, si
 static inline BlockShape cluster_shape(const ClusterModel* m, const ClusterLayout* l) {
     const Config* c = &m->config;
     BlockShape s = {l->B, m->T, c->channels, divide_up(c->heads, l->tp), divide_up(c->kv_heads, l->tp),
-                    config_head_size(c), divide_up(c->ffn, l->tp), c->family == FAMILY_LLAMA, c->qk_norm, 1};
+                    config_head_size(c), divide_up(c->ffn, l->tp), c->family == FAMILY_LLAMA, c->qk_norm, 1, 1,
+                    1};
     return s;
 }
 

@@ -136,6 +136,41 @@ static void test_memory(void) {
     verdict("--plan: parameters, gradients, states and activations, counted by hand");
 }
 
+// A rank of --tp has its part of what is divided, and what is not; its activations are of its rows, and in attention
+// and the feed-forward of its heads and units.
+static void test_tensor_memory(void) {
+    static const double P = 124475904, COMMON = 768 * (1024 + 12 * 6 + 2), ROWS = 4096;
+    double before[2] = {INFINITY, INFINITY};
+    for (size_t tp = 1; tp <= 4; tp *= 2)
+        for (int level = 0; level < 2; level++) {
+            Config config;
+            Model model;
+            Error error;
+            ModelOptions options = {.B = 4, .T = 1024, .training = true,
+                                    .optimizer = optimizer_defaults(OPTIMIZER_ADAMW),
+                                    .recompute = level ? RECOMPUTE_BLOCK : RECOMPUTE_NONE,
+                                    .ranks = {.world = tp, .tp = tp, .leaves = tp, .reduce = REDUCE_EXACT}};
+            need(config_preset(&config, "gpt2:124M", &error) && model_plan(&model, &config, options, &error), "%s",
+                 error.text);
+            double own = (P - COMMON) / (double)tp + COMMON, rows = ROWS / (double)tp;
+            const struct { const char* line; double bytes; } lines[] = {
+                {"parameters (bf16)", 2 * own}, {"master weights (fp32)", 4 * own}, {"optimizer state", 8 * own},
+                {"gradients (64-bit fixed point)", 8 * own},
+                // Of a row as in test_activations, with a share of each, and the last block keeps all.
+                {"activations of the blocks", rows * (level ? 11 * 1536 + 24640 : 12 * 24640)}};
+            for (size_t i = 0; i < COUNT_OF(lines); i++) {
+                double found = (double)line_bytes(&model, lines[i].line);
+                expect(fabs(found - lines[i].bytes) <= 1e-3 * lines[i].bytes, "--tp %zu, %s: %.0f bytes, not %.0f", tp,
+                       lines[i].line, found, lines[i].bytes);
+            }
+            double total = (double)model.memory.total;
+            expect(total < 0.7 * before[level], "--tp %zu: %.0f bytes after %.0f", tp, total, before[level]);
+            before[level] = total;
+            model_free(&model);
+        }
+    verdict("--plan: memory falls with --tp, counted by hand");
+}
+
 static void test_impossible(void) {
     static const struct { size_t B, T, slots; int offload; const char* says; } cases[] = {
         {0, 64, 1, OFFLOAD_NOTHING, "a batch of 0 sequences of 64 tokens is impossible; give at least 1 of each"},
@@ -308,6 +343,7 @@ static void predicted(double* gb, double* ms, const char* arguments) {
 static void test_same(void) {
     static const char* const flags[] = {
         SMALL "--out none --ckpt-every 1 ", SMALL "--ranks 3 --zero 2 --total-batch 288 --recompute norms ",
+        "--layers 4 --heads 4 --channels 40 --ffn 96 --vocab 256 --seq 16 --batch 3 --ranks 8 --tp 4 --pp 2 ",
         "--model gpt2:124M --batch 4 --seq 256 --recompute auto --memory 2 --offload activations --offload-dir . "};
     for (size_t i = 0; i < COUNT_OF(flags); i++) {
         static char of_train[16384];
@@ -333,12 +369,30 @@ static void test_same(void) {
     verdict("build/plan begins with what ./train --plan prints");
 }
 
+// What is refused in this precision alone, and of models that are divided.
+static void test_tensor_refusals(void) {
+    static const char tiny[] = "--plan --layers 2 --heads 4 --channels 40 --ffn 96 --vocab 256 --seq 16 --batch 2 ";
+    static const struct { const char *flags, *says; } cases[] = {
+        {"--ranks 2 --tp 2 --masters off", "--masters off rounds by an element's place in its tensor, and with --tp 2"},
+        {"--ranks 2 --tp 2 --optimizer galore", "--optimizer galore needs whole tensors, and with --tp 2"},
+        {"--ranks 8 --tp 8", "--tp 8 does not divide the model's 4 key/value heads"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        for (int p = 0; p < 2; p++) {
+            const char* said = program_says(p ? train_program : plan_program, 2, text_of("%s%s", tiny, cases[i].flags));
+            expect(strstr(said, cases[i].says) != NULL, "%s: %s", cases[i].flags, said);
+        }
+    verdict("--tp: what the trainer refuses, build/plan refuses");
+}
+
 // What a rank's checkpoints, its collectives and an offloaded state take, in MB, for GPT-2 124M and steps of two
 // micro-batches. A ring of 4 ranks sends 3/4 of an array to reduce and scatter it, and as much to gather it.
 static void test_moved(void) {
-    static const double P = 124.475904, BLOCK = 7.087872;
+    // COMMON: what tensor parallelism does not divide, positions, norms and the biases of layers divided by inputs.
+    static const double P = 124.475904, BLOCK = 7.087872, COMMON = 1e-6 * 768 * (1024 + 12 * 6 + 2);
+    static const double HALF_ROWS = 1e-6 * 2048 * 768;
     static const struct { const char *flags, *line; double mb; } cases[] = {
         {"--ranks 4", "outside: snapshot", 12 * P / 4},
+        {"--ranks 2 --tp 2", "outside: snapshot", 12 * ((P - COMMON) / 2 + COMMON)},
         {"--ranks 4", "in --ckpt-tier: each checkpoint", 12 * P / 4},
         {"--ranks 4 --masters off", "outside: snapshot", (2 + 8) * P / 4},
         {"--ranks 4 --train block.11.*", "outside: snapshot", 12 * BLOCK / 4},
@@ -359,7 +413,23 @@ static void test_moved(void) {
         // 4 micro-batches, of which a rank has 2048 rows: queries, keys, values and results, forward and back.
         {"--ranks 4 --cp 2", "sent per step", 0.75 * (8 + 8) * P + 1e-6 * 4 * 12 * 2048 * 0.5 * 2 * (4 * 768) * 2},
         {"--ranks 4 --cp 4 --recompute block", "sent per step",  // 8 of 1024 rows; 11 blocks send forward again
-         0.75 * (8 + 8) * P + 1e-6 * 8 * (2 * 12 + 11) * 1024 * 0.75 * (4 * 768) * 2}};
+         0.75 * (8 + 8) * P + 1e-6 * 8 * (2 * 12 + 11) * 1024 * 0.75 * (4 * 768) * 2},
+        // 4 micro-batches of 4096 rows over pairs, each rank with half of the divided parameters. A rank sends half of
+        // the rows: in 16 bits 2 times forward in each block and 4 backward, for the embedding forward and back, and
+        // for the head; in float twice forward, twice backward, and for the head. And 3 floats of its 4096 rows.
+        {"--ranks 4 --tp 2", "sent per step",
+         0.5 * 16 * ((P - COMMON) / 2 + COMMON) + 16 * COMMON / 2 +
+             4 * HALF_ROWS * ((12 * 6 + 3) * 2 + (12 * 4 + 1) * 4) + 1e-6 * 4 * 3 * 4096 * 4},
+        {"--ranks 4 --tp 2 --zero 1", "sent per step",
+         0.5 * 10 * ((P - COMMON) / 2 + COMMON) + 16 * COMMON / 2 +
+             4 * HALF_ROWS * ((12 * 6 + 3) * 2 + (12 * 4 + 1) * 4) + 1e-6 * 4 * 3 * 4096 * 4},
+        // Of two leaves on each rank twice the statistics; reduced without leaves, all in 16 bits.
+        {"--ranks 4 --tp 2 --leaves 4", "sent per step",
+         0.5 * 16 * ((P - COMMON) / 2 + COMMON) + 16 * COMMON / 2 +
+             4 * HALF_ROWS * ((12 * 6 + 3) * 2 + (12 * 4 + 1) * 4) + 1e-6 * 4 * 3 * 4096 * 2 * 4},
+        {"--ranks 4 --tp 2 --leaves 1 --reduce storage", "sent per step",
+         0.5 * 4 * ((P - COMMON) / 2 + COMMON) + 4 * COMMON / 2 + 4 * HALF_ROWS * (12 * 10 + 4) * 2 +
+             1e-6 * 4 * 3 * 4096 * 4}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         double mb = NAN;
         const char* said = program_says(train_program, 0, text_of(
@@ -380,6 +450,11 @@ static void test_choices(void) {
         {1, "--layers 2 --heads 4 --channels 40 --ffn 72 --vocab 256 --seq 16 --ranks 2", "--batch 6", "--zero",
          "adamw"},
         {1, "--layers 2 --heads 4 --channels 40 --vocab 256 --seq 16", "--batch 6 --optimizer lion", "", "lion "},
+        {1, "--layers 2 --heads 4 --channels 40 --ffn 96 --vocab 256 --seq 16 --ranks 4", "--batch 6 --tp 2",
+         "--tp 2", "adamw "},
+        {1, "--layers 2 --heads 4 --channels 40 --ffn 96 --vocab 256 --seq 16 --ranks 2 --reduce storage",
+         "--batch 6 --tp 2 --leaves 1", "--zero 0 --tp 2 --leaves 1", "adamw --masters on"},
+        {0.9, "--model gpt2:124M --seq 256 --ranks 4", "--batch 8 --tp 4", "--tp 4", "adamw "},
         {0.45, "--model llama:15M --seq 256", "--batch 8", "--optimizer adamw", "adamw"},
         {12, "--model llama:1B --seq 2048", "--batch 1", "--optimizer adamw-8bit --masters off",
          "adamw"},
@@ -537,7 +612,21 @@ static void test_cluster_memory(void) {
     check_bound(fabs(halved / ((18 * all - 2 * 2 * table / 8) / 2048) - 1), 1e-3, "clusters: ZeRO 3 on twice the GPUs");
 }
 
-// Sizes of clusters up to 131,072 GPUs: each layout has all GPUs, fits, and is not faster than the one before.
+// Whether ./train takes a layout, up to the plan of the pipeline, whose table takes long to make for many stages.
+static bool train_takes(const ClusterModel* m, const ClusterLayout* l, Error* error) {
+    Layout layout = {.zero = l->zero, .shard = l->shard, .tp = l->tp, .cp = l->cp, .pp = l->pp,
+                     .chunks = l->chunks > 1 ? l->chunks : 0, .leaves = l->tp, .row_leaves = l->cp,
+                     .pipeline = l->kind};
+    OptimizerOptions adamw = optimizer_defaults(OPTIMIZER_ADAMW);
+    RankOptions ranks = {.tp = l->tp};
+    layout.kv_copies = layout_kv_copies(&layout, &m->config);
+    if (l->pp > 1 && pipeline_splits(l->kind) && l->recompute != RECOMPUTE_NONE)
+        return fail_with(error, "--recompute with a split backward");
+    return layout_check(&layout, l->tp * l->cp * l->pp * l->dp, &m->config, m->T, false, error) &&
+           tensor_check(&ranks, &adamw, true, error);
+}
+
+// Sizes of clusters up to 131,072 GPUs: each layout has all GPUs, fits, runs, and is not faster than the one before.
 static void test_cluster_search(void) {
     static const struct { const char* model; size_t T, sequences, gpus; } cases[] = {
         {"gpt2:124M", 1024, 512, 1}, {"llama:8B", 8192, 128, 8}, {"llama:8B", 8192, 120, 24},
@@ -557,6 +646,8 @@ static void test_cluster_search(void) {
                cases[i].model, cases[i].gpus);
         for (size_t k = 0; k < count; k++) {
             const ClusterLayout* l = &choices[k].layout;
+            expect(train_takes(&m, l, &error), "%s on %zu GPUs: tp %zu cp %zu pp %zu dp %zu: %s", cases[i].model,
+                   cases[i].gpus, l->tp, l->cp, l->pp, l->dp, error.text);
             expect(l->tp * l->cp * l->pp * l->dp == cases[i].gpus && choices[k].step.bytes <= 76e9 &&
                    (k == 0 || choices[k].step.ms >= choices[k - 1].step.ms) &&
                    m.sequences % (l->dp * l->B) == 0 && l->pp * l->chunks <= m.config.layers && choices[k].step.mfu < 1,
@@ -825,12 +916,14 @@ int main(int argc, char** argv) {
     root_enter();
     test_activations();
     test_memory();
+    test_tensor_memory();
     test_impossible();
     test_scratch();
     test_operations();
     test_recompute();
     test_offload();
     test_moved();
+    test_tensor_refusals();
     test_same();
     test_choices();
     test_cluster_rates();

@@ -121,8 +121,8 @@ static inline bool layout_check_context(const Layout* l, uint64_t world, const C
         return fail_with(error, "--sample-every needs all rows on rank 0, and with --cp %llu it has a part; sample "
                          "from checkpoints with build/generate", cp);
     return !samples || copies == 1 ||
-           fail_with(error, "--sample-every reads key/value heads without copies, and with --kv-copies %llu there are "
-                     "some; sample from checkpoints with build/generate", copies);
+           fail_with(error, "--sample-every reads key/value heads without copies, and with --kv-copies %llu there "
+                     "are some; sample from checkpoints with build/generate", copies);
 }
 
 // Checks what concerns tensor parallelism.
