@@ -1510,7 +1510,78 @@ static void test_head_in_parts(void) {
     model_free(&model);
 }
 
+// A model that leaves and copies divide: of 8 heads, Llama with 4 key and value heads and norms of them.
+static Config leaves_config(Family family) {
+    bool llama = family == FAMILY_LLAMA;
+    Config c = small_config(family);
+    c.heads = 8;
+    c.kv_heads = llama ? 4 : 8;
+    c.head_size = llama ? 6 : 5;
+    c.qk_norm = llama;
+    c.ffn = 64;
+    return c;
+}
+
+// The gradients (flat_size) of a batch, summed in fixed point, where sums over a layer's inputs have `leaves` parts,
+// and attention has `copies` of each key and value head; returns the loss.
+static double leaves_gradients(float* gradients, const Config* c, size_t leaves, size_t copies) {
+    enum { B = 3, T = 16 };
+    int32_t tokens[B * T], targets[B * T];
+    Model model;
+    ModelOptions options = small_options(B, T);
+    options.ranks.reduce = REDUCE_EXACT;
+    options.ranks.leaves = leaves;
+    options.ranks.kv_copies = copies;
+    small_create(&model, c, options, 5);
+    random_tokens(tokens, B * T, c->vocab, 11);
+    random_tokens(targets, B * T, c->vocab, 12);
+    double loss = step_gradients(&model, NULL, tokens, targets, FLOATX_DTYPE == DTYPE_F16 ? 256 : 1, 1, B, T);
+    int64_t* fixed = (int64_t*)memory_allocate(model.flat.sums_size * sizeof(int64_t));
+    device_download(fixed, model.flat.exact, model.flat.sums_size * sizeof(int64_t), model.stream);
+    for (size_t i = 0; i < model.parameters.count; i++) {
+        const Tensor* t = &model.parameters.tensors[i];
+        const Bucket* k = &model.flat.buckets[t->bucket];
+        for (size_t e = 0; e < t->size; e++)
+            gradients[t->offset + e] = (float)((double)fixed[k->sums_offset + t->offset - k->first + e] / EXACT_SCALE);
+    }
+    free(fixed);
+    model_free(&model);
+    return loss;
+}
+
+// Sums in several leaves, and copies of key and value heads, have the gradients of the usual ones, but for roundings.
+static void test_leaves(Family family) {
+    static const struct { size_t leaves, copies; const char* name; } cases[] = {
+        {2, 1, "2 leaves"}, {4, 1, "4 leaves"}, {1, 2, "2 copies of key/value heads"}, {4, 2, "4 leaves, 2 copies"}};
+    Config c = leaves_config(family);
+    Model model;
+    Error error;
+    need(model_plan(&model, &c, small_options(3, 16), &error), "%s", error.text);
+    size_t n = model.parameters.flat_size;
+    float *usual = (float*)memory_allocate(n * sizeof(float)), *other = (float*)memory_allocate(n * sizeof(float));
+    double loss = leaves_gradients(usual, &c, 1, 1);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        if (cases[i].copies > 1 && c.heads == c.kv_heads) continue;
+        double worst = 0, loss_of_case = leaves_gradients(other, &c, cases[i].leaves, cases[i].copies);
+        for (size_t k = 0; k < model.parameters.count; k++) {
+            const Tensor* t = &model.parameters.tensors[k];
+            double apart = relative_error(other + t->offset, usual + t->offset, tensor_elements(t));
+            worst = apart <= worst ? worst : apart;
+        }
+        check(worst > 0, "%s, %s: other bits", family_name(family), cases[i].name);
+        check_bound(fabs(loss_of_case / loss - 1), bound_of(1e-6, c.layers), "%s, %s: loss", family_name(family),
+                    cases[i].name);
+        check_bound(worst, bound_of(1e-5, c.layers), "%s, %s: worst tensor of the gradients", family_name(family),
+                    cases[i].name);
+    }
+    free(usual);
+    free(other);
+    model_free(&model);
+}
+
 static void test_model(void) {
+    test_leaves(FAMILY_GPT2);
+    test_leaves(FAMILY_LLAMA);
     for (int family = 0; family < 2; family++) {
         test_dropout((Family)family);
         test_cache((Family)family);
