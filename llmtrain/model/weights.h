@@ -36,8 +36,8 @@ typedef struct {
 // Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
 // Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which then
 // learn faster. It is divided by sqrt(2L) in the two matmuls that add to the residual stream, so that the stream does
-// not grow with depth. train: names of the tensors that train; NULL: all. The table has part `number` of `parts` of what
-// tensor parallelism divides.
+// not grow with depth. train: names of the tensors that train; NULL: all. The table has part `number` of `parts` of
+// what tensor parallelism divides.
 static inline bool weights_create(Weights* w, Parameters* p, const Config* c, const char* train, size_t number,
                                   size_t parts, Error* error) {
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
