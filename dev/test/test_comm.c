@@ -3,6 +3,7 @@
 //   cc -std=c11 -O2 -I. dev/test/test_comm.c -o build/test_comm -lm -pthread && build/test_comm
 //   mpicc -DLLMTRAIN_MPI ...  && mpirun -n 3 build/test_comm        the collectives, through MPI
 //   build/test_comm --timeout 4000                                  on a slow machine, or under a sanitizer
+//   build/test_comm --tree 2                                        all cases with a tree of control connections
 //
 //   1. cases        a process per rank; what they report
 //   2. collectives  each, of each type, of many lengths and slices, against a serial computation, bit for bit
@@ -11,7 +12,7 @@
 //   5. launch       the variables of launchers, right and wrong; forked ranks, their exit codes and reports
 //   6. rendezvous   unrelated clients, ranks of other runs, ports in use
 //   7. table        of the cases: ranks that never connect, are killed or stopped, make mismatched calls, abort; the
-//                   same in groups of ranks
+//                   same in groups of ranks, and where the control connections are a tree
 //   8. lanes        the cases run in parallel, since most of them wait
 //
 // The ranks of a case report through shared memory; the parent checks the reports and kills ranks that hang. Under a
@@ -25,7 +26,7 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 
-#define RANKS_MAX ((size_t)5)
+#define RANKS_MAX ((size_t)9)
 #ifdef __SANITIZE_THREAD__  // makes everything several times slower
 #define SLOWER 5
 #else
@@ -78,6 +79,7 @@ static int reserved = -1;      // socket that reserves it
 static char case_name[120];
 static double case_began_ms;
 static double timeout_ms = 2000.0;  // where something should fail
+static size_t tree;                 // fan-out of the control connections in all cases; 0: each case says it
 
 static void share(void) {
     void* memory = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -125,6 +127,7 @@ static void start_ranks(const char* name, size_t world, void (*body)(size_t rank
         environment_clear();
         environment_set(text_of("RANK=%zu|WORLD_SIZE=%zu|MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu|LLMTRAIN_RUN_ID=test",
                                 rank, world, port));
+        if (tree > 0) environment_set(text_of("LLMTRAIN_TEST_TREE=%zu", tree));
         set_stage(1);
         need(reach_stage(world, 1), "the other ranks have started");
         body(rank);
@@ -668,6 +671,17 @@ static void* abort_later(void* context) {
     return NULL;
 }
 
+// The TCP connections of this process.
+static size_t count_connections(void) {
+    size_t count = 0;
+    char address[64];
+    for (int file = 0; file < 256; file++) {
+        socket_peer_address(address, file);
+        count += address[0] != '?' && address[0] != 0;
+    }
+    return count;
+}
+
 static void count_call(void* context) { __atomic_add_fetch((int*)context, 1, __ATOMIC_SEQ_CST); }
 static int calls_counted(const int* calls) { return __atomic_load_n(calls, __ATOMIC_SEQ_CST); }
 
@@ -825,6 +839,7 @@ static void actor_connect_by_table(Actor* a) {
     comm->rank = launch.rank;
     comm->world = launch.world;
     comm->timeout_ms = timeout_ms;
+    comm->fan_out = comm_fan_out(comm->world);
     comm->wake = comm->waker = comm->listener = -1;
     memcpy(comm->run, launch.run, sizeof comm->run);
     snprintf(comm->doing, sizeof comm->doing, "in the rendezvous");
@@ -865,7 +880,7 @@ static void actor_do(Actor* a, const char* name, const char* value) {
 #define IS(text) (strcmp(name, text) == 0)
     if (IS("env")) environment_set(value);
     else if (IS("files")) {  // fewer open files than the connections need, unless the process raises its limit
-        struct rlimit limit = {2 * RANKS_MAX, (rlim_t)number};
+        struct rlimit limit = {10, (rlim_t)number};
         need(setrlimit(RLIMIT_NOFILE, &limit) == 0, "a limit of open files");
     } else if (IS("connect") || IS("open")) {  // a failed `open` is not a result
         a->good = a->is_open = open_rank(&a->comm, strcmp(value, "long") == 0 ? LONG_MS : timeout_ms, &a->error);
@@ -930,7 +945,12 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     else if (IS("failed"))
         expect(comm_failed(&a->comm, &error) && strstr(error.text, REASON) && calls_counted(&a->calls) == 1,
                "it has aborted");
-    else if (IS("local"))
+    else if (IS("edges")) {  // of the tree, once all have connected: the others' control connections are closed
+        size_t expected = a->world - 1;
+        for (size_t p = 0; p < a->world; p++) expected += comm_is_joined(&a->comm, p);
+        for (double end = now_ms() + SLACK_MS; count_connections() != expected && now_ms() < end;) sleep_ms(1);
+        expect(count_connections() == expected, "%zu connections, not %zu", count_connections(), expected);
+    } else if (IS("local"))
         expect(a->comm.local_rank == a->rank && a->comm.local_world == a->world &&
                a->comm.transport.local_world == a->world, "local ranks are counted");
     else if (IS("collectives")) test_all(a->at);
@@ -1347,6 +1367,8 @@ static void suspend_all(void) {
 //
 // The lanes of cases run at once, the cases of a lane one after the other.
 
+#define TREE "env=LLMTRAIN_TEST_TREE=2 "
+
 static const Case CASES[] = {
     {0, "collectives between @ ranks", "12345", 0, "open=long local collectives", SUCCEED},
     {0, "communication under a computation", NULL, 2, "open=long overlap", SUCCEED},
@@ -1354,8 +1376,8 @@ static const Case CASES[] = {
     // Ranks that never come. On a slow machine a fault may precede the handshake: the rank then has not connected.
     {1, "rank @ never connects", "0", 3, "@:exit connect", SAY("not reached rank 0 at 127.0.0.1"), .timeouts = 1},
     {1, "rank @ never connects", "12", 3, "@:exit connect", SAY("rank @ has not connected to rank 0"), .timeouts = 1},
-    {1, "few open files, and more for a process that asks", NULL, RANKS_MAX, "files=64 connect", SUCCEED},
-    {1, "few open files", NULL, RANKS_MAX, "files=10 connect", SAY("may have only 10; raise the limit"),
+    {1, "few open files, and more for a process that asks", NULL, 5, "files=64 connect", SUCCEED},
+    {1, "few open files", NULL, 5, "files=10 connect", SAY("may have only 10; raise the limit"),
      .timeouts = 1},
     {1, "rank @ is killed in the rendezvous before the last has connected", "12", 4,
      "@:kill_after=500 3:after_fault 3:sleep=300 connect=long", SAY("rank @ is gone|rank @ has not connected"),
@@ -1516,6 +1538,51 @@ static const Case CASES[] = {
     {11, "a group of one rank aborts", NULL, 3, "open blocks=2 2:abort call all barrier",
      SAY("rank 2 gave up: " REASON), .timeouts = 1},
 
+    // A tree of control connections, of fan-out 2: 0 has the children 1 and 2, 1 has 3 and 4, 2 has 5 and 6, 3 has 7
+    // and 8. A rank hears of a failure through others, and one that has left still passes messages on.
+    {12, "collectives in a tree", NULL, 7, TREE "open=long edges local collectives blocks=2 mixed=3 call", SUCCEED},
+    {12, "rank @ of a tree never connects", "08", 9, TREE "@:exit connect",
+     SAY("rank @ has not connected to rank 0|not reached rank 0"), .timeouts = 1, .ms = COMM_GRACE_MS},
+    {12, "rank @ of a tree is killed in the rendezvous", "15", 9,
+     TREE "@:kill_after=500 7:after_fault 7:sleep=300 connect=long", SAY("rank @ is gone|rank @ has not connected"),
+     .ms = LONG_MS + COMM_GRACE_MS},
+    {12, "rank @ of a tree is killed while all compute", "0138", 9,
+     TREE "open count_calls no_failure stage=2 @:kill watch", SAY("rank @ is gone"), .timeouts = 1.25},
+    {13, "rank @ of a tree is stopped while all compute", "0138", 9,
+     TREE "open count_calls no_failure stage=2 @:stop watch", SAY("rank @ has not answered"), .timeouts = 1.5},
+    {13, "rank @ of a tree is killed in a collective", "027", 9, TREE "open barrier @:kill_after=3 sums=2",
+     SAY("rank @ is gone"), .timeouts = 1.25},
+    {13, "rank @ of a tree is stopped in a collective", "027", 9, TREE "open barrier @:stop_after=3 sums=2",
+     SAY("rank @ has not answered"), .timeouts = 1.5, .ms = COMM_GRACE_MS},
+    {14, "rank @ of a tree is stopped where few wait", "18", 9,
+     TREE "open count_calls blocks=7 all stage=2 @:stop 7:call 8:call watch", SAY("rank @ has not answered"),
+     .timeouts = 1.5, .ms = 2 * COMM_GRACE_MS},
+    {14, "rank @ of a tree aborts while all compute", "0138", 9,
+     TREE "open count_calls no_failure stage=2 @:abort watch", SAY("rank @ gave up: " REASON), .timeouts = 0.5},
+    {14, "rank @ of a tree aborts with sums in flight", "27", 9, TREE "connect @:abort_in_flight sums=5",
+     SAY("rank @ gave up: " REASON), .timeouts = 1},
+    {14, "rank @ of a tree aborts in a group", "18", 9, TREE "open blocks=3 count_calls stage=2 @:abort watch",
+     SAY("rank @ gave up: " REASON), .timeouts = 0.5},
+    {14, "rank 8 of a tree aborts after ranks on its way have left", NULL, 9,
+     TREE "open count_calls stage=2 0:exit 3:exit 5:exit 8:sleep=1.6t 8:abort watch", SAY("rank 8 gave up: " REASON)},
+    {15, "rank 8 of a tree is late", NULL, 9, TREE "connect 8:sleep=2t call", SAY("rank 8 is late")},
+    {15, "rank @ of a tree leaves", "138", 9, TREE "connect @:exit call", SAY("rank @ ended its run while")},
+    {15, "rank @ of a tree leaves, and one far away notices", "38", 9,
+     TREE "open count_calls stage=2 @:exit 6:sleep=0.2t 6:call 0:watch 1:watch 2:watch 3:watch 4:watch 5:watch 7:watch "
+     "8:watch", SAY("rank @ ended its run while rank 6 was"), .timeouts = 1},
+    {15, "ranks of a tree leave while others compute", NULL, 9,
+     TREE "open count_calls stage=2 0:sleep=1.6t 2:sleep=1.6t 8:sleep=1.6t no_failure", SUCCEED},
+    {15, "rank 1 of a tree is stopped, which cuts off rank 3", NULL, 4,
+     TREE "open blocks=2 stage=2 1:sleep=0.2t 1:stop call all barrier", SAY("rank 1 has not answered"), .timeouts = 1.5,
+     .ms = 3 * COMM_GRACE_MS},
+    {15, "a rank of a tree computes for longer than the timeout", NULL, 9, TREE "open 1:busy=2.5t stage=2 call",
+     SUCCEED},
+    {15, "rank 3 of a tree is killed in a collective of a group", NULL, 9, TREE "open blocks=2 3:kill_after=3 sums=5",
+     SAY("rank 3 is gone"), .timeouts = 1.25, .ms = 2 * COMM_GRACE_MS},
+    {15, "rank 8 of a tree is stopped in a collective of a group", NULL, 9,
+     TREE "open mixed=2 8:stop_after=3 sums=5", SAY("rank 8 has not answered"), .timeouts = 1.5,
+     .ms = 2 * COMM_GRACE_MS},
+
     {9, "the only rank aborts", NULL, 1, "open count_calls barrier no_failure abort failed barrier",
      SAY("rank 0 gave up: " REASON), .ms = 1},
 };
@@ -1569,7 +1636,7 @@ static void test_rendezvous(void) {
 }
 
 // Initial state of the lanes.
-enum { LANES = 12 };
+enum { LANES = 16 };
 static void (*const lane_begins[LANES])(void) = {test_launch, test_two_machines, test_spawn, test_rendezvous};
 
 static void run_lanes(void) {
@@ -1629,7 +1696,9 @@ int main(int argc, char** argv) {
     Launch launch;
     Error error;
     const Flag rows[] = {{"timeout", KIND_REAL, &timeout_ms, "MS", 100, 60000,
-                          "timeout of the cases in which something is to fail", false}};
+                          "timeout of the cases in which something is to fail", false},
+                         {"tree", KIND_COUNT, &tree, "N", 0, 64,
+                          "fan-out of the control connections in all cases; 0: as the cases say", false}};
     Flags flags = flags_of(rows, COUNT_OF(rows));
     tests_begin("test_comm");
     if (!flags_parse(&flags, argc, argv, &error)) {

@@ -170,7 +170,7 @@ static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
             part->at += n;
             part->bytes -= (size_t)n;
             *moved = true;
-            if (d == COMM_IN && link->control >= 0) link->seen_ms = now_ms();
+            if (d == COMM_IN && link->seen_ms > 0) link->seen_ms = now_ms();
         }
         if (part->bytes > 0) i = d * COMM_PARTS + COMM_PARTS - 1;  // the next direction
         else if (!comm_check_part(comm, p, d, k, error)) return false;
@@ -415,11 +415,27 @@ static inline void comm_step(Comm* comm) {
     }
 }
 
+// In a tree of control connections: this rank's run has ended, but messages to its children and from them pass through
+// it until they have left too. Its data connections end now, so that others find that it has left. The mutex is held.
+static inline void comm_relay(Comm* comm) {
+    bool children = comm->fan_out > 0;
+    if (!children || comm->failed) return;
+    comm_notify(comm, COMM_LEFT, "");
+    comm->links[comm->rank].left = true;
+    for (size_t p = 0; p < comm->world; p++) socket_close(&comm->links[p].data);
+    while (!comm->failed && children) {
+        children = false;
+        for (size_t p = 0; p < comm->world; p++) children |= comm_is_child(comm, p) && comm->links[p].control >= 0;
+        if (children) comm_step(comm);
+    }
+}
+
 static inline void* comm_progress(void* argument) {
     Comm* comm = (Comm*)argument;
     CommQueue* queue = comm->queue;
     pthread_mutex_lock(&comm->mutex);
     while (!comm->failed && !(queue->closing && queue->finished == queue->started)) comm_step(comm);
+    comm_relay(comm);
     pthread_mutex_unlock(&comm->mutex);
     return NULL;
 }
@@ -555,7 +571,7 @@ static inline void comm_close(Comm* comm) {
         pthread_join(queue->thread, NULL);
     }
     if (comm->parent) comm_leave_parent(comm);
-    if (comm->links && !comm->failed) comm_notify(comm, COMM_LEFT, "");
+    if (comm->links && !comm->failed && comm->fan_out == 0) comm_notify(comm, COMM_LEFT, "");
     for (size_t p = 0; comm->links && p < comm->world; p++) {
         comm_receive(comm, p, &unused);  // closing with unread data would lose what was sent last
         socket_close(&comm->links[p].control);
@@ -651,6 +667,7 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
                         .local_world = launch->local_world, .timeout_ms = timeout_ms,
                         .mpi = launch->mpi && several, .listener = -1, .wake = -1, .waker = -1};
     *comm = begun;
+    comm->fan_out = comm->mpi ? 0 : comm_fan_out(comm->world);
     memcpy(comm->run, launch->run, sizeof comm->run);
     snprintf(comm->address, sizeof comm->address, "%s", launch->address);
     pthread_mutex_init(&comm->mutex, NULL);

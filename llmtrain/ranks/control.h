@@ -11,6 +11,11 @@
 // messages. Heartbeats, which are sent whatever the program computes, distinguish a rank that is stopped or unreachable
 // from one that is alive but late. A rank that detects a failure notifies all others before it closes a connection, so
 // that all blame the rank where the failure began, not one that ended because of it.
+//
+// Above COMM_PAIRS_MAX ranks the control connections are the edges of a tree: with the fan-out F rank p is joined to
+// its parent, rank (p - 1) / F, and to its children, and hears the heartbeats of these only. A failure spreads along
+// the edges: a rank that learns of one notifies those that it is joined to. A rank that waits in vain asks all whether
+// they miss one (COMM_ASK). A rank whose run has ended passes messages on until its children have left too.
 
 #ifndef LLMTRAIN_CONTROL_H
 #define LLMTRAIN_CONTROL_H
@@ -28,6 +33,8 @@
 #define COMM_RETRY_MS 50.0                // between attempts to reach rank 0
 #define COMM_PENDING_MAX ((size_t)64)     // connections awaiting their handshake; the oldest is dropped
 #define COMM_PENDING_MS 1.0               // between polls of them
+#define COMM_PAIRS_MAX ((size_t)64)       // ranks; of more the control connections are a tree
+#define COMM_FAN_OUT ((size_t)32)         // of the tree
 #define COMM_FILES_MIN ((rlim_t)32)       // open files of a rank besides its connections to others
 #define COMM_FILES ((rlim_t)256)          // additional descriptors, for token shards
 #define COMM_MPI_POLL_MS 0.05             // between polls of a transfer: MPI has no wait with a deadline
@@ -37,16 +44,21 @@
 // 1. Comm
 
 // The values differ from what another program would send first.
-typedef enum { COMM_HEARTBEAT = 0x6c6c6d74, COMM_WELCOME, COMM_LEFT, COMM_FAILED } CommMessageKind;
+typedef enum {
+    COMM_HEARTBEAT = 0x6c6c6d74, COMM_WELCOME, COMM_LEFT, COMM_FAILED,
+    COMM_PARTED,  // in a tree, to rank 0: the sender has connected to all, and needs this connection no more
+    COMM_ASK,     // in a tree, to all: does anyone miss a rank, or know that `rank`, if there is one, has left?
+    COMM_ANSWER,  // in a tree, to all: `rank` has left
+} CommMessageKind;
 enum { COMM_MESSAGE_BYTES = 1024 };
 
 typedef struct {
-    uint32_t kind;
+    uint32_t kind, rank;
     char text[COMM_MESSAGE_BYTES];  // COMM_FAILED: what happened
 } CommMessage;
 
-static inline CommMessage comm_message(CommMessageKind kind, const char* text) {
-    CommMessage message = {.kind = (uint32_t)kind, .text = ""};
+static inline CommMessage comm_message(CommMessageKind kind, size_t rank, const char* text) {
+    CommMessage message = {.kind = (uint32_t)kind, .rank = (uint32_t)rank, .text = ""};
     snprintf(message.text, sizeof message.text, "%s", text);
     return message;
 }
@@ -69,7 +81,8 @@ typedef struct {
     bool left;             // it has ended its run
     bool muted;            // it gets no more messages: its buffer is full, or it has had the last one
     bool reported;         // in the message being composed
-    double seen_ms;        // when it last sent something; 0: it has not connected yet, or MPI watches it
+    bool asked, answered;  // in a tree: this rank has passed on a COMM_ASK, a COMM_ANSWER about it, which it does once
+    double seen_ms;        // when it last sent something; 0: it has not connected yet, or others watch it, or MPI
     size_t message_bytes;  // of the message received so far
     CommMessage message;   // in this rank's own link: sent to all others through MPI
     CommPart parts[2][COMM_PARTS];  // COMM_OUT, COMM_IN: of the transfer in progress
@@ -85,6 +98,7 @@ struct Comm {
     double timeout_ms;
     bool extended_timeout;           // see comm_extend_timeout
     bool mpi;
+    size_t fan_out;                  // of the tree of control connections; 0: they join each pair
     char run[64];                    // its identifier
     char address[256];               // at which rank 0 listens, as the launcher says
 
@@ -92,6 +106,7 @@ struct Comm {
     CommLink* links;                 // (world)
     struct pollfd* polls;            // (2 world + 2)
     double heartbeat_ms;             // when the next one is due
+    double asked_ms;                 // when this rank has last passed on a COMM_ASK about no rank
     double clock_ms;                 // the last time of comm_clock
     double resumed_ms;               // when this process was last found to have been stopped itself
     char doing[192];                 // for messages: "in all_reduce of 7 float (operation 3)"
@@ -103,7 +118,7 @@ struct Comm {
     pthread_cond_t changed;
     bool failed, aborting;
     Error error;                     // why it has failed, or is aborting
-    bool late;                       // that is because a group, or this one, has waited too long for a rank
+    bool late;                       // a group has waited in vain, and its parent asks why before it fails
     void (*on_failure)(void* context);  // see comm_on_failure; NULL: nothing
     void* on_failure_context;
     bool calling;                    // on_failure
@@ -119,6 +134,21 @@ struct Comm {
 
 // The rank of the run that is rank p of the Comm.
 static inline size_t comm_rank(const Comm* comm, size_t p) { return comm->members ? comm->members[p] : p; }
+
+// The fan-out of a run's control connections; LLMTRAIN_TEST_TREE sets it for tests.
+static inline size_t comm_fan_out(size_t world) {
+    const char* test = getenv("LLMTRAIN_TEST_TREE");
+    return test ? (size_t)strtoull(test, NULL, 10) : world > COMM_PAIRS_MAX ? COMM_FAN_OUT : 0;
+}
+
+// Whether rank p is a child of this rank in the tree; and whether a control connection joins the two.
+static inline bool comm_is_child(const Comm* comm, size_t p) {
+    return comm->fan_out > 0 && p > 0 && (p - 1) / comm->fan_out == comm->rank;
+}
+static inline bool comm_is_joined(const Comm* comm, size_t p) {
+    bool parent = comm->fan_out > 0 && comm->rank > 0 && (comm->rank - 1) / comm->fan_out == p;
+    return comm->fan_out == 0 ? p != comm->rank : parent || comm_is_child(comm, p);
+}
 
 // ------------------------------------------------------------------------------------------------
 // 2. MPI
@@ -177,7 +207,7 @@ static inline ssize_t comm_mpi_move(const Comm* comm, CommPart* part, size_t p, 
 static inline void comm_mpi_notify(Comm* comm, const char* text) {
     double deadline = now_ms() + COMM_GRACE_MS;
     CommMessage* message = &comm->links[comm->rank].message;  // MPI may still read it after the grace time
-    *message = comm_message(COMM_FAILED, text);
+    *message = comm_message(COMM_FAILED, comm->rank, text);
     pthread_mutex_lock(&comm_mpi_mutex);
     for (size_t p = 0; p < comm->world; p++)
         if (p != comm->rank)
@@ -224,22 +254,85 @@ static inline bool comm_mpi_receive(Error* error) { return (void)error, true; }
 // ------------------------------------------------------------------------------------------------
 // 3. Messages
 
-// Sends a message to all others without waiting. COMM_FAILED is the last message.
+// Sends a message without waiting. COMM_FAILED is the last message, and COMM_PARTED of a connection.
+static inline void comm_send(CommLink* link, const CommMessage* message) {
+    if (link->control < 0 || link->muted) return;
+    bool sent = send(link->control, message, sizeof *message, SOCKET_QUIET) == (ssize_t)sizeof *message;
+    link->muted = !sent || message->kind == COMM_FAILED || message->kind == COMM_PARTED;
+}
+
+// Sends a message to all others that a control connection joins to this rank.
 static inline void comm_notify(Comm* comm, CommMessageKind kind, const char* text) {
-    CommMessage message = comm_message(kind, text);
+    CommMessage message = comm_message(kind, comm->rank, text);
     if (comm->mpi && kind == COMM_FAILED) comm_mpi_notify(comm, text);
-    for (size_t p = 0; p < comm->world; p++) {
-        CommLink* link = &comm->links[p];
-        if (link->control < 0 || link->muted) continue;
-        bool sent = send(link->control, &message, sizeof message, SOCKET_QUIET) == (ssize_t)sizeof message;
-        link->muted = !sent || kind == COMM_FAILED;
-    }
+    for (size_t p = 0; p < comm->world; p++) comm_send(&comm->links[p], &message);
+}
+
+// Sends a message on its way through the tree: to all that are joined to this rank except the one that it came from.
+// All ranks may ask at once, and a full buffer would lose what matters: none passes on what it has passed on already.
+static inline void comm_spread(Comm* comm, CommMessageKind kind, size_t about, size_t from) {
+    CommMessage message = comm_message(kind, about, "");
+    for (size_t p = 0; p < comm->world; p++)
+        if (p != from && comm_is_joined(comm, p)) comm_send(&comm->links[p], &message);
+}
+static inline void comm_ask(Comm* comm, size_t about, size_t from) {
+    bool again = about < comm->world ? comm->links[about].asked : now_ms() - comm->asked_ms < COMM_RETRY_MS;
+    if (again) return;
+    if (about < comm->world) comm->links[about].asked = true;
+    else comm->asked_ms = now_ms();
+    comm_spread(comm, COMM_ASK, about, from);
+}
+static inline void comm_answer(Comm* comm, size_t about, size_t from) {
+    if (comm->links[about].answered) return;
+    comm->links[about].answered = true;
+    comm_spread(comm, COMM_ANSWER, about, from);
 }
 
 static inline void comm_send_heartbeat(Comm* comm) {
     if (now_ms() < comm->heartbeat_ms) return;
     comm->heartbeat_ms = now_ms() + comm->timeout_ms / 4;
     comm_notify(comm, COMM_HEARTBEAT, "");
+}
+
+// Whether rank p is known to have ended its run. In a tree ranks below one that has left and closed have left too.
+static inline bool comm_has_left(const Comm* comm, size_t p) {
+    bool left = comm->links[p].left;
+    for (size_t a = p; comm->fan_out > 0 && !left && a > 0 && a != comm->rank; a = (a - 1) / comm->fan_out)
+        left = comm_is_child(comm, a) && comm->links[a].left && comm->links[a].control < 0;
+    return left;
+}
+
+static inline double comm_clock(Comm* comm);
+static inline bool comm_check_heartbeats(Comm* comm, double silence_ms, Error* error);
+
+// Handles a message of rank p; false if it says that the run has failed, or if the answer to it is that.
+static inline bool comm_handle(Comm* comm, size_t p, const CommMessage* message, Error* error) {
+    CommLink* link = &comm->links[p];
+    size_t about = message->rank;
+    switch (message->kind) {
+        case COMM_LEFT:
+            link->left = true;
+            if (link->asked) comm_answer(comm, p, p);
+            break;
+        case COMM_FAILED: return fail_with(error, "%s", message->text);
+        case COMM_PARTED:
+            socket_close(&link->control);
+            link->seen_ms = 0;
+            break;
+        case COMM_ASK:
+            comm_clock(comm);
+            if (!comm_check_heartbeats(comm, 0.75 * comm->timeout_ms, error)) return false;
+            if (about < comm->world && comm_has_left(comm, about)) comm_answer(comm, about, comm->rank);
+            else comm_ask(comm, about, p);
+            break;
+        case COMM_ANSWER:
+            if (about >= comm->world) break;
+            comm->links[about].left = true;
+            comm_answer(comm, about, p);
+            break;
+        default: break;
+    }
+    return true;
 }
 
 // Receives the messages of rank p that have arrived; false if one says that the run has failed.
@@ -253,12 +346,11 @@ static inline bool comm_receive(Comm* comm, size_t p, Error* error) {
             socket_close(&link->control);
             break;
         }
-        link->seen_ms = now_ms();
+        if (link->seen_ms > 0) link->seen_ms = now_ms();
         link->message_bytes = (link->message_bytes + (size_t)n) % sizeof *message;
         if (link->message_bytes > 0) continue;
         message->text[sizeof message->text - 1] = 0;
-        if (message->kind == COMM_LEFT) link->left = true;
-        if (message->kind == COMM_FAILED) return fail_with(error, "%s", message->text);
+        if (!comm_handle(comm, p, message, error)) return false;
     }
     return true;
 }
@@ -289,24 +381,42 @@ static inline bool comm_await_parent(const Comm* comm, double deadline, Error* e
 }
 
 // Waits until the deadline for a message of rank p that the run has failed: false, with its reason. True at once if it
-// has ended.
+// has ended. In a tree others may send the message, and p may be `world`: no rank.
 static inline bool comm_await_reason(Comm* comm, size_t p, double deadline, Error* error) {
-    CommLink* link = &comm->links[p];
+    struct pollfd* polls = comm->polls;
+    bool tree = comm->fan_out > 0, direct = p < comm->world && (!tree || comm->links[p].seen_ms > 0);
+    size_t first = tree ? 0 : p, end = tree ? comm->world : p + 1;
     if (comm->parent) return comm_await_parent(comm, deadline, error);
-    while (link->control >= 0 && !link->left && socket_await(link->control, POLLIN, deadline))
-        if (!comm_receive(comm, p, error)) return false;
+    for (bool over = false; !over;) {
+        bool ready = false;
+        if (p < comm->world && (comm_has_left(comm, p) || (direct && comm->links[p].control < 0))) break;
+        for (size_t q = first; q < end; q++) socket_watch(&polls[q], comm->links[q].control, POLLIN);
+        socket_poll(polls + first, end - first, fmin(deadline, comm_clock(comm) + comm->timeout_ms / 4));
+        for (size_t q = first; q < end; q++) {
+            ready |= polls[q].revents != 0;
+            if (polls[q].revents && !comm_receive(comm, q, error)) return false;
+        }
+        over = !ready && now_ms() >= deadline;
+    }
     return true;
 }
 
 // Rank p has closed its connections. Its reason arrives in a moment, or it is dead and its control connection ends too.
 static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
-    CommLink* link = &comm->links[p];
+    bool relayed = comm->fan_out > 0 && comm->links[p].seen_ms == 0;
+    if (relayed && !comm_has_left(comm, p)) comm_ask(comm, p, comm->rank);
     if (!comm_await_reason(comm, p, now_ms() + COMM_GRACE_MS, error)) return false;
+    // A rank on the way that is stopped may have kept the reason from this one: then p has failed because of that rank.
+    comm->late |= comm->parent && comm->parent->fan_out > 0;
+    if (relayed && !comm_has_left(comm, p)) {
+        comm_clock(comm);
+        if (!comm_check_heartbeats(comm, 0.75 * comm->timeout_ms, error)) return false;
+    }
     if (comm->mpi)
         return fail_with(error, "MPI reported an error while rank %zu was %s; see what it printed",
                          comm_rank(comm, comm->rank), comm->doing);
     size_t other = comm_rank(comm, p);
-    bool left = link->left || comm->parent;  // the parent of a group would know by now of a rank that is gone
+    bool left = comm->parent || comm_has_left(comm, p);  // a group's parent would know by now of a rank that is gone
     return fail_with(error, "rank %zu %s while rank %zu was %s; see what rank %zu printed%s", other,
                      left ? "ended its run" : "is gone: its connection closed", comm_rank(comm, comm->rank),
                      comm->doing, other, left ? "" : ", and whether it was killed");
@@ -353,6 +463,11 @@ static inline int comm_events(const CommLink* link) {
 static inline bool comm_ask_why(Comm* comm, Error* error) {
     double deadline = now_ms() + COMM_GRACE_MS;
     if (!comm_check_heartbeats(comm, 0.75 * comm->timeout_ms, error)) return false;
+    if (comm->fan_out > 0) {
+        comm_ask(comm, comm->world, comm->rank);
+        return comm_await_reason(comm, comm->world, deadline, error) &&
+               comm_check_heartbeats(comm, 0.75 * comm->timeout_ms, error);
+    }
     for (size_t p = 0; p < comm->world; p++)
         if (!comm_await_reason(comm, p, deadline, error)) return false;
     return true;
@@ -427,9 +542,10 @@ static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
 //
 // Every rank listens. All connect to rank 0 and send a handshake; after the last one rank 0 sends each the table of
 // addresses. Then each rank connects to all lower ranks, the control connection first, so that a rank that fails can
-// notify all that it has reached. A connection that is not of this run is sent a rejection and closed.
+// notify all that it has reached. A connection that is not of this run is sent a rejection and closed. In a tree a
+// control connection to rank 0 that is no edge lasts until the rank has connected to all; rank 0 closes it.
 
-#define COMM_MAGIC 0x35696172746d6c6cull  // "llmtrai", and the version of the protocol
+#define COMM_MAGIC 0x36696172746d6c6cull  // "llmtrai", and the version of the protocol
 
 typedef enum { COMM_CONTROL, COMM_DATA } CommKind;
 typedef struct {
@@ -465,7 +581,7 @@ static inline bool comm_connect(Comm* comm, const CommRendezvous* r, size_t p, C
     memcpy(handshake.run, comm->run, sizeof handshake.run);
     *connection = socket_connect(address, port, r->deadline, reason);
     if (*connection < 0) return false;
-    link->seen_ms = now_ms();
+    if (kind == COMM_CONTROL) link->seen_ms = now_ms();
     return socket_move_all(*connection, &handshake, sizeof handshake, POLLOUT, r->deadline) ||
            fail_with(reason, "%s", strerror(errno));
 }
@@ -501,7 +617,7 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
         r->table[h->rank].port = h->port;
         return true;
     }
-    CommMessage rejection = comm_message(COMM_FAILED, reason.text);
+    CommMessage rejection = comm_message(COMM_FAILED, comm->rank, reason.text);
     snprintf(r->rejected, sizeof r->rejected, "%.300s", reason.text);
     r->fatal |= fatal && strncmp(comm->run, "unnamed", 7) != 0;
     socket_move_all(connection, &rejection, sizeof rejection, POLLOUT, now_ms());
@@ -534,7 +650,8 @@ static inline bool comm_await_ranks(Comm* comm, CommRendezvous* r, bool both, Er
     for (;;) {
         for (size_t p = 0; p < comm->world; p++) {
             CommLink* link = &comm->links[p];
-            link->reported = p > comm->rank && ((link->control < 0 && !comm->parent) || (both && link->data < 0));
+            bool control = !comm->parent && (!both || comm_is_joined(comm, p));
+            link->reported = p > comm->rank && ((control && link->control < 0) || (both && link->data < 0));
         }
         if (!comm_list_ranks(ranks, comm, "has", "have")) return true;
         for (size_t p = comm->rank + 1; p < comm->world; p++)
@@ -613,6 +730,7 @@ static inline bool comm_connect_lower(Comm* comm, CommRendezvous* r, Error* erro
     for (size_t i = 1; i < 2 * comm->rank; i++) {
         size_t p = i / 2, port = (size_t)r->table[p].port;
         const char* address = r->table[p].address;
+        if (i % 2 == 0 && !comm_is_joined(comm, p)) continue;
         if (comm_connect(comm, r, p, i % 2 == 0 ? COMM_CONTROL : COMM_DATA, address, port, &reason)) continue;
         // A rank that has ended because of a failure is not to blame: one that knows more reports it in a moment.
         for (double until = now_ms() + COMM_GRACE_MS; now_ms() < until; comm_accept(comm, r))
@@ -647,7 +765,7 @@ static inline bool comm_rendezvous(Comm* comm, const Launch* launch, Error* erro
     snprintf(comm->doing, sizeof comm->doing, "in the rendezvous");
     if (r->table == NULL) return fail_with(error, "not enough memory for the addresses of %zu ranks", comm->world);
     comm->listener = launch->listener;
-    comm->connections = 2 * comm->world;
+    comm->connections = comm->world + (leads || comm->fan_out == 0 ? comm->world : comm->fan_out + 2);
     bool good = comm_raise_file_limit(comm, error) &&
                 (comm->listener >= 0 || socket_listen(&comm->listener, &r->port, launch->address, error)) &&
                 (leads ? comm_send_table(comm, r, error) : comm_receive_table(comm, r, error));
@@ -655,12 +773,17 @@ static inline bool comm_rendezvous(Comm* comm, const Launch* launch, Error* erro
     good = good && comm_connect_lower(comm, r, error) && comm_await_ranks(comm, r, true, error);
     for (size_t p = 0; good && p < comm->world; p++) {
         CommLink* link = &comm->links[p];
-        if (p != comm->rank) link->seen_ms = now_ms();
+        if (comm_is_joined(comm, p)) link->seen_ms = now_ms();
         // Small messages are sent at once: the collectives wait for each of them.
         setsockopt(link->data, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         setsockopt(link->control, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
     if (!good) comm_notify(comm, COMM_FAILED, error->text);
+    if (good && !leads && !comm_is_joined(comm, 0)) {
+        CommMessage parted = comm_message(COMM_PARTED, comm->rank, "");
+        comm_send(&comm->links[0], &parted);
+        comm->links[0].seen_ms = 0;  // its end of the connection is not a failure
+    }
     // Ranks that connect a little later are notified too, and do not blame rank 0 for being gone.
     double until = now_ms() + COMM_GRACE_MS;
     while (!good && leads && comm->listener >= 0 && now_ms() < until) {
