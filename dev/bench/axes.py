@@ -21,7 +21,7 @@ LAYOUTS = ['--ranks 1', '--ranks 2', '--ranks 4 --zero 1', '--ranks 4 --zero 2',
            '--ranks 2 --pp 2 --pipeline interleaved', '--ranks 4 --pp 4 --pipeline zb-h1', '--ranks 4 --pp 2 --zero 1',
            '--ranks 2 --cp 2', '--ranks 4 --cp 4 --zero 1 --recompute block', '--ranks 4 --cp 2 --pp 2',
            '--ranks 2 --tp 2', '--ranks 4 --tp 4 --recompute block', '--ranks 2 --leaves 4 --tp 2',
-           '--ranks 4 --tp 2 --cp 2 --zero 1', '--ranks 4 --tp 2 --pp 2', '--ranks 4 --tp 2 --zero 3',
+           '--ranks 4 --tp 2 --cp 2', '--ranks 4 --tp 2 --pp 2', '--ranks 4 --tp 2 --zero 3',
            '--ranks 2 --tp 2 --leaves 1 --reduce storage', '--ranks 4 --cp 4 --kv-heads 2']
 MODEL = ('--family llama --layers 8 --heads 4 --channels 256 --seq 128 --batch 1 --total-batch 2048 --vocab '
          '256').split()
