@@ -909,6 +909,8 @@ static const Failure REFUSALS[] = {
     DISAGREE("lr", "1e-3"), DISAGREE("lr", "3.00000001e-3"), DISAGREE("batch", "1"), DISAGREE("seed", "5"),
     DISAGREE("zero", "1"), DISAGREE("total-batch", "192"), DISAGREE("layers", "3"), DISAGREE("channels", "64"),
     DISAGREE("reduce", "float"), DISAGREE("shard", "1"),
+    REFUSED("another --cp on rank 1", 0, "--cp ('1', not '2'), --row-leaves ('1', not '2'); ", "rank 1", TWO,
+            .arguments = {[2] = "--cp 2"}, .odd_arguments = "--cp 1"),
     DISAGREE("clip", "2"), DISAGREE("steps", "3"), DISAGREE("optimizer", "lion"), DISAGREE("spike-skip", "9"),
     DISAGREE("val-every", "1"), DISAGREE("val", "other.bin"), DISAGREE("out", "elsewhere"),
     DISAGREE("ckpt-every", "1"), DISAGREE("check-every", "1"), DISAGREE("dropout", "0.1"),
@@ -1823,7 +1825,7 @@ static void test_tensor_refusals(void) {
         TENSOR_REFUSED("muon", 2, "--tp 2 --optimizer muon", "--optimizer muon needs whole tensors", "adamw"),
         TENSOR_REFUSED("adamw-8bit", 2, "--tp 2 --optimizer adamw-8bit", "--optimizer adamw-8bit", "adamw"),
         TENSOR_REFUSED("zero bubble with several leaves of a rank", 4, "--tp 2 --pp 2 --pipeline zb-h1 --row-leaves 1",
-                       "zb-h1", "--tp to --leaves, 4"),
+                       "zb-h1", "as many --leaves as --tp (there are 4 and 2)"),
     };
     for (size_t i = 0; i < COUNT_OF(failures); i++)
         failures[i].task.arguments[0] = TENSOR_MODELS[TENSOR_GPT2].arguments;

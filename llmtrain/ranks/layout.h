@@ -35,7 +35,7 @@ static inline void layout_flags(Flags* flags, Layout* l) {
         FLAG_COUNT("leaves", &l->leaves, 0, 0, RANKS_TP_MAX, FLAG_FREE,
                    "parts of the sums over heads, the feed-forward and the vocabulary, added as a tree; weights have "
                    "the same bits for every --tp that divides N; 0: as the run began, by default --tp; 1 with "
-                   "--reduce storage: no tree, which sends less"),
+                   "--reduce storage: no tree, which in 16-bit builds sends half as much"),
         FLAG_COUNT("cp", &l->cp, 1, 1, 128, 0,
                    "context parallel: ranks that share the sequences of a micro-batch, each with 1/N of the tokens; "
                    "in attention each has 1/N of the heads"),
@@ -45,7 +45,7 @@ static inline void layout_flags(Flags* flags, Layout* l) {
         FLAG_COUNT("kv-copies", &l->kv_copies, 0, 0, 1024, FLAG_FREE,
                    "attention computes with N copies of each key/value head, so that --cp may be larger than "
                    "their number; weights have the same bits for every --cp; 0: as the run began, by default what "
-                   "--cp needs"),
+                   "--tp and --cp need"),
         FLAG_COUNT("pp", &l->pp, 1, 1, 512, 0,
                    "pipeline stages, each with a part of the blocks"),
         FLAG_CHOICE("pipeline", &l->pipeline, PIPELINE_1F1B, PIPELINE_NAMES, 0,
@@ -90,25 +90,53 @@ static inline uint64_t layout_kv_copies(const Layout* l, const Config* c) {
     return copies;
 }
 
+enum { LAYOUT_TEXT = 96 };
+
+// Writes the flags that divide a micro-batch, as "--tp 2 times --cp 4", and returns their product. pp: --pp too.
+static inline uint64_t layout_product(char text[LAYOUT_TEXT], const Layout* l, bool pp) {
+    static const char* const flags[] = {"--tp", "--cp", "--pp"};
+    const uint64_t sizes[] = {l->tp, l->cp, pp ? l->pp : 1};
+    uint64_t product = 1;
+    snprintf(text, LAYOUT_TEXT, "--cp 1");
+    for (size_t i = 0; i < 3; i++) {
+        size_t used = product > 1 ? strlen(text) : 0;
+        if (sizes[i] <= 1) continue;
+        snprintf(text + used, LAYOUT_TEXT - used, "%s%s %llu", used ? " times " : "", flags[i],
+                 (unsigned long long)sizes[i]);
+        product *= sizes[i];
+    }
+    return product;
+}
+
+// Checks that there are as many ranks as the layout needs, or a multiple.
+static inline bool layout_check_ranks(const Layout* l, uint64_t world, Error* error) {
+    char text[LAYOUT_TEXT];
+    unsigned long long product = layout_product(text, l, true), ranks = world;
+    if (world % product == 0) return true;
+    if (world == 1)
+        return fail_with(error, "%s needs %llu ranks, and there is one; give --ranks %llu, or start them with "
+                         "torchrun, mpirun or srun", text, product, product);
+    if (product == l->tp || product == l->cp || product == l->pp)
+        return fail_with(error, "%s does not divide the %llu ranks; choose a divisor", text, ranks);
+    return fail_with(error, "%s is %llu, which does not divide the %llu ranks; choose divisors, or other --ranks", text,
+                     product, ranks);
+}
+
 // Checks what concerns context parallelism. T: tokens of a sequence.
-static inline bool layout_check_context(const Layout* l, uint64_t world, const Config* c, size_t T, bool samples,
-                                        Error* error) {
-    unsigned long long cp = l->cp, leaves = max_size(l->row_leaves, l->cp);
-    if (world % (l->cp * l->tp * l->pp) != 0)
-        return fail_with(error, "--cp %llu%s%s does not divide the %llu ranks; choose a divisor", cp, l->tp > 1 ?
-                         " times --tp" : "", l->pp > 1 ? " times --pp" : "", (unsigned long long)world);
-    unsigned long long copies = max_size(l->kv_copies, 1);
-    if (c->heads % (l->cp * l->tp) != 0)
-        return fail_with(error, "--cp %llu%s does not divide the model's %zu heads; choose a divisor, since each rank "
-                         "computes the attention of whole heads", cp, l->tp > 1 ? " times --tp" : "", c->heads);
+static inline bool layout_check_context(const Layout* l, const Config* c, size_t T, bool samples, Error* error) {
+    unsigned long long cp = l->cp, leaves = max_size(l->row_leaves, l->cp), copies = max_size(l->kv_copies, 1);
+    char text[LAYOUT_TEXT];
+    uint64_t product = layout_product(text, l, false);
+    if (c->heads % product != 0)
+        return fail_with(error, "%s does not divide the model's %zu heads; choose a divisor, since each rank computes "
+                         "the attention of whole heads", text, c->heads);
     if (c->heads % (c->kv_heads * copies) != 0)
-        return fail_with(error, "--kv-copies %llu times the model's %zu key/value heads does not divide its %zu heads; "
-                         "choose a divisor of %zu, the heads that share one", copies, c->kv_heads, c->heads,
-                         c->heads / c->kv_heads);
-    if (c->kv_heads * copies % (l->cp * l->tp) != 0)
-        return fail_with(error, "--cp %llu%s does not divide the model's %zu key/value heads times --kv-copies, which "
-                         "is %llu (given, or from the checkpoint); choose a divisor, or give --kv-copies %llu: the "
-                         "weights will have other bits", cp, l->tp > 1 ? " times --tp" : "", c->kv_heads, copies,
+        return fail_with(error, "--kv-copies %llu does not divide %zu, the number of heads that share a key/value head "
+                         "in this model; choose a divisor", copies, c->heads / c->kv_heads);
+    if (c->kv_heads * copies % product != 0)
+        return fail_with(error, "%s does not divide the model's %zu key/value heads times --kv-copies, which is %llu "
+                         "(given, or from the checkpoint); choose a divisor, or give --kv-copies %llu: the weights "
+                         "will have other bits", text, c->kv_heads, copies,
                          (unsigned long long)layout_kv_copies(l, c));
     if (l->row_leaves % l->cp != 0)
         return fail_with(error, "--cp %llu does not divide --row-leaves, which is %llu (given, or from the "
@@ -126,27 +154,24 @@ static inline bool layout_check_context(const Layout* l, uint64_t world, const C
 }
 
 // Checks what concerns tensor parallelism.
-static inline bool layout_check_tensor(const Layout* l, uint64_t world, const Config* c, size_t T, bool samples,
-                                       Error* error) {
+static inline bool layout_check_tensor(const Layout* l, const Config* c, size_t T, bool samples, Error* error) {
     unsigned long long tp = l->tp, leaves = l->leaves;
-    const size_t sizes[] = {c->kv_heads, c->heads, c->ffn / 8};
-    const char* const names[] = {"key/value heads", "heads", "units of the feed-forward, in groups of 8"};
-    if (world % l->tp != 0)
-        return fail_with(error, "--tp %llu does not divide the %llu ranks; choose a divisor", tp,
-                         (unsigned long long)world);
     if ((tp & (tp - 1)) != 0 || (leaves & (leaves - 1)) != 0)
-        return fail_with(error, "%s %llu is not a power of two, which the tree of sums needs; choose 2, 4 or 8",
+        return fail_with(error, "%s %llu is not a power of two, which the tree of sums needs; choose one, such as 4",
                          (tp & (tp - 1)) != 0 ? "--tp" : "--leaves", (tp & (tp - 1)) != 0 ? tp : leaves);
     bool reduces = leaves == 1 && l->reduce == REDUCE_STORAGE + 1;  // ranks_reduce_sums
     if (leaves % l->tp != 0 && !reduces)
         return fail_with(error, "--tp %llu does not divide --leaves, which is %llu (given, or from the checkpoint); "
-                         "choose a divisor, or give --leaves %llu: the weights will have other bits", tp, leaves, tp);
+                         "choose a divisor, or give --leaves %llu%s: the weights will have other bits", tp, leaves, tp,
+                         leaves == 1 ? ", or --reduce storage" : "");
     leaves = max_size(leaves, l->tp);
     const char* flag = leaves > l->tp ? "--leaves" : "--tp";
-    for (size_t i = 0; i < 3 && leaves > 1; i++)
-        if (sizes[i] % leaves != 0 || (i == 2 && c->ffn % 8 != 0))
-            return fail_with(error, "%s %llu does not divide the model's %zu %s; choose a divisor", flag, leaves,
-                             i == 2 ? c->ffn : sizes[i], names[i]);
+    if (c->kv_heads % leaves != 0 || c->heads % leaves != 0)
+        return fail_with(error, "%s %llu does not divide the model's %zu %sheads; choose a power of two that does",
+                         flag, leaves, c->kv_heads, c->kv_heads < c->heads ? "key/value " : "");
+    if (leaves > 1 && c->ffn % (8 * leaves) != 0)
+        return fail_with(error, "%s %llu needs a feed-forward that is a multiple of 8 x %llu wide, and --ffn is %zu; "
+                         "choose another of the two", flag, leaves, leaves, c->ffn);
     unsigned long long rows = max_size(l->row_leaves, 1);
     if (leaves > 1 && T % (leaves * rows) != 0)
         return rows > 1 ? fail_with(error, "%s %llu times --row-leaves %llu does not divide sequences of %zu tokens; "
@@ -159,16 +184,14 @@ static inline bool layout_check_tensor(const Layout* l, uint64_t world, const Co
 }
 
 // Checks what concerns pipelines.
-static inline bool layout_check_pipeline(const Layout* l, uint64_t world, bool samples, Error* error) {
-    unsigned long long pp = l->pp, ranks = world;
+static inline bool layout_check_pipeline(const Layout* l, bool samples, Error* error) {
+    unsigned long long pp = l->pp;
     bool interleaved = l->pipeline == PIPELINE_INTERLEAVED;
     if (l->chunks > 1 && !interleaved)
         return fail_with(error, "--chunks %llu is for --pipeline interleaved; choose it, or leave out --chunks",
                          (unsigned long long)l->chunks);
     if (l->chunks > 1 && pp == 1)
         return fail_with(error, "--chunks %llu needs several stages; choose --pp", (unsigned long long)l->chunks);
-    if (world % l->pp != 0)
-        return fail_with(error, "--pp %llu does not divide the %llu ranks; choose a divisor", pp, ranks);
     if (pp > 1 && l->zero > 1)
         return fail_with(error, "--zero %llu with --pp %llu would move gradients or parameters in every "
                          "micro-batch; choose --zero 1", (unsigned long long)l->zero, pp);
@@ -180,9 +203,8 @@ static inline bool layout_check_pipeline(const Layout* l, uint64_t world, bool s
 // Completes and checks it; world: the number of ranks; c: the model; T: tokens of a sequence; samples: rank 0 samples
 // text, which the others do not compute.
 static inline bool layout_check(Layout* l, uint64_t world, const Config* c, size_t T, bool samples, Error* error) {
-    if (!layout_check_pipeline(l, world, samples, error)) return false;
-    if (!layout_check_tensor(l, world, c, T, samples, error)) return false;
-    if (!layout_check_context(l, world, c, T, samples, error)) return false;
+    if (!layout_check_ranks(l, world, error) || !layout_check_pipeline(l, samples, error) ||
+        !layout_check_tensor(l, c, T, samples, error) || !layout_check_context(l, c, T, samples, error)) return false;
     world /= l->pp * l->tp;
     if (l->shard > 0 && l->zero == 0)
         return fail_with(error, "--shard says over how many ranks ZeRO shards; choose --zero 1, 2 or 3 with it");

@@ -60,13 +60,13 @@ static inline TensorRanks tensor_plan(const RankOptions* o, FlatVector* flat) {
 // Refuses optimizers for which an element needs others, or its place in the tensor (stochastic rounding).
 static inline bool tensor_check(const RankOptions* o, const OptimizerOptions* optimizer, bool training, Error* error) {
     OptimizerKind kind = optimizer->kind;
-    bool independent = OPTIMIZERS[kind].rule == SHARD_ANYWHERE;
-    for (size_t s = 0; s < optimizer_states(kind); s++)
-        independent = independent && OPTIMIZERS[kind].states[s].dtype == DTYPE_F32;
+    bool independent = OPTIMIZERS[kind].rule == SHARD_ANYWHERE, rounds = false;
+    for (size_t s = 0; s < optimizer_states(kind); s++) rounds |= OPTIMIZERS[kind].states[s].dtype != DTYPE_F32;
     if (ranks_tp(o) == 1 || !training) return true;
-    if (!independent)
-        return fail_with(error, "--optimizer %s needs whole tensors, and with --tp %zu a rank has parts of them; "
-                         "choose adamw, sgd, momentum or lion", OPTIMIZERS[kind].name, ranks_tp(o));
+    if (!independent || rounds)
+        return fail_with(error, "--optimizer %s %s, and with --tp %zu a rank has parts of them; choose adamw, sgd, "
+                         "momentum or lion", OPTIMIZERS[kind].name, independent ? "rounds by an element's place in "
+                         "whole tensors" : "needs whole tensors", ranks_tp(o));
     return optimizer->master_weights || FLOATX_IS_FLOAT ||
            fail_with(error, "--masters off rounds by an element's place in its tensor, and with --tp %zu a rank has a "
                      "part of it; leave out one of them", ranks_tp(o));

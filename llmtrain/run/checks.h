@@ -39,6 +39,9 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     double peak;
     size_t* begins = NULL;
     fault_register(parameter_corrupt, &run->model);
+    if (!model_can_trace(&run->model) && run->options->guard.spike_trace + run->options->guard.spike_loss > 0)
+        printf("note: steps are not traced to their sequences, because %s\n",
+               model_is_divided(&run->model) ? "several ranks compute each" : "--kv-copies changes their arrays");
     if (run->comm.world <= 1) return true;
     device_describe(device, sizeof device, &peak, run->model.stream);
     snprintf(own, sizeof own, "%s, compiled by %.150s, algorithms %016llx", device, __VERSION__,
@@ -52,13 +55,10 @@ static inline bool run_compare_devices(Run* run, Error* error) {
         printf("note: ranks have different devices, compilers or --matmul-algorithms files; --check-every compares "
                "only their parameters\n");
     if (run->options->check_every && run->model.flat.stage_world == 1)
-        printf("note: no two ranks have the same parameters, so --check-every has %s to compare\n",
+        printf("note: no two ranks have the same part of the model, so --check-every has %s to compare\n",
                run->model.config.tied && run->model.flat.pp > 1 ? "nothing but the tied embedding" : "nothing");
     else if (run->options->check_every && run->model.flat.dp_world == 1)
         printf("note: each rank has other rows, so --check-every compares only parameters\n");
-    if (!model_can_trace(&run->model) && run->options->guard.spike_trace + run->options->guard.spike_loss > 0)
-        printf("note: steps are not traced to their sequences, because %s\n",
-               model_is_divided(&run->model) ? "several ranks compute each" : "--kv-copies changes their arrays");
     return true;
 }
 

@@ -305,7 +305,7 @@ static inline void resume_compare_flags(const RunRecord* asked, const Json* mani
 // The same for what a run keeps unless a flag says otherwise.
 static inline void resume_compare_parts(const char* flag, uint64_t saved, uint64_t now) {
     if (saved != now)
-        printf("note: --%s was %llu in that run and is %llu now: the bits will differ\n", flag,
+        printf("note: --%s was '%llu' in that run and is '%llu' now: the bits will differ\n", flag,
                (unsigned long long)saved, (unsigned long long)now);
 }
 
@@ -319,10 +319,11 @@ static inline char* run_identity(const Run* run, const Flags* flags) {
     for (size_t i = 0; i < flags->count; i++) {
         const Flag* flag = &flags->rows[i];
         if (flag->name == NULL) continue;
-        // Ranks that share rows recompute together.
-        bool together = ranks_of_rows(&run->model.flat.options) > 1 && strcmp(flag->name, "recompute") == 0;
-        if ((flag->marks & FLAG_LOCAL) == FLAG_LOCAL && !together) continue;
+        // Ranks that share rows recompute together. A line more or less would shift the others.
+        bool shares = strcmp(flag->name, "recompute") == 0;
+        if ((flag->marks & FLAG_LOCAL) == FLAG_LOCAL && !shares) continue;
         flag_text(value, sizeof value, flag);
+        if (shares && ranks_of_rows(&run->model.flat.options) == 1) snprintf(value, sizeof value, "each rank's own");
         fprintf(memory, "--%s\t%.1000s\n", flag->name, value);
     }
     fprintf(memory, "the shards of --data\t%016llx\n", (unsigned long long)dataset_fingerprint(&run->train));
