@@ -214,11 +214,11 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
         cost_matmul(N, Vp, C),
         cost_of(0, 8.0 * (double)(parts - 1) * (double)Vp * (double)C),  // the head's gradient, once for every part
     };
-    Cost embedding = cost_embedding_backward(s.B, T, C, positions);
+    Cost embedding = cost_embedding_backward(s.B, T, C), position = cost_position_backward(s.B, T, C);
     // Staged gradients are written and added to the sums.
     Cost sums = cost_of(0, flat_stages(flat) ? 20.0 * (double)flat->parameters->flat_size : 0);
     return costs_ms(outside, sizeof outside / sizeof outside[0], r) + cost_ms(&sums, r) +
-        (model->first_trained > 0 ? 0 : cost_ms(&embedding, r)) + (double)L * block_forward_ms(&s, r) +
+        (model->first_trained > 0 ? 0 : cost_ms(&embedding, r) + (positions ? cost_ms(&position, r) : 0)) + (double)L * block_forward_ms(&s, r) +
         (double)back * block_backward_ms(&s, r) + weights_ms(model, r) + model_recompute_ms(model, r);
 }
 

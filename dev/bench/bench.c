@@ -139,11 +139,14 @@ static Cost cost_matmul_gelu(size_t M, size_t N, size_t K, size_t elements, doub
                READ("token", tour_tensor(0)->size / (C), C), READ_IF(position, "position", profile_T, C))
 
 #define embedding_backward(dtoken, dposition, dout, tokens, positions, N, C, stream) \
-    TIMED_COST("embedding_backward", 0, 0, \
-               cost_embedding_backward((N) / profile_T, profile_T, C, (dposition) != NULL), \
+    TIMED_COST("embedding_backward", 0, 0, cost_position_backward((N) / profile_T, profile_T, C), \
                embedding_backward(dtoken, dposition, dout, tokens, positions, N, C, stream), \
-               WROTE("dtoken", dtoken, tour_tensor(0)->size / (C), C), WROTE("dposition", dposition, profile_T, C), \
-               READ("dout", N, C), READ("tokens", N), READ("positions", N))
+               WROTE("dposition", dposition, profile_T, C), READ("dout", N, C), READ("positions", N))
+
+#define embedding_backward_part(dtoken, dout, tokens, first, rows, N, C, stream) \
+    TIMED_COST("embedding_backward_part", 0, 0, cost_embedding_backward((N) / profile_T, profile_T, C), \
+               embedding_backward_part(dtoken, dout, tokens, first, rows, N, C, stream), \
+               WROTE("dtoken", dtoken, rows, C), READ("dout", N, C), READ("tokens", N))
 
 #define layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream) \
     TIMED_COST("layernorm_forward", 0, 0, cost_norm_forward(N, C, true, (branch) != NULL), \

@@ -909,7 +909,7 @@ static const Failure REFUSALS[] = {
     DISAGREE("lr", "1e-3"), DISAGREE("lr", "3.00000001e-3"), DISAGREE("batch", "1"), DISAGREE("seed", "5"),
     DISAGREE("zero", "1"), DISAGREE("total-batch", "192"), DISAGREE("layers", "3"), DISAGREE("channels", "64"),
     DISAGREE("reduce", "float"), DISAGREE("shard", "1"),
-    REFUSED("another --cp on rank 1", 0, "--cp ('1', not '2'), --row-leaves ('1', not '2'); ", "rank 1", TWO,
+    REFUSED("another --cp on rank 1", 0, "--cp ('1', not '2'), --row-leaves ('1', not '2'), --recompute (", "rank 1", TWO,
             .arguments = {[2] = "--cp 2"}, .odd_arguments = "--cp 1"),
     DISAGREE("clip", "2"), DISAGREE("steps", "3"), DISAGREE("optimizer", "lion"), DISAGREE("spike-skip", "9"),
     DISAGREE("val-every", "1"), DISAGREE("val", "other.bin"), DISAGREE("out", "elsewhere"),

@@ -61,9 +61,13 @@ static inline Cost cost_embedding_forward(size_t B, size_t T, size_t C, bool pos
     double rows = (double)B * (double)T, n = rows * (double)C;
     return cost_of(positions ? n : 0, 2 * COST_X * n + 4 * rows + (positions ? COST_X * (double)(T * C) : 0));
 }
-static inline Cost cost_embedding_backward(size_t B, size_t T, size_t C, bool positions) {
+static inline Cost cost_embedding_backward(size_t B, size_t T, size_t C) {
     double rows = (double)B * (double)T, n = rows * (double)C;
-    return cost_of((positions ? 2 : 1) * n, (COST_X + 8) * n + 4 * rows + (positions ? 8 * (double)(T * C) : 0));
+    return cost_of(n, (COST_X + 8) * n + 4 * rows);
+}
+static inline Cost cost_position_backward(size_t B, size_t T, size_t C) {
+    double rows = (double)B * (double)T, n = rows * (double)C;
+    return cost_of(n, COST_X * n + 4 * rows + 8 * (double)(T * C));
 }
 
 // centered: layernorm; otherwise rmsnorm. branch: with the residual add.
