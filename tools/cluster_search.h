@@ -90,21 +90,28 @@ static inline void cluster_try_all(ClusterSearch* s, ClusterLayout l) {
                     }
 }
 
+// Whether what is tried is what was asked for: a number above 1, or any.
+static inline bool cluster_wanted(uint64_t asked, size_t tried) { return asked <= 1 || asked == tried; }
+
 // Lists the layouts over all GPUs that fit `memory_gb`, the fastest first: choices (CLUSTER_CHOICES), of which *count
-// are found. Fails, saying why, if there is none.
+// are found; with tp, cp or pp of `asked` above 1 those with these alone. Fails, saying why, if there is none.
 static inline bool cluster_search(ClusterChoice* choices, size_t* count, const Cluster* c, const ClusterModel* m,
-                                  size_t gpus, double memory_gb, Error* error) {
+                                  const Layout* asked, size_t gpus, double memory_gb, Error* error) {
     ClusterSearch s = {choices, 0, 0, INFINITY, c, m, 1e9 * memory_gb};
     for (size_t tp = 1; tp <= c->machine; tp *= 2)
         for (size_t cp = 1; cp <= 64; cp *= 2)
             for (size_t pp = 1; pp <= CLUSTER_STAGES && pp <= m->config.layers; pp++) {
                 ClusterLayout l = {tp, cp, pp, gpus / (tp * cp * pp), 1, 1, 0, 0, PIPELINE_1F1B, RECOMPUTE_NONE};
-                if (l.dp > 0 && l.dp * tp * cp * pp == gpus) cluster_try_all(&s, l);
+                bool wanted = cluster_wanted(asked->tp, tp) && cluster_wanted(asked->cp, cp) &&
+                              cluster_wanted(asked->pp, pp);
+                if (wanted && l.dp > 0 && l.dp * tp * cp * pp == gpus) cluster_try_all(&s, l);
             }
     *count = s.count;
     if (s.tried == 0)
-        return fail_with(error, "no layout of %zu GPUs divides a step of %zu sequences; choose another --total-batch, "
-                         "as a multiple of a large power of two", gpus, m->sequences);
+        return fail_with(error, "no layout of %zu GPUs%s divides a step of %zu sequences; choose another "
+                         "--total-batch, as a multiple of a large power of two", gpus,
+                         asked->tp > 1 || asked->cp > 1 || asked->pp > 1 ? " with these --tp, --cp and --pp" : "",
+                         m->sequences);
     if (s.count == 0)
         return fail_with(error, "no layout of %zu GPUs fits in %g GB; the smallest needs %.1f GB", gpus, memory_gb,
                          1e-9 * s.least);

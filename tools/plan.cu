@@ -313,7 +313,7 @@ static bool show_cluster(const ClusterOptions* c, Options* o, Flags* flags, Erro
         return fail_as(error, ERROR_PROCESS);
     }
     double limit = o->plan.memory_gb > 0 ? o->plan.memory_gb : 0.95 * cluster.gpu.memory_gb;
-    bool found = cluster_search(choices, &count, &cluster, &model, c->gpus, limit, error);
+    bool found = cluster_search(choices, &count, &cluster, &model, &o->layout, c->gpus, limit, error);
     if (found) {
         printf("%.4g parameters, steps of %zu sequences of %zu tokens on %llu GPUs (%s, %.4g TFLOP/s, %.4g GB, %.4g "
                "W)\n\n", cluster_parameters(&model.config), model.sequences, model.T, (unsigned long long)c->gpus,

@@ -643,7 +643,11 @@ static void test_cluster_search(void) {
         Error error;
         if (cases[i].gpus < 8) c.machine = cases[i].gpus;
         need(config_preset(&m.config, cases[i].model, &error) && config_complete(&m.config, &error), "%s", error.text);
-        expect(cluster_search(choices, &count, &c, &m, cases[i].gpus, 76, &error) && count > 0, "%s on %zu GPUs",
+        const Layout any = {.tp = 0}, pairs = {.tp = 2};
+        expect(cluster_search(choices, &count, &c, &m, &pairs, cases[i].gpus, 76, &error) == (cases[i].gpus > 1),
+               "%s on %zu GPUs with --tp 2", cases[i].model, cases[i].gpus);
+        for (size_t k = 0; k < count && cases[i].gpus > 1; k++) expect(choices[k].layout.tp == 2, "--tp 2 alone");
+        expect(cluster_search(choices, &count, &c, &m, &any, cases[i].gpus, 76, &error) && count > 0, "%s on %zu GPUs",
                cases[i].model, cases[i].gpus);
         for (size_t k = 0; k < count; k++) {
             const ClusterLayout* l = &choices[k].layout;
