@@ -148,6 +148,43 @@ static void test_syntax(void) {
     renders("\xC2\xA0\v{% if true %}a\xE3\x80\x80{%- endif -%}\xE2\x80\x83\x1C b", "", "ab");
 }
 
+// Where the texts of generation tags are: in their order, without empty ones, and with white space as Jinja leaves it.
+static void test_generations(void) {
+    static const char source[] = "{% for m in messages %}{{ m.role }}:{% generation %}\n{{ m.content }}.\n"
+                                 "{% endgeneration %}{% generation %}{% endgeneration %}{% endfor %}!";
+    ChatMessage messages[2] = {{"user", "a", 0}, {"assistant", "bcd", 0}};
+    TemplateSpans spans = {NULL, 0, 0};
+    Error error;
+    char* text;
+    size_t bytes;
+    for (int again = 0; again < 2; again++) {
+        bool ok = template_render_spans(&text, &bytes, &spans, source, messages, 2, "", "", false, &error);
+        expect(ok && strcmp(text, "user:a.\nassistant:bcd.\n!") == 0, "%s", ok ? text : error.text);
+        expect(spans.count == 2 && spans.list[0].first == 5 && spans.list[0].end == 8 && spans.list[1].first == 18 &&
+               spans.list[1].end == 23, "%zu generations", spans.count);
+        if (ok) free(text);
+    }
+    bool ok = template_render_spans(&text, &bytes, &spans, "{{ messages }}{#", messages, 2, "", "", false, &error);
+    expect(!ok && spans.count == 0, "%zu generations of a template that fails", spans.count);
+    ok = template_render_spans(&text, &bytes, &spans, "{{ bos_token }}", messages, 2, "", "", false, &error);
+    expect(ok && spans.count == 0, "%zu generations", spans.count);
+    if (ok) free(text);
+    static const char* const refused[][2] = {
+        {"{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x }}", "within a macro, block or filter"},
+        {"{% macro f() %}{% generation %}a{% endgeneration %}{% endmacro %}b{{ f() }}",
+         "within a macro, block or filter"},
+        {"{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}", "within another the statement"}};
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        ok = template_render_spans(&text, &bytes, &spans, refused[i][0], messages, 2, "", "", false, &error);
+        expect_refusal(ok, &error, refused[i][1], refused[i][0]);
+        ok = template_render(&text, &bytes, refused[i][0], messages, 2, "", "", false, &error);
+        expect(ok, "%s: without spans: %s", refused[i][0], error.text);
+        if (ok) free(text);
+    }
+    free(spans.list);
+    verdict("generations: where they are in the text; in a macro, a block or another they are refused");
+}
+
 static void test_refusals(void) {
     refuses("{% call f() %}{% endcall %}", "the statement 'call'");
     refuses("{{ messages | items }}", "the filter 'items'");
@@ -265,6 +302,7 @@ int main(int argc, char** argv) {
     test_texts();
     test_names();
     test_syntax();
+    test_generations();
     test_refusals();
     test_spaces();
     return tests_end();

@@ -8,7 +8,8 @@
 // A template is a program in Jinja. This runs the part of it that published templates use, as Hugging Face's
 // apply_chat_template does (trim_blocks and lstrip_blocks on):
 //
-//   statements   if elif else endif, set, set ... endset, macro, generation (its text alone), comments,
+//   statements   if elif else endif, set, set ... endset, macro, comments, generation (template_render_spans says where
+//                its text is),
 //                for x in list [if ...] with break, continue and loop.first, last, index, index0, revindex, revindex0,
 //                length, previtem, nextitem
 //   values       strings, whole numbers, true, false, none, lists ([...], (...), split), messages, namespace(...)
@@ -46,6 +47,12 @@ typedef struct {
     const char *role, *content;
     size_t bytes;                       // of the content, which may have zero bytes; 0: up to the first of them
 } ChatMessage;
+
+// Where the texts between {% generation %} and {% endgeneration %} are in the text of a conversation. {0}: none.
+typedef struct {
+    struct { size_t first, end; } *list;  // (count), owned; bytes
+    size_t count, capacity;
+} TemplateSpans;
 
 // ------------------------------------------------------------------------------------------------
 // 1. Values
@@ -104,6 +111,7 @@ typedef struct {
     size_t memory, steps, depth;
     char* out;                          // (out_bytes) what has been written
     size_t out_bytes, out_capacity;
+    TemplateSpans* spans;               // NULL: they are not asked for
     const char *at, *end;               // the code being evaluated
     bool skipping;                      // it is parsed, but its value is not needed
     bool failed;
@@ -782,6 +790,8 @@ static inline void template_write(Template* t, const char* text, size_t bytes);
 // What has been written since there were `from` bytes, as a string that has not been written.
 static inline TemplateValue template_captured(Template* t, size_t from) {
     size_t bytes = t->out_bytes - from;
+    if (t->spans && t->spans->count > 0 && t->spans->list[t->spans->count - 1].end > from)
+        template_undefined(t, "within a macro, block or filter the statement", value_word("generation"));
     t->out_bytes = from;
     return bytes ? value_joined(t, value_text(t->out + from, bytes), value_text("", 0)) : value_text("", 0);
 }
@@ -1303,6 +1313,22 @@ static inline void template_loop(Template* t, size_t i) {
     t->scope = scope;
 }
 
+// The text of node i, a generation, and where it is. One within another is refused, and an empty one is none.
+static inline void template_generation(Template* t, size_t i) {
+    size_t first = t->out_bytes, spans = t->spans ? t->spans->count : 0;
+    template_scoped(t, i);
+    if (!t->spans || t->failed || t->out_bytes == first) return;
+    if (t->spans->count > spans) {
+        template_undefined(t, "within another the statement", value_word("generation"));
+    } else if (!memory_grow(&t->spans->list, &t->spans->capacity, spans + 1, sizeof *t->spans->list)) {
+        template_fail(t, "needs more memory; close other programs");
+    } else {
+        t->spans->list[spans].first = first;
+        t->spans->list[spans].end = t->out_bytes;
+        t->spans->count++;
+    }
+}
+
 // Runs nodes first to end - 1.
 static inline void template_run(Template* t, size_t first, size_t end) {
     for (size_t i = first; i < end && !t->failed && t->leaving == NODE_TEXT; i++) {
@@ -1328,7 +1354,7 @@ static inline void template_run(Template* t, size_t first, size_t end) {
             template_set(t, name, -1, value_of(VALUE_MACRO, (int64_t)i));
             i = node->next;
         } else if (node->kind == NODE_FOR || node->kind == NODE_GENERATION) {
-            (node->kind == NODE_FOR ? template_loop : template_scoped)(t, i);
+            (node->kind == NODE_FOR ? template_loop : template_generation)(t, i);
             i = node->next;
         } else if (node->kind == NODE_BREAK || node->kind == NODE_CONTINUE) {
             t->leaving = node->kind;
@@ -1357,14 +1383,18 @@ static inline const char* template_lines(Template* t, const char* source) {
 }
 
 // The text of a conversation, which ends where the model's answer begins if `answers` is set; *text is the caller's to
-// free. bos and eos: the text of the begin-of-text and end-of-text tokens, empty where there is none.
-static inline bool template_render(char** text, size_t* bytes, const char* source, const ChatMessage* messages,
-                                   size_t count, const char* bos, const char* eos, bool answers, Error* error) {
+// free. bos and eos: the text of the begin-of-text and end-of-text tokens, empty where there is none. spans: where the
+// generations are, their list the caller's to free, also after a failure; NULL: they are not wanted.
+static inline bool template_render_spans(char** text, size_t* bytes, TemplateSpans* spans, const char* source,
+                                         const ChatMessage* messages, size_t count, const char* bos, const char* eos,
+                                         bool answers, Error* error) {
     Template* t = (Template*)memory_allocate(sizeof(Template));
     *text = NULL;
     *bytes = 0;
+    if (spans) spans->count = 0;
     if (!t) return fail_with(error, "out of memory for the chat template; close other programs");
     t->error = error;
+    t->spans = spans;
     TemplateValue *items, undefined = value_of(VALUE_UNDEFINED, 0), list = value_list(t, &items, count);
     for (size_t i = 0; i < list.count; i++) {
         items[i] = value_of(VALUE_MESSAGE, 0);
@@ -1392,6 +1422,11 @@ static inline bool template_render(char** text, size_t* bytes, const char* sourc
     }
     free(t);
     return ok;
+}
+
+static inline bool template_render(char** text, size_t* bytes, const char* source, const ChatMessage* messages,
+                                   size_t count, const char* bos, const char* eos, bool answers, Error* error) {
+    return template_render_spans(text, bytes, NULL, source, messages, count, bos, eos, answers, error);
 }
 
 #endif  // LLMTRAIN_TEMPLATES_H
