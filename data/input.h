@@ -335,6 +335,7 @@ typedef struct {
     uint64_t split;       // 0, or set by the caller for a single file that is not packed: the first line that begins
                           // after this byte, or without one the character there, begins a second document
     uint64_t size, taken; // bytes of all files where known; of those that are closed
+    bool raw;             // set by the caller: lines come as they are, and `field` is not looked for
     bool skips;           // set by the caller: bad lines are skipped, and reported by documents_report
     uint64_t skipped;
     Error skipped_first[3];
@@ -583,7 +584,7 @@ static inline bool documents_next(Documents* d, Batch* batch, Error* error) {
         }
         if (!documents_step(d, batch, error)) return false;
     }
-    return d->field == NULL || batch_decode(d, batch, error);
+    return d->field == NULL || d->raw || batch_decode(d, batch, error);
 }
 
 #endif  // LLMTRAIN_INPUT_H

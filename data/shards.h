@@ -7,7 +7,7 @@
 //   shard_writer_abandon(&writer);                                         after a failure: removes the file
 //
 //   1. writer  a shard
-//   2. series  shards of a given length, PREFIX_train_000000.bin and so on
+//   2. series  shards of a given length, PREFIX_train_000000.bin and so on; for conversations each with its .spans
 //   3. set     the series of a prefix, train and val, and their tokenizer: PREFIX_tokenizer/
 //
 // The writer writes PATH.tmp, and shard_writer_finish flushes it to the disk; shard_publish then renames it to PATH.
@@ -18,6 +18,7 @@
 #define LLMTRAIN_SHARDS_H
 
 #include "../llmtrain/text/data.h"  // ShardHeader, its magic numbers and versions
+#include "../llmtrain/text/spans.h"
 #include "../llmtrain/text/tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -87,12 +88,17 @@ static inline bool shard_writer_add(ShardWriter* writer, const int32_t* tokens, 
     return true;
 }
 
+// Of the tokens so far.
+static inline uint64_t shard_writer_checksum(const ShardWriter* writer) {
+    return hash_end(&writer->hash) | 1;  // 0 means unknown
+}
+
 // Abandons the writer itself after a failure.
 static inline bool shard_writer_finish(ShardWriter* writer, Error* error) {
     FILE* file = writer->file;
     writer->header.count_low = (uint32_t)writer->count;
     writer->header.count_high = (uint32_t)(writer->count >> 32);
-    writer->header.checksum = hash_end(&writer->hash) | 1;  // 0 means unknown
+    writer->header.checksum = shard_writer_checksum(writer);
     if (fseek(file, 0, SEEK_SET) != 0 || fwrite(&writer->header, sizeof writer->header, 1, file) != 1 ||
         fflush(file) != 0 || !file_sync(fileno(file))) {
         fail_file(error, "write", writer->path);
@@ -127,16 +133,32 @@ typedef struct {
     uint64_t tokens;
     uint64_t bytes;        // of the text in the open shard, counted where the entropy is known
     ShardWriter writer;
+    SpanWriter spans;      // of the open shard
+    bool has_spans;        // series_add_document was called: each shard has a .spans file
 } Series;
 
 static inline void series_path(char path[FILE_PATH_MAX], const Series* series, size_t number) {
     snprintf(path, FILE_PATH_MAX, "%.4000s_%s_%06zu.bin", series->prefix, series->kind, number);
 }
 
+// The name of the .spans file of a shard until it is published.
+static inline void spans_temporary(char path[SPANS_PATH_MAX + 8], const char* shard) {
+    char name[SPANS_PATH_MAX];
+    span_file_path(name, shard);
+    snprintf(path, SPANS_PATH_MAX + 8, "%s.tmp", name);
+}
+
 // Completes the open shard, if there is one. Its header has the floor per token of the text in it.
 static inline bool series_finish(Series* series, Error* error) {
     ShardWriter* writer = &series->writer;
     if (!writer->file) return true;
+    if (series->has_spans) {
+        char path[SPANS_PATH_MAX + 8];
+        spans_temporary(path, writer->path);
+        if (!span_writer_write(&series->spans, &writer->header.spans, path, shard_writer_checksum(writer), error))
+            return false;
+        span_writer_free(&series->spans);
+    }
     if (series->entropy > 0 && writer->count > 0)
         writer->header.entropy_floor = series->entropy * ((double)series->bytes / (double)writer->count);
     series->bytes = 0;
@@ -170,10 +192,38 @@ static inline bool series_add(Series* series, const int32_t* tokens, size_t coun
     return true;
 }
 
+// Makes the next documents of a group, of this many tokens together, all go to one shard.
+static inline bool series_begin_group(Series* series, size_t tokens, Error* error) {
+    if (tokens > series->shard_tokens)
+        return fail_with(error, "%zu tokens that must be in one shard are more than --shard-tokens %llu; give more",
+                         tokens, (unsigned long long)series->shard_tokens);
+    return !series->writer.file || tokens <= series->shard_tokens - series->writer.count ||
+           series_finish(series, error);
+}
+
+// Adds a document of a group; `begins`: it is the group's first. spans: (span_count) by position in the document.
+static inline bool series_add_document(Series* series, const int32_t* tokens, size_t count, const TrainedSpan* spans,
+                                       size_t span_count, SpanKind kind, bool begins, Error* error) {
+    series->has_spans = true;
+    bool ok = series_add(series, tokens, count, error) &&
+              span_writer_document(&series->spans, count, kind, begins, error);
+    for (size_t i = 0; ok && i < span_count; i++)
+        ok = span_writer_span(&series->spans, (size_t)spans[i].first, spans[i].tokens, spans[i].weight, error);
+    return ok;
+}
+
+// Removes the .spans file of a shard, if there is one.
+static inline bool spans_remove(const char* shard, Error* error) {
+    char path[SPANS_PATH_MAX];
+    span_file_path(path, shard);
+    return remove(path) == 0 || errno == ENOENT || fail_file(error, "remove", path);
+}
+
 static inline bool series_remove(const Series* series, size_t first, Error* error) {
     char path[FILE_PATH_MAX];
     for (size_t i = first;; i++) {
         series_path(path, series, i);
+        if (!spans_remove(path, error)) return false;
         if (remove(path) != 0) return errno == ENOENT || fail_file(error, "remove", path);
     }
 }
@@ -191,6 +241,7 @@ static inline bool series_seal(const Series* series, Hash* hashes, uint64_t id, 
         if (file < 0) return fail_file(error, "open", temporary);
         ok = file_read_at(file, &header, sizeof header, 0, temporary, error);
         if (ok && id == 0) hash_add(hashes, &header.checksum, sizeof header.checksum);
+        if (ok && id == 0 && header.spans != 0) hash_add(hashes, &header.spans, sizeof header.spans);
         header.set = id;
         header.set_shards = (uint32_t)series->shards;
         header.number = (strcmp(series->kind, "val") == 0 ? -1 : 1) * (int32_t)(i + 1);
@@ -207,33 +258,47 @@ static inline void series_clean(const Series* series) {
     char pattern[FILE_PATH_MAX];
     glob_t found;
     int length = snprintf(pattern, sizeof pattern, "%.3900s_%s_", series->prefix, series->kind);
-    snprintf(pattern + length, sizeof pattern - (size_t)length, "[0-9][0-9][0-9][0-9][0-9][0-9].bin.tmp");
-    int result = glob(pattern, GLOB_NOSORT, NULL, &found);
+    int result = GLOB_NOMATCH;
+    for (int spans = 0; spans < 2; spans++) {
+        snprintf(pattern + length, sizeof pattern - (size_t)length, "[0-9][0-9][0-9][0-9][0-9][0-9]%s",
+                 spans ? ".spans.tmp*" : ".bin.tmp");
+        int more = glob(pattern, GLOB_NOSORT | (result == 0 ? GLOB_APPEND : 0), NULL, &found);
+        if (more == 0) result = 0;
+    }
     for (size_t i = 0; result == 0 && i < found.gl_pathc; i++)  // the prefix may be a pattern, too
         if (strncmp(found.gl_pathv[i], pattern, (size_t)length) == 0) remove(found.gl_pathv[i]);
     if (result == 0) globfree(&found);
 }
 
-// Renames the finished shards, and removes those that an earlier, longer series has left: a pattern would match both.
+// Renames the finished shards, each after its .spans, and removes those that an earlier, longer series has left: a
+// pattern would match both.
 static inline bool series_publish(const Series* series, Error* error) {
     char path[FILE_PATH_MAX];
     if (series->shards == 0) return true;
     for (size_t i = 0; i < series->shards; i++) {
+        char spans[SPANS_PATH_MAX], temporary[SPANS_PATH_MAX + 8];
         series_path(path, series, i);
-        if (!shard_publish(path, error)) return false;
+        span_file_path(spans, path);
+        spans_temporary(temporary, path);
+        if (series->has_spans && rename(temporary, spans) != 0)
+            return fail_file(error, "rename the finished file to", spans);
+        if (!shard_publish(path, error) || (!series->has_spans && !spans_remove(path, error))) return false;
     }
     series_clean(series);
     return series_remove(series, series->shards, error);
 }
 
 static inline void series_abandon(Series* series) {
-    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX + 8];
+    char path[FILE_PATH_MAX], temporary[SPANS_PATH_MAX + 8];
     shard_writer_abandon(&series->writer);
     for (size_t i = 0; i < series->shards; i++) {
         series_path(path, series, i);
         snprintf(temporary, sizeof temporary, "%s.tmp", path);
         remove(temporary);
+        spans_temporary(temporary, path);
+        if (series->has_spans) remove(temporary);
     }
+    span_writer_free(&series->spans);
 }
 
 // ------------------------------------------------------------------------------------------------

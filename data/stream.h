@@ -1,5 +1,5 @@
 // stream.h: tokenize --encode and --decode: standard input to standard output, text to tokens and back; and --show, the
-// text of some tokens of a shard.
+// text of some tokens of a shard; of conversations with those marked that are trained.
 //
 //   bool ok = stream_encode(&tokenizer, &error);    text -> ids, with a space between them and a line break at the end
 //   bool ok = stream_decode(&tokenizer, &error);    ids, separated by white space -> exactly the bytes that they encode
@@ -12,6 +12,7 @@
 #define LLMTRAIN_STREAM_H
 
 #include "../llmtrain/text/data.h"
+#include "../llmtrain/text/spans.h"
 #include "../llmtrain/text/tokenizer.h"
 
 static inline bool stream_encode(const Tokenizer* tokenizer, Error* error) {
@@ -99,22 +100,80 @@ static inline bool stream_tokenizer(Tokenizer* tokenizer, const Shard* shard, co
     return false;
 }
 
+// Where --show is in the documents of a shard of conversations.
+typedef struct {
+    SpanFile file;
+    size_t document, span;   // the next that begins
+    bool inside;             // a trained span
+    const char *on, *off;    // what is printed around trained text
+} ShowSpans;
+
+// Trained text is bold and green on a terminal, and the rest dim; elsewhere brackets are around it.
+static inline bool show_begin(ShowSpans* show, const Shard* shard, uint64_t at, Error* error) {
+    bool terminal = isatty(STDOUT_FILENO);
+    memset(show, 0, sizeof *show);
+    show->on = terminal ? "\x1B[0;1;32m" : "\xE2\x9F\xA6";
+    show->off = terminal ? "\x1B[0;2m" : "\xE2\x9F\xA7";
+    if (shard->spans == 0) return true;
+    if (!span_file_open(&show->file, shard->path, shard->count, shard->checksum, shard->spans, error)) return false;
+    const SpanFile* f = &show->file;
+    while (show->document < f->document_count &&
+           f->documents[show->document].first + f->documents[show->document].tokens <= at) show->document++;
+    show->span = span_file_find(f, at);
+    return true;
+}
+
+// Prints what comes before the token at a position: the end or the beginning of trained text, a line for a document.
+static inline void show_border(ShowSpans* show, TokenDecoder* decoder, uint64_t at, bool first) {
+    const SpanFile* f = &show->file;
+    const TrainedSpan* span = show->span < f->span_count ? &f->spans[show->span] : NULL;
+    const SpanDocument* d = show->document < f->document_count ? &f->documents[show->document] : NULL;
+    bool ends = show->inside && span && at == span->first + span->tokens;
+    if (ends) span = ++show->span < f->span_count ? span + 1 : NULL;
+    bool begins = (!show->inside || ends) && span && at >= span->first, entered = d && (first || at == d->first);
+    if (!ends && !begins && !entered) return;
+    size_t bytes;
+    const char* rest = decoder_end(&bytes, decoder);
+    fwrite(rest, 1, bytes, stdout);
+    if (ends) fputs(show->off, stdout);
+    if (entered) {
+        printf("%s--- document %zu, %s, group %u: tokens %llu to %llu\n", first ? "" : "\n", show->document,
+               SPAN_KIND_NAMES[d->kind], d->group, (unsigned long long)d->first,
+               (unsigned long long)(d->first + d->tokens - 1));
+        if (!begins && show->on[0] == '\x1B') fputs(show->off, stdout);
+        decoder_begin(decoder, decoder->tokenizer);
+        show->document++;
+    }
+    if (begins) fputs(show->on, stdout);
+    show->inside = (show->inside && !ends) || begins;
+}
+
+static inline void show_end(ShowSpans* show) {
+    bool terminal = show->on[0] == '\x1B';
+    if (show->file.data && (terminal || show->inside)) fputs(terminal ? "\x1B[0m" : show->off, stdout);
+    span_file_close(&show->file);
+}
+
 // Prints the text of `count` tokens of a shard, or as many as follow position `at`, and a line break. A number that is
-// no token of the tokenizer, as a damaged shard may have it, is printed as <|number|>.
+// no token of the tokenizer, as a damaged shard may have it, is printed as <|number|>. Each document of conversations
+// has a line with its kind before it.
 static inline bool stream_show(const char* path, const char* tokenizer_path, const char* pattern, uint64_t at,
                                uint64_t count, Error* error) {
     Shard shard;
     Tokenizer tokenizer;
     TokenDecoder decoder;
+    ShowSpans show;
     size_t bytes;
     if (!shard_open(&shard, path, error)) return false;
     bool ok = at < shard.count ||
         fail_with(error, "--at %llu is past the end of %.600s, which has %zu tokens; give a smaller position",
                   (unsigned long long)at, path, shard.count);
-    ok = ok && stream_tokenizer(&tokenizer, &shard, tokenizer_path, pattern, error);
+    bool opened = ok && show_begin(&show, &shard, at, error);
+    ok = opened && stream_tokenizer(&tokenizer, &shard, tokenizer_path, pattern, error);
     if (ok) decoder_begin(&decoder, &tokenizer);
     for (uint64_t i = at; ok && i < shard.count && i - at < count; i++) {
         uint32_t id = shard_token(&shard, i);
+        if (shard.spans != 0) show_border(&show, &decoder, i, i == at);
         if (tokenizer_kind(&tokenizer, (int32_t)id) == TOKEN_ABSENT) {
             printf("<|%u|>", id);
             continue;
@@ -125,9 +184,12 @@ static inline bool stream_show(const char* path, const char* tokenizer_path, con
     if (ok) {
         const char* rest = decoder_end(&bytes, &decoder);
         fwrite(rest, 1, bytes, stdout);
+        show_end(&show);
         putchar('\n');
         ok = output_written(error);
         tokenizer_close(&tokenizer);
+    } else if (opened) {
+        span_file_close(&show.file);
     }
     shard_close(&shard);
     return ok;

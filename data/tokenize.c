@@ -6,20 +6,23 @@
 //   build/tokenize --tokenizer models/x --jsonl 'web/*.jsonl.zst' --field text --out data/web --val 0.001
 //   build/tokenize --tokenizer models/x --encode < book.txt > ids; build/tokenize --tokenizer models/x --decode < ids
 //   build/tokenize --train-bpe 4096 --text 'books/*.txt' --out models/y
+//   build/tokenize --tokenizer models/x --chat 'chats/*.jsonl' --out data/chat --val 0.01
 //   build/tokenize --show data/books_train_000000.bin --at 1000000 --tokens 64
 //
 //   1. flags
 //   2. bytes       --bytes: a token per byte of one text
 //   3. documents   --text, --jsonl: documents by a tokenizer
-//   4. duplicates  --dedup: finds the documents to leave out
-//   5. conversion  both together
-//   6. training    --train-bpe: a tokenizer from documents
-//   7. main        and --encode, --decode, --show: to standard output
+//   4. chat        --chat: documents of conversations, and which of their tokens are trained
+//   5. duplicates  --dedup: finds the documents to leave out
+//   6. conversion  all of it together
+//   7. training    --train-bpe: a tokenizer from documents
+//   8. main        and --encode, --decode, --show: to standard output
 //
 // Memory does not depend on the size of the texts. All shards get their names after the last byte was flushed to the
 // disk; if anything fails before, no file has changed.
 
 #include "bpe.h"
+#include "chat.h"
 #include "duplicates.h"
 #include "input.h"
 #include "shards.h"
@@ -33,12 +36,15 @@
 // 1. Flags
 
 typedef struct {
-    const char *bytes, *text, *jsonl;  // source of the text: one of these
+    const char *bytes, *text, *jsonl, *chat;  // source of the text: one of these
     const char *field, *tokenizer, *pattern, *out;
     double val;                        // fraction
     bool val_given;
     int bad_lines;                     // 0: stop; 1: skip
     bool special;                      // the text of special tokens in documents is those tokens
+    int turns;                         // of --chat: TURNS_ALL ...
+    const char *system, *template_file;
+    bool alpaca_text;
     int dedup;                         // DEDUP_OFF ...
     double similarity;                 // of near duplicates
     uint64_t shard_tokens;
@@ -65,7 +71,18 @@ static Flags options_flags(Options* o) {
         FLAG_SWITCH("special", &o->special, true, 0, "on: <|endoftext|> and other special tokens in a document's text "
                     "are those tokens; off: they are text, as any other"),
         FLAG_CHOICE("bad-lines", &o->bad_lines, 0, "stop|skip", 0,
-                    "with --jsonl: end at a line that is not JSON or has no text, or skip such lines, and count them"),
+                    "with --jsonl and --chat: end at a line that cannot be read, or skip such lines, and count them"),
+        FLAG_HEADING("Conversations"),
+        FLAG_TEXT("chat", &o->chat, NULL, "GLOB", 0, "JSON Lines files to convert with --tokenizer: paths and "
+                  "patterns, separated by commas; each line has messages (OpenAI), conversations (ShareGPT), "
+                  "instruction and output (Alpaca), prompt and completion, prompt, chosen and rejected, segments, or "
+                  "text; only answers are trained"),
+        FLAG_CHOICE("turns", &o->turns, TURNS_ALL, CHAT_TURNS, 0, "answers of a conversation that are trained: all; "
+                    "the last; or each, in a document of its own with the conversation before it"),
+        FLAG_TEXT("system", &o->system, NULL, "TEXT", 0, "system message of conversations that have none"),
+        FLAG_TEXT("template", &o->template_file, NULL, "FILE", 0, "chat template (Jinja) instead of the tokenizer's"),
+        FLAG_SWITCH("alpaca-text", &o->alpaca_text, false, 0, "write instructions as Stanford's Alpaca does, instead "
+                    "of with the chat template"),
         FLAG_HEADING("Tokenizer"),
         FLAG_TEXT("tokenizer", &o->tokenizer, NULL, "PATH", 0, "tokenizer.json, vocab.json with merges.txt next to it, "
                   "encoder.json with vocab.bpe next to it, a tiktoken rank file, or a directory that has one of them"),
@@ -78,7 +95,8 @@ static Flags options_flags(Options* o) {
         FLAG_SWITCH("decode", &o->decode, false, 0, "print the text of the tokens on standard input"),
         FLAG_HEADING("Inspecting a shard"),
         FLAG_TEXT("show", &o->show, NULL, "FILE", 0,
-                  "print a part of a shard as text, decoded with --tokenizer or the tokenizer next to it"),
+                  "print a part of a shard as text, decoded with --tokenizer or the tokenizer next to it; of "
+                  "conversations with the trained tokens marked"),
         FLAG_COUNT("at", &o->at, 0, 0, 1e15, 0, "with --show: position of the first token"),
         FLAG_COUNT("tokens", &o->tokens, 64, 1, 1e15, 0, "with --show: tokens to print"),
         FLAG_HEADING("Duplicates"),
@@ -102,6 +120,12 @@ static Flags options_flags(Options* o) {
     return flags_of(table, sizeof table / sizeof table[0]);
 }
 
+// The files of documents.
+static const char* options_source(const Options* o) { return o->text ? o->text : o->jsonl ? o->jsonl : o->chat; }
+
+// The member of a line that is a document; of conversations the whole line is. NULL: a file is a document.
+static const char* options_field(const Options* o) { return o->jsonl ? o->field : o->chat; }
+
 static bool options_read(Options* o, int argc, char** argv, Error* error) {
     memset(o, 0, sizeof *o);
     Flags flags = options_flags(o);
@@ -109,40 +133,49 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     o->val_given = flag_was_given(&flags, "val");
     if (!o->show && (flag_was_given(&flags, "at") || flag_was_given(&flags, "tokens")))
         return fail_with(error, "--at and --tokens are for --show FILE, the shard to print from; give it too");
-    if (flag_was_given(&flags, "bad-lines") && !o->jsonl)
-        return fail_with(error, "--bad-lines is for --jsonl; give that, or leave it out");
-    if (flag_was_given(&flags, "special") && (o->bytes || o->vocabulary || o->decode || o->show))
+    if (flag_was_given(&flags, "bad-lines") && !o->jsonl && !o->chat)
+        return fail_with(error, "--bad-lines is for --jsonl and --chat; give one of them, or leave it out");
+    static const char* const of_chat[] = {"turns", "system", "template", "alpaca-text"};
+    for (size_t i = 0; i < sizeof of_chat / sizeof of_chat[0]; i++)
+        if (flag_was_given(&flags, of_chat[i]) && !o->chat)
+            return fail_with(error, "--%s is for --chat FILES; give that, or leave it out", of_chat[i]);
+    if (flag_was_given(&flags, "special") && (o->bytes || o->chat || o->vocabulary || o->decode || o->show))
         return fail_with(error, "--special is for --text, --jsonl and --encode with --tokenizer; leave it out");
     if (o->show) {
-        if (o->bytes || o->text || o->jsonl || o->out || o->encode || o->decode)
-            return fail_with(error, "--show prints a part of a shard; leave --bytes, --text, --jsonl, --out, --encode "
-                             "and --decode out");
+        if (o->bytes || o->text || o->jsonl || o->chat || o->out || o->encode || o->decode)
+            return fail_with(error, "--show prints a part of a shard; leave --bytes, --text, --jsonl, --chat, --out, "
+                             "--encode and --decode out");
         return o->show[0] || fail_with(error, "--show is empty; give the path of a shard");
     }
     if (o->encode || o->decode) {
         if (o->encode && o->decode)
             return fail_with(error, "--encode and --decode are given together; give one of them");
-        if (o->bytes || o->text || o->jsonl || o->out)
+        if (o->bytes || o->text || o->jsonl || o->chat || o->out)
             return fail_with(error, "--%s reads standard input and writes standard output; leave --bytes, --text, "
-                             "--jsonl and --out out", o->encode ? "encode" : "decode");
+                             "--jsonl, --chat and --out out", o->encode ? "encode" : "decode");
         return (o->tokenizer && o->tokenizer[0]) || fail_with(error, "--tokenizer PATH is missing; give a tokenizer");
     }
-    int sources = (o->bytes != NULL) + (o->text != NULL) + (o->jsonl != NULL);
-    const char* source = o->bytes ? o->bytes : o->text ? o->text : o->jsonl;
+    int sources = (o->bytes != NULL) + (o->text != NULL) + (o->jsonl != NULL) + (o->chat != NULL);
+    const char* source = o->bytes ? o->bytes : options_source(o);
     if (sources == 0 || !source[0])
-        return fail_with(error, "there is no text to convert; give --bytes FILE, --text GLOB or --jsonl GLOB");
-    if (sources > 1) return fail_with(error, "--bytes, --text and --jsonl are given together; give one of them");
+        return fail_with(error, "there is no text to convert; give --bytes FILE, --text GLOB, --jsonl GLOB or --chat "
+                         "GLOB");
+    if (sources > 1)
+        return fail_with(error, "--bytes, --text, --jsonl and --chat are given together; give one of them");
     if (!o->out || !o->out[0]) return fail_with(error, "--out PREFIX is missing; give the prefix of the shards");
     if (o->val > 0 && o->val < VAL_MIN)
         return fail_with(error, "--val %g is too small a fraction; give 0, or at least %g", o->val, VAL_MIN);
     if (strlen(o->out) > 900) return fail_with(error, "--out is longer than 900 characters: give a shorter path");
-    if (o->bytes && o->vocabulary)
-        return fail_with(error, "--train-bpe takes its text from --text or --jsonl; give --text instead of --bytes");
+    if ((o->bytes || o->chat) && o->vocabulary)
+        return fail_with(error, "--train-bpe takes its text from --text or --jsonl; give --text instead of --%s",
+                         o->bytes ? "bytes" : "chat");
     if (o->tokenizer && (o->bytes || o->vocabulary))
         return fail_with(error, "--%s needs no --tokenizer; leave it out", o->bytes ? "bytes" : "train-bpe");
-    if (o->dedup && (o->bytes || o->vocabulary))
-        return fail_with(error, "--dedup leaves out documents converted with --tokenizer; leave it out with --%s",
-                         o->bytes ? "bytes" : "train-bpe");
+    if (o->dedup && (o->bytes || o->chat || o->vocabulary))
+        return fail_with(error, "--dedup leaves out documents of --text and --jsonl; leave it out with --%s",
+                         o->bytes ? "bytes" : o->chat ? "chat" : "train-bpe");
+    if (o->chat && o->entropy > 0)
+        return fail_with(error, "--entropy is that of texts; leave it out with --chat");
     return o->bytes || o->vocabulary || (o->tokenizer && o->tokenizer[0]) ||
            fail_with(error, "--tokenizer PATH is missing; give a tokenizer (--bytes FILE needs none)");
 }
@@ -233,12 +266,31 @@ enum { JOBS_MAX = 256 };
 // Of text, at least; so few jobs are much longer than the others.
 #define JOB_BYTES LLMTRAIN_PIECE((size_t)1 << 17, (size_t)7)
 
+// Of a line of --chat.
+typedef struct {
+    ChatResult result;
+    bool blank, bad;
+} LineResult;
+
 typedef struct {
     size_t first, count;  // pieces of the batch
     Tokens tokens;        // of all pieces
+    ChatOutput chat;      // of --chat: their documents
     Error error;
     bool failed;
 } Job;
+
+// What --chat has found.
+typedef struct {
+    LineResult* results;           // (result_places), owned: of the pieces of a batch
+    size_t result_places;
+    uint64_t lines[CHAT_FORMS];    // with documents
+    uint64_t dropped[DROP_KINDS];
+    char first[DROP_KINDS][400];   // the first line of each kind
+    uint64_t trained, longest;     // tokens: of all documents, of the longest
+    uint64_t unstopped, unstopped_turns, turns;  // documents whose last trained token ends no text; of conversations
+    int32_t last;                  // that token of the first of them
+} ChatSummary;
 
 typedef struct {
     const Options* options;
@@ -256,6 +308,8 @@ typedef struct {
     size_t left_out_bytes;
     uint64_t duplicates[2]; // near, exact: documents left out
     FileWriter report;     // of the documents left out
+    ChatRules rules;       // of --chat
+    ChatSummary chat;
 } Conversion;
 
 // The first document of stratum k. A stratum has about 1 / val documents, of which one is for validation.
@@ -331,7 +385,7 @@ static bool job_write(Conversion* c, const Job* job, Error* error) {
 static bool conversion_split(Conversion* c, Error* error) {
     double val = c->options->val;
     Input input;
-    if (c->options->jsonl || c->documents.files.count > 1 || val == 0 || val == 1) return true;
+    if (c->options->jsonl || c->options->chat || c->documents.files.count > 1 || val == 0 || val == 1) return true;
     bool ok = input_open(&input, c->documents.files.names[0], error) && input_unpack(&input, error);
     if (ok && (input.kind != INPUT_PLAIN || !input.size_known))
         ok = fail_with(error, "%.600s is compressed and the only document, so its end cannot be kept for validation; "
@@ -344,46 +398,177 @@ static bool conversion_split(Conversion* c, Error* error) {
     return ok;
 }
 
-static bool conversion_check(const Conversion* c, Error* error) {
-    double val = c->options->val;
-    uint64_t documents = c->read[0] + c->read[1];
-    const char* source = c->options->text ? c->options->text : c->options->jsonl;
-    if (documents == 0) return documents_fail_empty(&c->documents, source, error);
-    if (val > 0 && c->read[1] == 0)
-        return fail_with(error, "'%.600s' has %llu documents, and of those --val %g leaves none for validation; give a "
-                         "larger --val, or --val 0", source, (unsigned long long)documents, val);
-    if (val < 1 && c->read[0] == 0)
-        return fail_with(error, "'%.600s' has %llu documents, and of those --val %g leaves none for training; give a "
-                         "smaller --val, or --val 1", source, (unsigned long long)documents, val);
+// ------------------------------------------------------------------------------------------------
+// 4. Chat
+//
+// A line of JSON becomes documents, or it is bad, or its documents are dropped; which tokens are trained goes to the
+// .spans file of the shard. Threads make documents of lines as they encode texts, and one thread writes them in order.
+
+static bool chat_begin_batch(Conversion* c, Error* error) {
+    return !c->options->chat ||
+           memory_grow(&c->chat.results, &c->chat.result_places, c->batch.count, sizeof *c->chat.results) ||
+           fail_with(error, "out of memory for %zu lines", c->batch.count);
+}
+
+static bool piece_is_blank(const Piece* piece, const char* text) {
+    size_t blank = 0;
+    while (blank < piece->bytes && text[blank] && strchr(" \t\r\n", text[blank])) blank++;
+    return blank == piece->bytes;
+}
+
+static void piece_locate(char place[FILE_PATH_MAX + 64], const Piece* piece) {
+    snprintf(place, FILE_PATH_MAX + 64, "%.600s, line %llu", piece->file, (unsigned long long)piece->line);
+}
+
+static bool piece_chat(const Conversion* c, ChatOutput* out, ChatResult* result, const Piece* piece,
+                       WordEncoder* encoder, Error* error) {
+    char place[FILE_PATH_MAX + 64];
+    piece_locate(place, piece);
+    return chat_line(out, result, &c->rules, encoder, c->batch.text + piece->start, piece->bytes, place, error);
+}
+
+static void job_chat(Conversion* c, Job* job, WordEncoder* encoder) {
+    job->failed = false;
+    job->chat.document_count = job->chat.span_count = job->chat.tokens.count = 0;
+    for (size_t i = job->first; i < job->first + job->count; i++) {
+        Piece* piece = &c->batch.pieces[i];
+        LineResult line = {0};
+        Error ignored;
+        bool marked = piece->line == 1 && piece->bytes >= 3 &&
+                      memcmp(c->batch.text + piece->start, "\xEF\xBB\xBF", 3) == 0;
+        if (marked) piece->start += 3, piece->bytes -= 3;  // a byte order mark
+        line.blank = piece_is_blank(piece, c->batch.text + piece->start);
+        line.bad = !line.blank && !piece_chat(c, &job->chat, &line.result, piece, encoder, &ignored);
+        c->chat.results[i] = line;
+    }
+}
+
+// A line that cannot be read: it ends the conversion, or is skipped.
+static bool chat_bad_line(Conversion* c, const Piece* piece, Error* error) {
+    ChatOutput none = {0};
+    ChatResult result;
+    Error why;
+    bool read = piece_chat(c, &none, &result, piece, NULL, &why);  // again, for the reason
+    chat_output_free(&none);
+    if (read) return fail_with(error, "out of memory for documents; give fewer --threads");
+    if (!c->documents.skips) return fail_with(error, "%s", why.text);
+    if (c->documents.skipped < sizeof c->documents.skipped_first / sizeof c->documents.skipped_first[0])
+        c->documents.skipped_first[c->documents.skipped] = why;
+    c->documents.skipped++;
     return true;
 }
 
-static bool conversion_tokenize(Conversion* c, Error* error) {
-    Progress progress = progress_begin("tokenizing", c->documents.size);
-    for (;;) {
-        if (!documents_next(&c->documents, &c->batch, error)) return false;
-        size_t pieces = c->batch.count;
-        if (pieces == 0 || interrupted) break;
-        c->starts.count = 0;
-        if (!tokens_reserve(&c->starts, pieces, error)) return false;
-        conversion_divide(c);
-#pragma omp parallel
-        {
-            WordEncoder encoder = tokenizer_encoder(&c->tokenizer);
-#pragma omp for schedule(dynamic, 1)
-            for (size_t i = 0; i < c->job_count; i++) job_encode(c, &c->jobs[i], &encoder);
-            word_encoder_close(&encoder);
-        }
-        for (size_t i = 0; i < c->job_count; i++)
-            if (!job_write(c, &c->jobs[i], error)) return false;
-        progress_show(&progress, documents_taken(&c->documents));
+// Writes the documents of a line, from document `first` of the job's on. Those of a group come after each other.
+static bool chat_write(Conversion* c, const Job* job, size_t first, size_t count, const Piece* piece, Error* error) {
+    bool to_val = is_for_validation(piece->document, c->options->val);
+    Series* series = &c->set.series[to_val];
+    const ChatOutput* out = &job->chat;
+    for (size_t i = first; i < first + count; i++) {
+        const ChatDocument* d = &out->documents[i];
+        size_t group = d->tokens;
+        for (size_t k = i + 1; k < first + count && !out->documents[k].begins; k++) group += out->documents[k].tokens;
+        Error why;
+        char place[FILE_PATH_MAX + 64];
+        piece_locate(place, piece);
+        if (d->begins && !series_begin_group(series, group, &why))
+            return fail_with(error, "%s: %s", place, why.text);
+        if (!series_add_document(series, out->tokens.ids + d->first, d->tokens, out->spans + d->span, d->spans, d->kind,
+                                 d->begins, error)) return false;
+        for (size_t k = d->span; k < d->span + d->spans; k++) c->chat.trained += out->spans[k].tokens;
+        if (d->tokens > c->chat.longest) c->chat.longest = d->tokens;
+        bool stops = tokenizer_ends(&c->tokenizer, d->last);
+        if (!stops && c->chat.unstopped++ == 0) c->chat.last = d->last;
+        c->chat.turns += d->of_turns;
+        c->chat.unstopped_turns += d->of_turns && !stops;
+        c->read[to_val]++;
     }
-    progress_end(&progress);
-    return interrupted || conversion_check(c, error);
+    return true;
+}
+
+static bool job_write_chat(Conversion* c, const Job* job, Error* error) {
+    size_t document = 0;
+    for (size_t i = job->first; i < job->first + job->count; i++) {
+        const Piece* piece = &c->batch.pieces[i];
+        const LineResult* line = &c->chat.results[i];
+        if (line->bad && !chat_bad_line(c, piece, error)) return false;
+        c->empty += line->blank;
+        c->bytes += piece->bytes;
+        for (int kind = 1; kind < DROP_KINDS; kind++) {
+            char place[FILE_PATH_MAX + 64];
+            piece_locate(place, piece);
+            if (line->result.dropped[kind] > 0 && c->chat.dropped[kind] == 0)
+                snprintf(c->chat.first[kind], sizeof c->chat.first[kind], "%.390s", place);
+            c->chat.dropped[kind] += line->result.dropped[kind];
+        }
+        if (line->bad || line->result.documents == 0) continue;
+        c->chat.lines[line->result.form]++;
+        if (!chat_write(c, job, document, line->result.documents, piece, error)) return false;
+        document += line->result.documents;
+    }
+    return true;
+}
+
+static uint64_t chat_dropped(const Conversion* c) {
+    uint64_t dropped = 0;
+    for (int kind = 1; kind < DROP_KINDS; kind++) dropped += c->chat.dropped[kind];
+    return dropped;
+}
+
+// The texts of the tokens that end a generated text.
+static void chat_ends(char text[400], const Tokenizer* t) {
+    size_t used = 0, bytes;
+    text[0] = 0;
+    for (int32_t id = 0; id < t->vocabulary && used < 300; id++) {
+        if (!tokenizer_ends(t, id)) continue;
+        const char* piece = tokenizer_piece(&bytes, t, id);
+        used += (size_t)snprintf(text + used, 400 - used, "%s%.*s", used ? ", " : "", (int)min_size(bytes, 60), piece);
+    }
+    if (used == 0) snprintf(text, 400, "none is known");
+}
+
+// A model that learns no token that ends a text never ends one.
+static bool chat_check(const Conversion* c, Error* error) {
+    uint64_t documents = c->read[0] + c->read[1];
+    char ends[400];
+    size_t bytes;
+    if (documents == 0) {
+        int kind = 1;
+        while (kind < DROP_KINDS && c->chat.dropped[kind] == 0) kind++;
+        if (kind == DROP_KINDS) return true;
+        return fail_with(error, "all %llu samples of '%.200s' were dropped; the first because of %s (%s)",
+                         (unsigned long long)chat_dropped(c), c->options->chat, CHAT_DROPS[kind], c->chat.first[kind]);
+    }
+    if (c->chat.turns == 0 || c->chat.unstopped_turns < c->chat.turns) return true;
+    const char* last = tokenizer_piece(&bytes, &c->tokenizer, c->chat.last);
+    chat_ends(ends, &c->tokenizer);
+    return fail_with(error, "no answer ends with a token that ends a generated text (%.200s): the last one trained is "
+                     "'%.*s'; if that ends a turn, name it in eos_token_id of generation_config.json next to the "
+                     "tokenizer, or else give a template that writes one", ends, (int)min_size(bytes, 60), last);
+}
+
+static void chat_print(const Conversion* c) {
+    uint64_t tokens = c->set.series[0].tokens + c->set.series[1].tokens, documents = c->read[0] + c->read[1];
+    size_t bytes;
+    for (int form = 0; form < CHAT_FORMS; form++)
+        if (c->chat.lines[form] > 0)
+            printf("%llu lines in the form %s\n", (unsigned long long)c->chat.lines[form], CHAT_FORM_NAMES[form]);
+    printf("%llu documents, the longest of %llu tokens; %llu of %llu tokens are trained (%.1f%%)\n",
+           (unsigned long long)documents, (unsigned long long)c->chat.longest, (unsigned long long)c->chat.trained,
+           (unsigned long long)tokens, 100 * (double)c->chat.trained / (double)tokens);
+    for (int kind = 1; kind < DROP_KINDS; kind++)
+        if (c->chat.dropped[kind] > 0)
+            printf("%llu samples were dropped because of %s; the first: %s\n",
+                   (unsigned long long)c->chat.dropped[kind], CHAT_DROPS[kind], c->chat.first[kind]);
+    if (c->chat.unstopped == 0) return;
+    const char* last = tokenizer_piece(&bytes, &c->tokenizer, c->chat.last);
+    char ends[400];
+    chat_ends(ends, &c->tokenizer);
+    printf("warning: %llu documents end without a stop token (%s); the first of them ends with '%.*s'\n",
+           (unsigned long long)c->chat.unstopped, ends, (int)min_size(bytes, 60), last);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Duplicates
+// 5. Duplicates
 //
 // The documents are read twice: once to find duplicates, by sketches that threads make, and again for the shards.
 
@@ -475,17 +660,59 @@ static bool conversion_find_duplicates(Conversion* c, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Conversion
+// 6. Conversion
 
 static void conversion_free(Conversion* c) {
     documents_close(&c->documents);
     batch_free(&c->batch);
     tokens_free(&c->starts);
-    for (size_t i = 0; i < JOBS_MAX; i++) tokens_free(&c->jobs[i].tokens);
+    for (size_t i = 0; i < JOBS_MAX; i++) tokens_free(&c->jobs[i].tokens), chat_output_free(&c->jobs[i].chat);
+    free(c->chat.results);
+    chat_rules_free(&c->rules);
     tokenizer_close(&c->tokenizer);
     file_abort(&c->report);
     free(c->left_out);
     free(c);
+}
+
+static bool conversion_check(const Conversion* c, Error* error) {
+    double val = c->options->val;
+    uint64_t documents = c->read[0] + c->read[1];
+    const char* source = options_source(c->options);
+    if (c->options->chat && !chat_check(c, error)) return false;
+    if (documents == 0) return documents_fail_empty(&c->documents, source, error);
+    if (val > 0 && c->read[1] == 0)
+        return fail_with(error, "'%.600s' has %llu documents, and of those --val %g leaves none for validation; give a "
+                         "larger --val, or --val 0", source, (unsigned long long)documents, val);
+    if (val < 1 && c->read[0] == 0)
+        return fail_with(error, "'%.600s' has %llu documents, and of those --val %g leaves none for training; give a "
+                         "smaller --val, or --val 1", source, (unsigned long long)documents, val);
+    return true;
+}
+
+static bool conversion_tokenize(Conversion* c, Error* error) {
+    Progress progress = progress_begin("tokenizing", c->documents.size);
+    for (;;) {
+        if (!documents_next(&c->documents, &c->batch, error)) return false;
+        size_t pieces = c->batch.count;
+        if (pieces == 0 || interrupted) break;
+        c->starts.count = 0;
+        if (!tokens_reserve(&c->starts, pieces, error) || !chat_begin_batch(c, error)) return false;
+        conversion_divide(c);
+#pragma omp parallel
+        {
+            WordEncoder encoder = tokenizer_encoder(&c->tokenizer);
+#pragma omp for schedule(dynamic, 1)
+            for (size_t i = 0; i < c->job_count; i++)
+                (c->options->chat ? job_chat : job_encode)(c, &c->jobs[i], &encoder);
+            word_encoder_close(&encoder);
+        }
+        for (size_t i = 0; i < c->job_count; i++)
+            if (!(c->options->chat ? job_write_chat : job_write)(c, &c->jobs[i], error)) return false;
+        progress_show(&progress, documents_taken(&c->documents));
+    }
+    progress_end(&progress);
+    return interrupted || conversion_check(c, error);
 }
 
 // Whether the tokenizer splits a text at white space first, so that a long document can be cut there.
@@ -496,13 +723,18 @@ static bool tokenizer_splits(const Tokenizer* tokenizer) {
 
 static bool conversion_run(Conversion* c, Error* error) {
     const Options* o = c->options;
-    if (c->tokenizer.end_of_text < 0)
+    if (c->tokenizer.end_of_text < 0 && !o->chat)
         return fail_with(error, "%.600s names no end-of-text token to separate documents; name it as \"eos_token\" in "
                          "tokenizer_config.json next to it", o->tokenizer);
     if (!shard_set_may_replace(&c->set, error)) return false;
     if ((o->val == 0 || o->val == 1) && !shard_set_agrees(&c->set, o->val == 1, error)) return false;
-    if (!documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
+    if (!documents_open(&c->documents, options_source(o), options_field(o), error)) return false;
     c->documents.skips = o->bad_lines == 1;
+    c->documents.raw = o->chat != NULL;
+    if (o->chat && !chat_rules_set(&c->rules, &c->tokenizer, o->tokenizer, o->template_file, error)) return false;
+    c->rules.system = o->system;
+    c->rules.turns = o->turns;
+    c->rules.alpaca_text = o->alpaca_text;
     if (!o->special && c->tokenizer.rules) rules_split_special(c->tokenizer.rules);
     if (!tokenizer_splits(&c->tokenizer)) c->documents.piece_bytes = PIECE_MAX;
     return conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
@@ -518,6 +750,10 @@ static bool conversion_publish_report(Conversion* c, Error* error) {
 
 static void conversion_print(const Conversion* c) {
     documents_report(&c->documents);
+    if (c->options->chat) {
+        chat_print(c);
+        return;
+    }
     uint64_t documents = c->read[0] + c->read[1], tokens = c->set.series[0].tokens + c->set.series[1].tokens;
     printf("%llu documents of %llu bytes, %.2f bytes per token\n", (unsigned long long)documents,
            (unsigned long long)c->bytes, (double)c->bytes / (double)tokens);
@@ -548,7 +784,7 @@ static bool documents_to_shards(const Options* o, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Training
+// 7. Training
 //
 // Each thread counts the words of pieces in a table of its own. The number of threads does not change the tables' sum.
 
@@ -582,7 +818,7 @@ static bool tokenizer_train(const Options* o, Error* error) {
     Batch batch = {0};
     Bpe bpe = {0};
     double began = now_ms();
-    if (!documents_open(&documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
+    if (!documents_open(&documents, options_source(o), options_field(o), error)) return false;
     documents.skips = o->bad_lines == 1;
     Unicode* unicode = unicode_open(error);
     WordTable* tables = (WordTable*)memory_allocate(threads * sizeof *tables);
@@ -590,7 +826,7 @@ static bool tokenizer_train(const Options* o, Error* error) {
     ok = ok && words_count(tables, threads, unicode, &documents, &batch, error);
     for (size_t i = 1; ok && i < threads; i++) ok = word_table_merge(&tables[0], &tables[i], error);
     if (ok && tables[0].count == 0)
-        ok = documents_fail_empty(&documents, o->text ? o->text : o->jsonl, error);
+        ok = documents_fail_empty(&documents, options_source(o), error);
     double counted = now_ms();
     ok = ok && bpe_train(&bpe, &tables[0], o->vocabulary, error) && bpe_save(&bpe, o->out, error);
     if (ok)
@@ -610,7 +846,7 @@ static bool tokenizer_train(const Options* o, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Main
+// 8. Main
 
 static bool stream(const Options* o, Error* error) {
     Tokenizer tokenizer;

@@ -213,7 +213,7 @@ PROCESSES_CHECKS := same_weights
 # With sanitizers it would take as long as all others; test_runs has its kills.
 SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
-    test_gguf test_evaluate test_plan test_text test_corpus test_errors test_trace test_optimizers \
+    test_gguf test_evaluate test_plan test_text test_chat test_corpus test_errors test_trace test_optimizers \
     test_optimizers_matrix test_comm test_zero test_schedule test_seams test_ranks test_supervise $(SOAK) pairs \
     first $(if $(CALLS),test_calls) test_runs-FP32 \
     $(foreach t,FP32 BF16,test_parts-$t test_kernels-$t test_train-$t test_model-$t))

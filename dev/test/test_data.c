@@ -863,7 +863,7 @@ static void test_overlap(void) {
 // The program
 
 static char* program;
-static char output[4096];  // of the last run: standard output and standard error
+static char output[8192];  // of the last run: standard output and standard error
 
 // Runs `tokenize ARGUMENTS` in the shell, after `before`; returns its exit status.
 static int run(const char* before, const char* arguments) {

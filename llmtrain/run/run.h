@@ -419,6 +419,9 @@ static inline bool run_open_data(Run* run, const char* data, const char* val, Er
 // Makes attention and loss stop at the ends of documents: after the token `given`, or else the tokenizer's end-of-text.
 static inline bool run_mask_documents(Run* run, bool asked, const uint64_t* given, Error* error) {
     if (!asked) return fail_with(error, "--end-of-text is for --documents mask; give both, or neither");
+    if (run->train.spans || run->val.spans)
+        return fail_with(error, "--documents mask ends documents at the end-of-text token, which is also within "
+                         "conversations; leave it out with shards of tokenize --chat");
     bool known = tokenizer_is_known(&run->tokenizer);
     int32_t end = given ? (int32_t)*given : known ? run->tokenizer.end_of_text : -1;
     if (given && run->train.vocabulary > 0 && end >= run->train.vocabulary)

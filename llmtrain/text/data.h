@@ -20,6 +20,7 @@
 #define LLMTRAIN_DATA_H
 
 #include "../base/files.h"  // opening and reading; and from base.h Error, random4, hashes
+#include "spans.h"
 
 #include <assert.h>
 #include <glob.h>
@@ -56,7 +57,8 @@ typedef struct {
     uint64_t set;          // ours: identifies the set
     uint32_t set_shards;   // ours: how many shards of this kind, train or val, the set has
     int32_t number;        // ours: which of them it is: 1, 2, ... of train, -1, -2, ... of val
-    int32_t unused_too[242];
+    uint64_t spans;        // ours: of the .spans file next to it: its hash; 0 = it has none (spans.h)
+    int32_t unused_too[240];
 } ShardHeader;
 static_assert(sizeof(ShardHeader) == 1024, "the header of a shard is int32[256]");
 
@@ -70,6 +72,7 @@ typedef struct {
     uint64_t checksum, set;  // 0 = unknown
     size_t set_shards;
     int32_t number;
+    uint64_t spans;        // hash of its .spans file; 0: it has none
     void* mapping;         // the whole file, owned; NULL when the tokens are the caller's
     size_t mapping_bytes;
 } Shard;
@@ -100,6 +103,7 @@ static inline bool shard_read_header(Shard* shard, const ShardHeader* header, ui
     shard->set = header->set;
     shard->set_shards = header->set_shards;
     shard->number = header->number;
+    shard->spans = header->spans;
     shard->count = (size_t)((uint64_t)header->count_high << 32 | header->count_low);
     uint64_t payload = file_bytes - sizeof *header;
     if (payload % shard->token_bytes != 0 || payload / shard->token_bytes != shard->count)
@@ -202,6 +206,8 @@ typedef struct {
     size_t shard_count;
     DatasetPart parts[DATASET_PARTS];
     size_t part_count;     // at least 1
+    SpanFile* spans;       // (shard_count), owned: of shards of conversations, whose other targets do not count;
+                           // NULL: there is none
     int32_t vocabulary;    // 0 = unknown
     double entropy_floor;  // nats per token, over all tokens; 0 = unknown
     bool mask_documents;   // the target that follows an end_of_text, in another document, does not count; set by the
@@ -222,6 +228,7 @@ static inline uint64_t dataset_fingerprint(const Dataset* dataset) {
         uint64_t count = shard->count;
         hash_add(&hash, &count, sizeof count);
         if (count > 0) hash_add(&hash, shard->tokens, min_size(shard->count, 4096) * shard->token_bytes);
+        if (shard->spans != 0) hash_add(&hash, &shard->spans, sizeof shard->spans);
         shard_forget(shard);
     }
     if (dataset->part_count > 1) hash_add(&hash, dataset->parts, dataset->part_count * sizeof(DatasetPart));
@@ -229,7 +236,11 @@ static inline uint64_t dataset_fingerprint(const Dataset* dataset) {
 }
 
 static inline void dataset_close(Dataset* dataset) {
-    for (size_t i = 0; i < dataset->shard_count; i++) shard_close(&dataset->shards[i]);
+    for (size_t i = 0; i < dataset->shard_count; i++) {
+        if (dataset->spans) span_file_close(&dataset->spans[i]);
+        shard_close(&dataset->shards[i]);
+    }
+    free(dataset->spans);
     free(dataset->shards);
     memset(dataset, 0, sizeof *dataset);
 }
@@ -317,6 +328,28 @@ static inline void dataset_one_part(Dataset* dataset) {
     dataset->part_count = 1;
 }
 
+// Opens the .spans file of each shard that has one. A preference is no text to predict, and is refused.
+static inline bool dataset_open_spans(Dataset* dataset, Error* error) {
+    for (size_t i = 0; i < dataset->shard_count; i++) {
+        const Shard* shard = &dataset->shards[i];
+        if (shard->spans == 0) continue;
+        if (!dataset->spans) dataset->spans = (SpanFile*)memory_allocate(dataset->shard_count * sizeof(SpanFile));
+        if (!dataset->spans) return fail_with(error, "out of memory for %zu .spans files", dataset->shard_count);
+        SpanFile* file = &dataset->spans[i];
+        if (!span_file_open(file, shard->path, shard->count, shard->checksum, shard->spans, error)) return false;
+        for (size_t d = 0; d < file->document_count; d++)
+            if (file->documents[d].kind != SPAN_PLAIN)
+                return fail_with(error, "%s has preferences (document %zu is %s), which are not trained as texts; "
+                                 "convert the answers wanted as messages, or prompt and completion", shard->path, d,
+                                 SPAN_KIND_NAMES[file->documents[d].kind]);
+        for (size_t s = 0; s < file->span_count; s++)
+            if (file->spans[s].weight != 1)
+                return fail_with(error, "%s has a span of weight %g, and only 1 is supported; run tokenize --chat "
+                                 "again", shard->path, (double)file->spans[s].weight);
+    }
+    return true;
+}
+
 static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t count, Error* error) {
     dataset->shards = (Shard*)memory_allocate(count * sizeof(Shard));
     if (!dataset->shards) return fail_with(error, "out of memory for %zu token shards", count);
@@ -325,7 +358,8 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
         dataset->shard_count++;
     }
     if (dataset->part_count == 0) dataset_one_part(dataset);
-    return dataset_sets_whole(dataset, error) && dataset_summarise(dataset, error);
+    return dataset_sets_whole(dataset, error) && dataset_open_spans(dataset, error) &&
+           dataset_summarise(dataset, error);
 }
 
 // The files that match one pattern, after those that were found before.
@@ -627,14 +661,17 @@ static inline Window dataset_window(const Dataset* dataset, size_t index, size_t
 static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset* dataset, Window window,
                                int32_t vocabulary, size_t T, Error* error) {
     const Shard* shard = &dataset->shards[window.shard];
+    const SpanFile* spans = shard->spans != 0 ? &dataset->spans[window.shard] : NULL;
+    size_t span = spans ? span_file_find(spans, window.start + 1) : 0;
     if (!shard_is_whole(shard, error)) return false;
     for (size_t t = 0; t <= T; t++) {
         uint32_t token = shard_token(shard, window.start + t);
         if (token >= (uint32_t)vocabulary)
             return shard_refuse_token(shard, token, window.start + t, (size_t)vocabulary, error);
         if (t < T) tokens[t] = (int32_t)token;
-        bool ended = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
-        if (t > 0) targets[t - 1] = ended ? -1 : (int32_t)token;
+        bool masked = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
+        masked = masked || (t > 0 && spans && !span_file_trains(spans, &span, window.start + t));
+        if (t > 0) targets[t - 1] = masked ? -1 : (int32_t)token;
     }
     shard_forget(shard);
     return true;
