@@ -48,6 +48,12 @@ static const char START[] =
     "$P/tokenize --text $S/one.txt --train-bpe 280 --out $S/bpe\n"
     "gzip -c $S/two.txt > $S/packed && $P/tokenize --text $S/packed --tokenizer $S/bpe --out $S/try --val 0 ||"
     " cp $S/two.txt $S/packed\n"  // without gzip or zlib
+    "cp -r $S/bpe $S/said && echo '{\"eos_token_id\": [0, 279]}' > $S/said/generation_config.json\n"
+    "printf '%s' '{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}' > $S/said/chat_template.jinja\n"
+    "printf '%s\\n' '{\"instruction\": \"Go\", \"input\": \"on\", \"output\": \"He ran.\"}'"
+    " '{\"prompt\": \"Tom\", \"chosen\": \" is a dog.\", \"rejected\": \" is a cat.\"}' > $S/said.jsonl\n"
+    "$P/tokenize --chat $S/said.jsonl --tokenizer $S/said --out $S/said/x --val 0\n"
     "mkdir $S/old\n"
     "$P/tokenize --text $S/two.txt --tokenizer $S/bpe --out $S/old/x --val 0.5\n"
     "W=$S\n" RUN " --ckpt-every 2\n"
@@ -75,11 +81,14 @@ static const struct {
     {.name = "texts", .command = "$P/tokenize --text $S/one.txt,$S/packed --tokenizer $S/bpe --out $W/x --val 0.5"},
     {.name = "lines", .command = "$P/tokenize --jsonl \"$S/l*.jsonl\" --tokenizer $S/bpe/tokenizer.json --dedup near"
      " --out $W/x --val 0.4"},
+    {.name = "chats", .command = "$P/tokenize --chat $S/said.jsonl --tokenizer $S/said --template"
+     " $S/said/chat_template.jinja --out $W/x --val 0 --shard-tokens 60"},
     {.name = "more", .given = "old", .command = "$P/tokenize --text $S/one.txt --tokenizer $S/bpe --out $W/x --val 0"},
     // When the old shards are gone but their tokenizer is not, it is refused until somebody removes that.
     {.name = "replace", .given = "old", .command = "$P/tokenize --bytes $S/one.txt --out $W/x",
      .again = " || { rm -r $W/x_tokenizer && $P/tokenize --bytes $S/one.txt --out $W/x; }"},
     {.name = "show", .prints = true, .command = "$P/tokenize --show $S/old/x_train_000000.bin"},
+    {.name = "marks", .prints = true, .command = "$P/tokenize --show $S/said/x_train_000000.bin"},
     {.name = "encode", .prints = true, .command = "$P/tokenize --encode --tokenizer $S/bpe < $S/two.txt"},
     {.name = "decode", .prints = true, .command = "echo '65 66 67' | $P/tokenize --decode --tokenizer $S/bpe"},
     {.name = "sync", .command = RUN SAVES " --ckpt-async off --ckpt-tier $W/tier:3", RESUMED},
