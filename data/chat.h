@@ -181,7 +181,7 @@ static inline const char* chat_role(const char* name, bool loose) {
     if (length >= sizeof lower) return NULL;
     for (size_t i = 0; i < length; i++)
         lower[i] = loose && name[i] >= 'A' && name[i] <= 'Z' ? (char)(name[i] - 'A' + 'a') : name[i];
-    size_t known = loose ? sizeof CHAT_ROLES / sizeof CHAT_ROLES[0] : CHAT_ROLES_EXACT;
+    size_t known = loose ? sizeof CHAT_ROLES / sizeof CHAT_ROLES[0] : (size_t)CHAT_ROLES_EXACT;
     for (size_t i = 0; i < known; i++) if (strcmp(CHAT_ROLES[i].name, lower) == 0) return CHAT_ROLES[i].role;
     return NULL;
 }

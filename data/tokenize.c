@@ -432,8 +432,9 @@ static void job_chat(Conversion* c, Job* job, WordEncoder* encoder) {
     job->chat.document_count = job->chat.span_count = job->chat.tokens.count = 0;
     for (size_t i = job->first; i < job->first + job->count; i++) {
         Piece* piece = &c->batch.pieces[i];
-        LineResult line = {0};
+        LineResult line;
         Error ignored;
+        memset(&line, 0, sizeof line);
         bool marked = piece->line == 1 && piece->bytes >= 3 &&
                       memcmp(c->batch.text + piece->start, "\xEF\xBB\xBF", 3) == 0;
         if (marked) piece->start += 3, piece->bytes -= 3;  // a byte order mark
