@@ -461,8 +461,8 @@ static bool chat_bad_line(Conversion* c, const Piece* piece, Error* error) {
 
 // Writes the documents of a line, from document `first` of the job's on. Those of a group come after each other.
 static bool chat_write(Conversion* c, const Job* job, size_t first, size_t count, const Piece* piece, Error* error) {
-    bool to_val = is_for_validation(piece->document, c->options->val);
-    Series* series = &c->set.series[to_val];
+    const bool to_val = is_for_validation(piece->document, c->options->val);
+    Series* const series = &c->set.series[to_val];
     const ChatOutput* out = &job->chat;
     for (size_t i = first; i < first + count; i++) {
         const ChatDocument* d = &out->documents[i];

@@ -680,6 +680,18 @@ static void test_conversion(void) {
     expect(strstr(summary, "600 lines in the form preference") && strstr(summary, "tokens are trained ("),
            "%s", summary);
     free(summary);
+    FILE* pairs = fopen("pairs.jsonl", "wbe");
+    need(pairs != NULL, "a file");
+    for (int i = 0; i < 100; i++)
+        fprintf(pairs, "{\"prompt\": \"Number\", \"chosen\": \" is good\", \"rejected\": \" is bad%.*s\"}\n", i % 9,
+                " and so on");
+    fclose(pairs);
+    for (size_t most = 30; most < 60; most += 7) {
+        expect_run(0, "200 documents", text_of("--tokenizer qwen --chat pairs.jsonl --val 0 --shard-tokens %zu --out "
+                                               "pairs", most));
+        expect(check_shards("pairs_train", most) == 200 && file_exists("pairs_train_000030.bin"), "pairs in shards of "
+               "%zu tokens", most);
+    }
     verdict("program: the same shards for any number of threads; groups whole, a tenth for validation, a summary");
 
     put_text("few.jsonl", "\xEF\xBB\xBF{\"messages\": [" USER("hi") ", " ANSWER("Hello!") "]}\r\n\n"

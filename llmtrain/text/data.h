@@ -669,9 +669,9 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
         if (token >= (uint32_t)vocabulary)
             return shard_refuse_token(shard, token, window.start + t, (size_t)vocabulary, error);
         if (t < T) tokens[t] = (int32_t)token;
-        bool masked = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
-        masked = masked || (t > 0 && spans && !span_file_trains(spans, &span, window.start + t));
-        if (t > 0) targets[t - 1] = masked ? -1 : (int32_t)token;
+        bool ended = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
+        bool prompt = t > 0 && spans && !span_file_trains(spans, &span, window.start + t);
+        if (t > 0) targets[t - 1] = ended || prompt ? -1 : (int32_t)token;
     }
     shard_forget(shard);
     return true;
