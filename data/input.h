@@ -519,8 +519,12 @@ static inline bool piece_decode(Piece* piece, char* text, const char* field, Err
     if (!json_parse_as_python(&json, text + piece->start, piece->bytes, what, error)) return false;
     uint32_t node = json_get(&json, 0, field);
     bool empty = json_is(&json, node, JSON_NULL), ok = empty || json_is(&json, node, JSON_STRING);
+    bool chats = node == JSON_NONE && (json_is(&json, json_get(&json, 0, "messages"), JSON_ARRAY) ||
+                                       json_is(&json, json_get(&json, 0, "conversations"), JSON_ARRAY));
     if (empty) {
         piece->bytes = 0;
+    } else if (chats) {
+        fail_with(error, "%.600s is a conversation; give --chat instead of --jsonl", what);
     } else if (!ok) {
         fail_with(error, node == JSON_NONE ? "%.600s has no member \"%.100s\"; name the text's member with --field"
                                       : "%.600s: its member \"%.100s\" is not a string; name another with --field",

@@ -716,6 +716,7 @@ static void test_conversion(void) {
 }
 
 static void test_flags(void) {
+    put_text("few.jsonl", "{\"messages\": [" USER("hi") ", " ANSWER("Hello!") "]}\n{\"text\": \"More.\"}\n");
     put_text("bad.jsonl", "{\"text\": \"a good line\"}\n{\"messages\": []}\n{\"messages\": [{\"role\": \"x\"}]}\n");
 #define BAD "--tokenizer qwen --chat bad.jsonl --val 0 --out b "
     expect_run(1, "bad.jsonl, line 2: \"messages\" is an empty conversation", BAD);
@@ -725,6 +726,8 @@ static void test_flags(void) {
     put_text("none.jsonl", "{\"prompt\": \"in \", \"completion\": \"the\"}\n");
     expect_run(1, "all 1 samples of 'none.jsonl' were dropped; the first because of a token that reaches across",
                "--tokenizer qwen --chat none.jsonl --val 0 --out n");
+    expect_run(1, "few.jsonl, line 1 is a conversation; give --chat instead",
+               "--tokenizer qwen --jsonl few.jsonl --out n");
     expect_run(1, "has no text in it", "--tokenizer qwen --chat /dev/null --val 0 --out n");
     put_text("endless.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
              "{% if add_generation_prompt %}assistant:{% endif %}");
