@@ -1313,7 +1313,7 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
         reference_optimizer(&w, &old_m, &old_v, sizes, array_get(grads, grads->start, i), &c.step);
         result_add(new_params, i, w, sizes[0]);
         if (master_weights) result_add(new_masters, i, w, sizes[0]);
-        else if (!FLOATX_IS_FLOAT) new_params->rounded[i] = fabs(w);  // off by up to one ulp, not half
+        else if (!FLOATX_IS_FLOAT) new_params->rounded[i] = fmax(fabs(w), SMALLEST_NORMAL);  // one ulp, not half
         if (has_m) result_add(new_m, i, old_m, sizes[1]);
         if (has_v) result_add(new_v, i, old_v, sizes[2]);
     }
@@ -1402,7 +1402,8 @@ static void tensor_update_bounds(Case* c, size_t length) {
         for (size_t k = 0; k < a->n; k++) {
             double old = i < 2 ? fabs(array_get(&c->arrays[master_weights], c->arrays[master_weights].start, k)) : 30.0;
             result_add(a->expected, k, 0.0, i < 2 ? old + (double)c->step.lr * 30.0 : old);
-            if (i == 0 && !master_weights && !FLOATX_IS_FLOAT) a->expected->rounded[k] = old;  // stochastic rounding
+            if (i == 0 && !master_weights && !FLOATX_IS_FLOAT)  // stochastic rounding
+                a->expected->rounded[k] = fmax(old, SMALLEST_NORMAL);
         }
     }
 }

@@ -78,7 +78,7 @@ heads_copies_kernel(floatX* __restrict__ out, const floatX* __restrict__ in, uns
             for (size_t d = (size_t)threadIdx.x * W; d < D; d += (size_t)blockDim.x * W) {
                 if (SUM && !query) {
                     Lanes<W> sum = {};
-                    #pragma unroll 4
+                    #pragma unroll 1  // more would spill
                     for (unsigned copy = 0; copy < count; copy++)
                         sum = lanes_add(sum, lanes_load<W>(from + copy * D + d));
                     lanes_store(to + d, sum);
