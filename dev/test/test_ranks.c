@@ -1744,7 +1744,7 @@ static void test_tensor_leaves(void) {
     Job job;
     Task task = {.world = 4, .arguments = {shape, "--out tensor-leaves --resume on", "--leaves 4 --tp 4"}};
     bool good = job_run(&job, &task);
-    check(good && strstr(job.programs[0].text[0], "--leaves was 2 in that run and is 4 now: the bits will differ") &&
+    check(good && strstr(job.programs[0].text[0], "--leaves was '2' in that run and is '4' now: the bits will differ") &&
               log_last("tensor-leaves", "step") == TENSOR_STEPS,
           "with --leaves 4 it continues, and says that the bits will differ");
     job_free(&job);
