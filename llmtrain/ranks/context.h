@@ -51,10 +51,7 @@ static inline floatX* context_own(const ContextRanks* c, floatX* array) {
 }
 
 static inline void context_exchange(const ContextRanks* c, floatX* out, const floatX* in, size_t n, Stream stream) {
-    Collectives* ranks = &c->flat->groups[GROUP_CONTEXT];
-    size_t slot = flat_exchange_slot(c->flat);
-    collective_all_to_all(ranks, slot, out, in, n, FLOATX_DTYPE, stream);
-    collective_wait(ranks, slot, stream);
+    flat_all_to_all(c->flat, GROUP_CONTEXT, out, in, n, FLOATX_DTYPE, stream);
 }
 
 // After flat_connect: an exchange without meaning. NCCL connects ranks at their first collective, for which no other

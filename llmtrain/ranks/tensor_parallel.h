@@ -101,20 +101,15 @@ static inline void tensor_layout(TensorRanks* t, const BlockShape* s, size_t lar
 // A collective in place over the ranks' slices of `all`, of n elements each.
 static inline void tensor_collective(const TensorRanks* t, CommOperation operation, void* all, size_t n, Dtype type,
                                      Stream stream) {
-    Collectives* ranks = &t->flat->groups[GROUP_TENSOR];
-    size_t cuts[RANKS_TP_MAX + 1], slot = flat_exchange_slot(t->flat);
+    size_t cuts[RANKS_TP_MAX + 1];
     for (size_t r = 0; r <= t->tp; r++) cuts[r] = r * n;
-    collective_start(ranks, slot, operation, all, cuts, type, stream);
-    collective_wait(ranks, slot, stream);
+    flat_exchange(t->flat, GROUP_TENSOR, operation, all, cuts, type, stream);
 }
 
 // Part r of n elements of `in` goes to rank r; part r of `out` is from rank r.
 static inline void tensor_all_to_all(const TensorRanks* t, void* out, const void* in, size_t n, Dtype type,
                                      Stream stream) {
-    Collectives* ranks = &t->flat->groups[GROUP_TENSOR];
-    size_t slot = flat_exchange_slot(t->flat);
-    collective_all_to_all(ranks, slot, out, in, n, type, stream);
-    collective_wait(ranks, slot, stream);
+    flat_all_to_all(t->flat, GROUP_TENSOR, out, in, n, type, stream);
 }
 
 // After flat_connect: one of each, see context_connect.

@@ -800,8 +800,20 @@ static inline void flat_share(FlatVector* flat, Bucket* k) {
     k->sharing = true;
 }
 
-// A slot for an exchange of activations; they take turns: on a GPU the host waits for one that was used a few times.
-static inline size_t flat_exchange_slot(FlatVector* flat) { return flat->exchanges++ % (2 * flat->count); }
+// An exchange between the ranks of a group that is waited for at once: all_to_all of n elements, and a collective in
+// place (collectives.h). The slots take turns: on a GPU the host waits for one that was used a few times.
+static inline void flat_all_to_all(FlatVector* flat, RankGroup group, void* out, const void* in, size_t n, Dtype type,
+                                   Stream stream) {
+    size_t slot = flat->exchanges++ % (2 * flat->count);
+    collective_all_to_all(&flat->groups[group], slot, out, in, n, type, stream);
+    collective_wait(&flat->groups[group], slot, stream);
+}
+static inline void flat_exchange(FlatVector* flat, RankGroup group, CommOperation operation, void* data,
+                                 const size_t* cuts, Dtype type, Stream stream) {
+    size_t slot = flat->exchanges++ % (2 * flat->count);
+    collective_start(&flat->groups[group], slot, operation, data, cuts, type, stream);
+    collective_wait(&flat->groups[group], slot, stream);
+}
 
 // What of a bucket's summed gradients is here of what ranks with other parts have too.
 static inline Slice flat_common(const FlatVector* flat, const Bucket* k) {
@@ -817,11 +829,8 @@ static inline void flat_reduce_common(FlatVector* flat, const Bucket* k) {
     size_t n = slice_length(common), at = k->sums_offset + (common.first - k->sums.first), cuts[RANKS_TP_MAX + 1];
     void* sums = flat->exact ? (void*)(flat->exact + at) : (void*)(flat->grads + at);
     if (n == 0) return;
-    size_t slot = flat_exchange_slot(flat);
     for (size_t r = 0; r <= flat->tp; r++) cuts[r] = r < flat->tp ? shard_slice(n, r, flat->tp).first : n;
-    collective_start(&flat->groups[GROUP_TENSOR], slot, COMM_ALL_REDUCE, sums, cuts,
-                     flat->exact ? DTYPE_I64 : DTYPE_F32, flat->stream);
-    collective_wait(&flat->groups[GROUP_TENSOR], slot, flat->stream);
+    flat_exchange(flat, GROUP_TENSOR, COMM_ALL_REDUCE, sums, cuts, flat->exact ? DTYPE_I64 : DTYPE_F32, flat->stream);
 }
 
 // After the last micro-batch: waits for the reduction of a bucket, and sums the squares of its own slice's gradients.
