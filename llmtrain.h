@@ -46,8 +46,8 @@ typedef struct {
     size_t cached_sequences;  // in the KV cache, for generation; 0: no cache
     size_t kv_context;        // positions of each; 0, or too many: the model's context
     bool kv_q8;               // the KV cache holds 8 bits per element
-    bool mask_documents;      // attention does not cross an end_of_text
-    int32_t end_of_text;
+    bool mask_documents;      // attention does not cross an end_of_text, or a target of TARGET_ENDS (documents.h)
+    int32_t end_of_text;      // -1: none
     bool tf32;                // a GPU's float matmuls may round their operands to TF32
     const char* matmul_algorithms;  // a file by build/tune, for a GPU; NULL: cuBLASLt's first proposals
     RecomputeLevel recompute; // activations that the backward computes again
@@ -412,9 +412,9 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
     a->first_token = model->dropout.first_token + own.first;
     a->spans[0] = whole;
     a->span_count = 1;
-    if (model->options.mask_documents)
-        a->span_count = documents_find(a->spans, tokens, model->options.end_of_text, B, T);
     for (size_t row = 0; row < N; row++) model->positions[row] = (int32_t)(first + row % T);
+    if (model->options.mask_documents && !decoding)
+        a->span_count = documents_find(a->spans, model->positions, tokens, targets, model->options.end_of_text, B, T);
     const int32_t* batch = device_upload_batch(model->batches, tokens, targets, model->positions, N * sizeof(int32_t),
                                                model->stream);
     if (a->batch) device_copy(a->batch, batch, 3 * N * sizeof(int32_t), model->stream);

@@ -19,6 +19,7 @@
 #include "llmtrain/run/join.h"       // run_join, run_exit; with it ranks/launch.h: Launch
 #include "llmtrain/run/plan.h"       // --plan: plan_fit, plan_show
 #include "llmtrain/run/rewind.h"     // run_rewind
+#include "llmtrain/run/samples.h"    // documents, packing, epochs
 #include "llmtrain/run/stages.h"     // pipeline_step
 #include "llmtrain/run/step.h"       // Due; with it run.h (Run), save.h, checks.h, log.h (StepLog), state.h (guard)
 #include "llmtrain/run/validation.h" // run_validate
@@ -42,10 +43,9 @@ typedef struct {
     OptimizerOptions optimizer;
     double dropout, timeout, peak_tflops;
     Layout layout;
-    int documents;                // 0: join; 1: mask
-    uint64_t end_of_text;         // only used if the flag was given
     uint64_t sample_every, log_every;
-    ValidationOptions validation; // these have their flags in validation.h, plan.h, generate.h and run.h
+    SampleOptions samples;        // these have their flags in samples.h, validation.h, plan.h, generate.h and run.h
+    ValidationOptions validation;
     PlanOptions plan;
     Sampler sampler;
     RunOptions run;
@@ -81,11 +81,9 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
         FLAG_COUNT("total-batch", &o->total_batch, 0, 0, 1e12, 0,
                    "tokens per step over all ranks, by gradient accumulation; 0: no accumulation"),
-        FLAG_CHOICE("documents", &o->documents, 0, "join|mask", 0,
-                    "join: ignore the boundaries between documents; mask: attention and loss do not cross them"),
-        FLAG_COUNT("end-of-text", &o->end_of_text, 0, 0, 1 << 24, 0,
-                   "with --documents mask: id of the token between documents; default: that of the shards' tokenizer"),
         FLAG_COUNT("steps", &o->schedule.steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
+    };
+    const Flag after_samples[] = {
         FLAG_HEADING("Optimizer"),
         FLAG_TEXT("train", &o->train, NULL, "NAMES", FLAG_FIXED,
                   "train only these tensors, e.g. 'block.*' or '*norm*,head_weight'; the others are frozen"),
@@ -118,6 +116,8 @@ static void options_flags(Flags* flags, Options* o) {
     flags_append(flags, before_config, sizeof before_config / sizeof(Flag));
     fields_flags(flags, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
     flags_append(flags, after_config, sizeof after_config / sizeof(Flag));
+    samples_flags(flags, &o->samples);
+    flags_append(flags, after_samples, sizeof after_samples / sizeof(Flag));
     schedule_flags(flags, &o->schedule);
     layout_flags(flags, &o->layout);
     flags_append(flags, after_schedule, sizeof after_schedule / sizeof(Flag));
@@ -165,6 +165,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (c->vocab == 0) c->vocab = (size_t)run->train.vocabulary;
     if (!config_complete(c, error)) return false;
     if (o->seq == 0) o->seq = c->context;
+    if (!samples_pack(run, &o->samples, o->seq, error)) return false;
     if (!run_choose_layout(run, &o->layout, world, o->seq, o->sample_every > 0, error)) return false;
     uint64_t replicas = layout_replicas(&o->layout, world), tokens = o->batch * o->seq * replicas;
     if (o->total_batch % tokens != 0)
@@ -172,6 +173,8 @@ static bool plan_model(Run* run, Options* o, Error* error) {
                          "time; choose one that is", (unsigned long long)o->total_batch, (unsigned long long)tokens);
     if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
     o->plan.micro_batches = o->total_batch ? o->total_batch / tokens : 1;
+    if (!samples_count_steps(&o->schedule.steps, run, &o->samples, o->seq,
+                             o->plan.micro_batches * o->batch * replicas, error)) return false;
     o->plan.snapshots = run_takes_snapshots(run);
     o->plan.tiers = o->run.ckpt_tiers.count;
     return model_plan(&run->model, c, model_options(run, o, world), error) && plan_fit(&run->model, &o->plan, error);
@@ -180,10 +183,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
 // Opens the data and plans the model: everything that a rank can do alone, before it allocates memory.
 static bool run_prepare(Run* run, Options* o, Flags* flags, Error* error) {
     if (!run_open_data(run, o->data, o->val, error)) return false;
-    bool ends_given = flag_was_given(flags, "end-of-text");
-    if ((ends_given || o->documents) &&
-        !run_mask_documents(run, o->documents != 0, ends_given ? &o->end_of_text : NULL, error))
-        return fail_as(error, ERROR_USAGE);
+    if (!samples_choose(run, &o->samples, flags, error)) return fail_as(error, ERROR_USAGE);
     if (!run_choose_config(run, o->model, &o->config, flags, error)) return false;
     if (!plan_model(run, o, error)) return fail_as(error, ERROR_USAGE);
     if (o->data && !run_check_data(run, &run->train, "--data", o->seq, error)) return false;
@@ -296,6 +296,7 @@ static void write_log(Run* run, const Options* o, StepLog* s) {
     s->step = state->step;
     s->steps = o->schedule.steps;
     s->tokens = state->samples * o->seq;
+    s->epoch = samples_epochs(run, o->seq);
     s->skipped = state->step - state->updates;
     s->sent = flat_bytes_so_far(&model->flat) - s->sent;  // since step_begin
     s->entropy_floor = run->val.entropy_floor;

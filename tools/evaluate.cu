@@ -8,7 +8,7 @@
 // questions_cut (those whose beginning did not fit in --seq); with --answers also answers. Exit code: 0 done;
 // 1 something failed; 2 a flag is wrong.
 
-#include "evaluate.h"
+#include "evaluate_documents.h"
 #include "open.h"
 #include "../llmtrain/base/container.h"
 #include "../llmtrain/run/run_tokenizer.h"
@@ -79,13 +79,15 @@ static bool print_json(JsonWriter* w, Error* error) {
     return ok;
 }
 
-static bool print_text(const Source* source, const Score* scores, Error* error) {
+static bool print_text(const Dataset* dataset, const Source* source, const Score* scores, Error* error) {
     Score sum = scores_sum(scores, source->rows[source->items]);
     JsonWriter w = {0};
     json_write_begin(&w, '{');
     json_member_number(&w, "loss", sum.nats / sum.tokens);
     json_member_number(&w, "nats_per_byte", sum.bytes > 0 ? sum.nats / sum.bytes : NAN);
     json_member_u64(&w, "tokens", (uint64_t)sum.tokens);
+    if (dataset->packed) json_member_u64(&w, "conversations", source->items);
+    if (dataset->packed) json_member_u64(&w, "conversations_too_long", dataset->packed->dropped);
     return print_json(&w, error);
 }
 
@@ -113,8 +115,11 @@ static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Option
     bool ok = o->data ? dataset_open_unweighted(&dataset, o->data, error)
                       : text_read(&dataset, &tokens, o->text, tokenizer, error);
     if (ok && o->data) ok = data_check(&dataset, model, tokenizer, o, error);
-    bool scored = ok && windows_open(&source, &windows, error) && evaluate(&scores, model, &source, o->scores, error);
-    ok = scored && print_text(&source, scores, error);
+    Documents documents = {&dataset, tokenizer, (int32_t)model->config.vocab, model->options.T};
+    ok = ok && dataset_pack(&dataset, model->options.T, false, TOO_LONG_DROP, error) &&
+         (dataset.spans ? documents_open(&source, &documents, error) : windows_open(&source, &windows, error));
+    bool scored = ok && evaluate(&scores, model, &source, o->scores, error);
+    ok = scored && print_text(&dataset, &source, scores, error);
     if (scored) free(scores);
     free(source.rows);
     dataset_close(&dataset);

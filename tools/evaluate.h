@@ -33,11 +33,14 @@ typedef struct {
     size_t items;
     size_t* rows;   // (items + 1), owned: the number of the first row of each; last, the number of rows
     uint64_t hash;  // of everything that determines the scores, except the model
-    // Appends the tokens of a row, at most T + 1. *first: the first token that is scored, at least 1; *bytes: the
-    // length of the scored text.
+    // Appends the tokens of a row, at most T + 1. *first: the first token that is scored, at least 1; of those after it
+    // token_unscored are not. *bytes, 0 before: the length of the scored text.
     bool (*append)(Tokens* out, size_t* first, size_t* bytes, void* context, size_t item, size_t row, Error* error);
     void* context;
 } Source;
+
+// How a row has a token that is not scored; and which token that is.
+static inline int32_t token_unscored(int32_t token) { return ~token; }
 
 // Allocates a source of `items` items; the caller fills in the rest.
 static inline bool source_allocate(Source* s, size_t items, Error* error) {
@@ -487,9 +490,9 @@ static inline bool scorer_run(Scorer* s, Model* model, const Source* source, Err
         const int32_t* ids = s->tokens.ids + p->start;
         for (size_t t = 0; t < T; t++) {
             bool inside = t + 1 < p->length;
-            int32_t target = inside ? ids[t + 1] : -1;
-            s->inputs[r * T + t] = inside ? ids[t] : 0;
-            s->targets[r * T + t] = t + 1 >= p->first ? target : -1;
+            int32_t target = inside && ids[t + 1] >= 0 ? ids[t + 1] : TARGET_NONE;
+            s->inputs[r * T + t] = !inside ? 0 : ids[t] < 0 ? token_unscored(ids[t]) : ids[t];
+            s->targets[r * T + t] = t + 1 >= p->first ? target : TARGET_NONE;
         }
     }
     if (rows == 0) return true;
@@ -498,12 +501,12 @@ static inline bool scorer_run(Scorer* s, Model* model, const Source* source, Err
     for (size_t r = 0; r < rows; r++) {
         const PendingRow* p = &s->pending[r];
         Score* score = &s->scores[p->row];
-        score->nats = 0;
+        score->nats = 0;  // 0 where there is no target
         for (size_t t = p->first - 1; t + 1 < p->length; t++) score->nats += (double)s->losses[r * T + t];
         if (isnan(score->nats))
             return fail_with(error, "the loss of item %zu is not a number, perhaps because weights are damaged; give "
                              "another checkpoint", p->item);
-        score->tokens = (double)(p->length - p->first);
+        score->tokens = (double)targets_count(s->targets + r * T, T);
         score->bytes = (double)p->bytes;
         size_t first = source->rows[p->item], end = source->rows[p->item + 1];
         bool logs = p->row + 1 == end && s->log.file >= 0;
@@ -521,10 +524,12 @@ static inline bool scorer_add(Scorer* s, Model* model, const Source* source, siz
     p.length = s->tokens.count - p.start;
     if (p.length <= p.first)
         return fail_with(error, "item %zu, row %zu has no token to score; leave it out", item, row);
-    for (size_t i = p.start; i < s->tokens.count; i++)
-        if (s->tokens.ids[i] < 0 || (size_t)s->tokens.ids[i] >= model->config.vocab)
+    for (size_t i = p.start; i < s->tokens.count; i++) {
+        int32_t id = s->tokens.ids[i], token = id < 0 ? token_unscored(id) : id;
+        if ((size_t)token >= model->config.vocab)
             return fail_with(error, "token %d is outside the model's vocabulary of %zu; give the tokenizer that the "
-                             "model was trained with", s->tokens.ids[i], model->config.vocab);
+                             "model was trained with", token, model->config.vocab);
+    }
     if ((s->count + 1) * max_size(s->longest, p.length - 1) > N) {
         if (!scorer_run(s, model, source, error)) return false;
         memmove(s->tokens.ids, s->tokens.ids + p.start, p.length * sizeof(int32_t));

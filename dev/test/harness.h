@@ -329,7 +329,7 @@ static inline int open_descriptors(void) { return directory_count("/dev/fd", "")
 
 #define PROGRAM_MS 600e3  // after this a program is treated as hung; enough for a busy machine
 
-enum { WORDS_MAX = 126, EXIT_NOT_RUN = 113 };  // the status of a child that could not become the program
+enum { WORDS_MAX = 190, EXIT_NOT_RUN = 113 };  // the status of a child that could not become the program
 
 // A command line.
 typedef struct {

@@ -538,22 +538,25 @@ static void test_structure(void) {
     verdict("files: documents and spans that do not fit together are refused");
 }
 
-// Training and validation count the targets in spans alone; windows are cut as those of texts.
+// Training and validation count the targets in spans alone; a row has whole documents.
 static void test_targets(void) {
-    enum { T = 8, B = 3 };
+    enum { T = 22, B = 2 };
     int32_t tokens[B * T], targets[B * T];
     Dataset dataset;
     write_set("t", 5, 3, false);
-    need(dataset_open(&dataset, "t_train_*.bin", &error), "%s", error.text);
-    for (size_t first = 0; first < 3; first++) {
-        need(dataset_batch(tokens, targets, &dataset, first, V, B, T, 0, &error), "%s", error.text);
-        for (size_t b = 0; b < B && first + b < dataset_windows(&dataset, T, 0); b++)
-            for (size_t t = 0; t < T; t++) {
-                size_t at = (first + b) * T + t + 1, i = at % 10;
-                bool trains = (i >= 2 && i < 5) || (i >= 6 && i < 9);
-                expect(targets[b * T + t] == (trains ? (int32_t)(5 + at) % V : -1), "target %zu is %d", at,
-                       targets[b * T + t]);
-            }
+    need(dataset_open(&dataset, "t_train_*.bin", &error) && dataset_pack(&dataset, T, true, TOO_LONG_DROP, &error), "%s",
+         error.text);
+    need(dataset_windows(&dataset, T, 0) == 2 && dataset_batch(tokens, targets, &dataset, 0, V, B, T, 0, &error), "%s",
+         error.text);
+    for (size_t b = 0; b < B; b++) {
+        size_t documents = tokens[b * T + 10] > 0 ? 2 : 1, first = (size_t)tokens[b * T] - 5;
+        for (size_t t = 0; t < T; t++) {
+            size_t i = t % 10 + 1, at = first + t + 1;
+            bool inside = t < 10 * documents, trains = inside && ((i >= 2 && i < 5) || (i >= 6 && i < 9));
+            int32_t target = trains ? (int32_t)(5 + at) % V : inside && i == 10 ? TARGET_ENDS : TARGET_NONE;
+            expect(targets[b * T + t] == target, "row %zu, target %zu is %d, not %d", b, t, targets[b * T + t], target);
+            expect(tokens[b * T + t] == (inside ? (int32_t)(5 + first + t) % V : 0), "row %zu, token %zu", b, t);
+        }
     }
     uint64_t print = dataset_fingerprint(&dataset);
     dataset_close(&dataset);
@@ -562,7 +565,10 @@ static void test_targets(void) {
     expect(dataset_fingerprint(&dataset) != print, "other spans have the same fingerprint");
     dataset_close(&dataset);
     write_set("p", 5, 3, true);
-    expect_refusal(opens("p_train_*.bin"), &error, "has preferences (document 3 is chosen)", "preferences");
+    need(dataset_open(&dataset, "p_train_*.bin", &error), "%s", error.text);
+    expect_refusal(dataset_refuse_preferences(&dataset, &error), &error, "has preferences (document 3 is chosen)",
+                   "preferences");
+    dataset_close(&dataset);
     remove("t_train_000000.spans");
     expect_refusal(opens("t_train_*.bin"), &error, "t_train_000000.spans is missing", "no .spans");
     // A set over another: what is left of the old one goes, and plain shards have no .spans.

@@ -779,11 +779,23 @@ static void test_documents(void) {
     verdict("documents: the target behind an end of text does not count, if that is asked for");
 
     DocumentSpan spans[12];
+    int32_t positions[12];
     const int32_t text[] = {1, 9, 2, 3, 4, 9, 9, 5, 6, 7, 8, 9};  // in rows of 4; 9 is the end of text
     const DocumentSpan expected[] = {{0, 1, 2}, {2, 1, 2}, {4, 1, 2}, {6, 1, 1}, {7, 1, 1}, {8, 1, 4}};
-    expect(documents_find(spans, text, 9, 3, 4) == 6 && memcmp(spans, expected, sizeof expected) == 0, "the spans");
-    expect(documents_find(spans, text, 100, 3, 4) == 3 && spans[2].first == 8 && spans[2].T == 4, "whole rows");
-    verdict("documents: rows are cut behind each end of text");
+    expect(documents_find(spans, positions, text, NULL, 9, 3, 4) == 6 && memcmp(spans, expected, sizeof expected) == 0,
+           "the spans");
+    for (int32_t i = 0; i < 12; i++) expect(positions[i] == i % 4, "position %d is %d", i, positions[i]);
+    expect(documents_find(spans, positions, text, NULL, 100, 3, 4) == 3 && spans[2].first == 8 && spans[2].T == 4,
+           "whole rows");
+    verdict("documents: rows are cut behind each end of text, and positions go on");
+
+    const int32_t packed[] = {5, TARGET_ENDS, TARGET_ENDS, 6, 7, TARGET_NONE, 8, TARGET_ENDS, 1, 2, 3, 4};
+    const int32_t starts[] = {0, 1, 0, 0, 0, 1, 2, 3, 0, 1, 2, 3};
+    const DocumentSpan alone[] = {{0, 1, 2}, {2, 1, 1}, {3, 1, 1}, {4, 1, 4}, {8, 1, 4}};
+    expect(documents_find(spans, positions, text, packed, 100, 3, 4) == 5 && memcmp(spans, alone, sizeof alone) == 0,
+           "the spans of packed documents");
+    expect(memcmp(positions, starts, sizeof starts) == 0, "their positions");
+    verdict("documents: packed ones begin at position 0");
 }
 
 static void test_validation(void) {

@@ -3,7 +3,7 @@
 #ifndef LLMTRAIN_DESCRIBE_H
 #define LLMTRAIN_DESCRIBE_H
 
-#include "run.h"
+#include "samples.h"
 
 static inline void run_print_model(const Run* run) {
     for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
@@ -47,8 +47,11 @@ static inline void run_print_mixture(const Dataset* data) {
 }
 
 static inline void run_print_notes(const Run* run, const Schedule* schedule) {
+    size_t T = run->model.options.T;
     unsigned long long step = run->record.state.step, steps = schedule->steps, warmup = schedule->warmup;
     run_print_mixture(&run->train);
+    samples_print("--data", &run->train, T);
+    samples_print("--val", &run->val, T);
     if (warmup > steps && step < steps)
         printf("note: --warmup %llu exceeds --steps %llu: the learning rate never reaches --lr\n", warmup, steps);
     if (run->options->out == NULL) printf("no --out: nothing will be saved\n");

@@ -28,6 +28,7 @@
 typedef struct {
     uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
     StepResult result;                     // loss and norm, and how the ranks differ
+    double epoch;                          // how many times all samples were read; NAN for a mixture
     double val_loss;                       // NAN in steps that do not validate
     double entropy_floor;                  // of the validation text; 0: unknown
     double lr;
@@ -70,7 +71,7 @@ static inline void step_print(FILE* out, const StepLog* s) {
 static const Field METRICS[] = {
     LOG_COUNT(step, "step"), LOG_REAL(result.loss, "loss"), LOG_REAL(val_loss, "val_loss"),
     LOG_REAL(result.grad_norm, "grad_norm"), LOG_REAL(lr, "lr"), LOG_COUNT(tokens, "tokens"),
-    LOG_COUNT(skipped, "skipped"), LOG_REAL(result.loss_min, "loss_ranks_min"),
+    LOG_REAL(epoch, "epoch"), LOG_COUNT(skipped, "skipped"), LOG_REAL(result.loss_min, "loss_ranks_min"),
     LOG_REAL(result.loss_median, "loss_ranks_median"), LOG_REAL(result.loss_max, "loss_ranks_max"),
     LOG_REAL(ms, "ms"), LOG_REAL(result.busy_min, "ms_ranks_min"), LOG_REAL(result.busy_median, "ms_ranks_median"),
     LOG_REAL(result.busy_max, "ms_ranks_max"), LOG_COUNT(result.slowest, "slowest_rank"),

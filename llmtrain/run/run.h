@@ -416,26 +416,6 @@ static inline bool run_open_data(Run* run, const char* data, const char* val, Er
     return run_tokenizer_open(&run->tokenizer, &run->train, &run->val, o->resume ? o->out : NULL, from, error);
 }
 
-// Makes attention and loss stop at the ends of documents: after the token `given`, or else the tokenizer's end-of-text.
-static inline bool run_mask_documents(Run* run, bool asked, const uint64_t* given, Error* error) {
-    if (!asked) return fail_with(error, "--end-of-text is for --documents mask; give both, or neither");
-    if (run->train.spans || run->val.spans)
-        return fail_with(error, "--documents mask ends documents at the end-of-text token, which is also within "
-                         "conversations; leave it out with shards of tokenize --chat");
-    bool known = tokenizer_is_known(&run->tokenizer);
-    int32_t end = given ? (int32_t)*given : known ? run->tokenizer.end_of_text : -1;
-    if (given && run->train.vocabulary > 0 && end >= run->train.vocabulary)
-        return fail_with(error, "--end-of-text %d is outside the data's vocabulary of %d; give the id of its "
-                         "end-of-text token", (int)end, (int)run->train.vocabulary);
-    if (end < 0)
-        return fail_with(error, "--documents mask needs the token between documents, but %s; give --end-of-text N "
-                         "(50256 for GPT-2 tokens), or shards made by tokenize --text",
-                         known ? "the data's tokenizer has none" : "the data has no tokenizer");
-    run->train.mask_documents = run->val.mask_documents = true;
-    run->train.end_of_text = run->val.end_of_text = end;
-    return true;
-}
-
 // Refuses shards that the model cannot read. A model may have more tokens than its tokenizer, as published ones do.
 static inline bool run_check_data(const Run* run, const Dataset* data, const char* flag, size_t T, Error* error) {
     size_t V = run->record.config.vocab, of_data = (size_t)data->vocabulary;

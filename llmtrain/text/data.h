@@ -20,7 +20,8 @@
 #define LLMTRAIN_DATA_H
 
 #include "../base/files.h"  // opening and reading; and from base.h Error, random4, hashes
-#include "spans.h"
+#include "../model/documents.h"
+#include "packing.h"
 
 #include <assert.h>
 #include <glob.h>
@@ -208,6 +209,7 @@ typedef struct {
     size_t part_count;     // at least 1
     SpanFile* spans;       // (shard_count), owned: of shards of conversations, whose other targets do not count;
                            // NULL: there is none
+    Packing* packed;       // (part_count), owned: the rows of each part that has conversations; dataset_pack
     int32_t vocabulary;    // 0 = unknown
     double entropy_floor;  // nats per token, over all tokens; 0 = unknown
     bool mask_documents;   // the target that follows an end_of_text, in another document, does not count; set by the
@@ -236,10 +238,12 @@ static inline uint64_t dataset_fingerprint(const Dataset* dataset) {
 }
 
 static inline void dataset_close(Dataset* dataset) {
+    for (size_t i = 0; dataset->packed && i < dataset->part_count; i++) packing_free(&dataset->packed[i]);
     for (size_t i = 0; i < dataset->shard_count; i++) {
         if (dataset->spans) span_file_close(&dataset->spans[i]);
         shard_close(&dataset->shards[i]);
     }
+    free(dataset->packed);
     free(dataset->spans);
     free(dataset->shards);
     memset(dataset, 0, sizeof *dataset);
@@ -296,6 +300,35 @@ static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
     return true;
 }
 
+// Whether a part of the data is conversations. They have rows of their own, and are not mixed with text in one part.
+static inline bool part_is_packed(const Dataset* dataset, const DatasetPart* part) {
+    return dataset->spans && dataset->shards[part->first].spans != 0;
+}
+
+static inline bool dataset_parts_agree(const Dataset* dataset, Error* error) {
+    for (const DatasetPart* part = dataset->parts; part < dataset->parts + dataset->part_count; part++)
+        for (size_t i = part->first + 1; i < part->end; i++)
+            if ((dataset->shards[i].spans != 0) != (dataset->shards[part->first].spans != 0))
+                return fail_with(error, "one of %.400s and %.400s has conversations (tokenize --chat), the other text; "
+                                 "give one of them, or both with weights, as in 'a_*.bin:0.7,b_*.bin:0.3'",
+                                 dataset->shards[part->first].path, dataset->shards[i].path);
+    return true;
+}
+
+// Puts the conversations into rows for sequences of T tokens, if there are any; before their samples and windows are
+// used. pack, too_long: see packing.h.
+static inline bool dataset_pack(Dataset* dataset, size_t T, bool pack, TooLong too_long, Error* error) {
+    if (dataset->spans == NULL) return true;
+    dataset->packed = (Packing*)memory_allocate(dataset->part_count * sizeof(Packing));
+    if (dataset->packed == NULL) return fail_with(error, "out of memory for the rows of conversations");
+    for (size_t i = 0; i < dataset->part_count; i++) {
+        const DatasetPart* part = &dataset->parts[i];
+        if (part_is_packed(dataset, part) && !packing_make(&dataset->packed[i], dataset->spans, part->first, part->end,
+                                                           T + 1, pack, too_long, error)) return false;
+    }
+    return true;
+}
+
 // Takes the vocabulary and the entropy floor from the shards, which must agree.
 static inline bool dataset_summarise(Dataset* dataset, Error* error) {
     double tokens = 0, nats = 0;
@@ -328,7 +361,7 @@ static inline void dataset_one_part(Dataset* dataset) {
     dataset->part_count = 1;
 }
 
-// Opens the .spans file of each shard that has one. A preference is no text to predict, and is refused.
+// Opens the .spans file of each shard that has one.
 static inline bool dataset_open_spans(Dataset* dataset, Error* error) {
     for (size_t i = 0; i < dataset->shard_count; i++) {
         const Shard* shard = &dataset->shards[i];
@@ -337,11 +370,6 @@ static inline bool dataset_open_spans(Dataset* dataset, Error* error) {
         if (!dataset->spans) return fail_with(error, "out of memory for %zu .spans files", dataset->shard_count);
         SpanFile* file = &dataset->spans[i];
         if (!span_file_open(file, shard->path, shard->count, shard->checksum, shard->spans, error)) return false;
-        for (size_t d = 0; d < file->document_count; d++)
-            if (file->documents[d].kind != SPAN_PLAIN)
-                return fail_with(error, "%s has preferences (document %zu is %s), which are not trained as texts; "
-                                 "convert the answers wanted as messages, or prompt and completion", shard->path, d,
-                                 SPAN_KIND_NAMES[file->documents[d].kind]);
         for (size_t s = 0; s < file->span_count; s++)
             if (file->spans[s].weight != 1)
                 return fail_with(error, "%s has a span of weight %g, and only 1 is supported; run tokenize --chat "
@@ -359,7 +387,7 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
     }
     if (dataset->part_count == 0) dataset_one_part(dataset);
     return dataset_sets_whole(dataset, error) && dataset_open_spans(dataset, error) &&
-           dataset_summarise(dataset, error);
+           dataset_parts_agree(dataset, error) && dataset_summarise(dataset, error);
 }
 
 // The files that match one pattern, after those that were found before.
@@ -457,6 +485,17 @@ static inline size_t paths_sort(char** paths, size_t all) {
     return count;
 }
 
+// Refuses preferences, which are no text to predict.
+static inline bool dataset_refuse_preferences(const Dataset* dataset, Error* error) {
+    for (size_t i = 0; dataset->spans && i < dataset->shard_count; i++)
+        for (size_t d = 0; d < dataset->spans[i].document_count; d++)
+            if (dataset->spans[i].documents[d].kind != SPAN_PLAIN)
+                return fail_with(error, "%s has preferences (document %zu is %s), which are not trained as texts; "
+                                 "convert the answers wanted as messages, or prompt and completion",
+                                 dataset->shards[i].path, d, SPAN_KIND_NAMES[dataset->spans[i].documents[d].kind]);
+    return true;
+}
+
 // Opens all files that match shell patterns (*, ?, [...]), separated by commas, sorted by the bytes of their names in
 // any locale, since the order of the shards is part of the order of the samples. Patterns with weights, as in
 // 'a_*.bin:0.7,b_*.bin:0.3', make a mixture, if that is allowed. A file with a comma or a bracket in its name is given
@@ -523,6 +562,8 @@ static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, siz
 // permutation orders the windows of all shards. All of this is a function of (dataset, T, seed, sample number): it
 // does not depend on the batch size or the number of ranks, and can begin with any sample.
 //
+// Conversations are packed into rows instead (packing.h): an epoch takes each row once, in the order of the permutation.
+//
 // The parts of a mixture have epochs of their own. Each cycle of MIXTURE_CYCLE samples takes the next of_cycle samples
 // of each part; a keyed permutation orders them. So the shares are exact after each cycle, and near them in between.
 //
@@ -532,7 +573,9 @@ static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, siz
 
 typedef struct {
     size_t shard;
-    size_t start;  // position of the window's first token in the shard
+    size_t start;           // position of the window's first token in the shard
+    const Packing* packed;  // NULL, or whose row it is
+    size_t row;
 } Window;
 
 #define ORDER_ROUNDS 8
@@ -604,6 +647,7 @@ static inline size_t shard_windows(const Shard* shard, size_t T, size_t overlap)
 // Samples of an epoch.
 static inline size_t part_samples(const Dataset* dataset, const DatasetPart* part, size_t T) {
     size_t samples = 0;
+    if (part_is_packed(dataset, part)) return dataset->packed[part - dataset->parts].rows;
     for (size_t i = part->first; i < part->end; i++) samples += shard_samples(&dataset->shards[i], T);
     return samples;
 }
@@ -611,6 +655,7 @@ static inline size_t part_samples(const Dataset* dataset, const DatasetPart* par
 // Windows in one validation.
 static inline size_t dataset_windows(const Dataset* dataset, size_t T, size_t overlap) {
     size_t windows = 0;
+    if (part_is_packed(dataset, dataset->parts)) return dataset->packed->rows;
     for (size_t i = 0; i < dataset->shard_count; i++) windows += shard_windows(&dataset->shards[i], T, overlap);
     return windows;
 }
@@ -621,6 +666,9 @@ static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* err
     for (const DatasetPart* part = dataset->parts; part < dataset->parts + dataset->part_count; part++) {
         if (part_samples(dataset, part, T) > 0) continue;
         const Shard* longest = &dataset->shards[part->first];
+        if (part_is_packed(dataset, part))
+            return fail_with(error, "no conversation of %.600s fits a sequence of %zu tokens; give a longer --seq, or "
+                             "--too-long cut", longest->path, T);
         for (size_t i = part->first + 1; i < part->end; i++)
             if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
         return fail_with(error,
@@ -631,6 +679,13 @@ static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* err
     return true;
 }
 
+// A row of packed conversations; its place is that of its first document.
+static inline Window packed_window(const Dataset* dataset, const Packing* packed, size_t row) {
+    const PackedGroup* group = &packed->groups[packed->first[row]];
+    Window window = {group->shard, (size_t)dataset->spans[group->shard].documents[group->document].first, packed, row};
+    return window;
+}
+
 static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint64_t sample, size_t T) {
     bool mixes = dataset->part_count > 1;
     size_t p = mixes ? mixture_part(dataset, seed, &sample) : 0;
@@ -638,8 +693,9 @@ static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint6
     uint64_t samples = part_samples(dataset, part, T);
     uint64_t epoch = sample / samples + (mixes ? (p + 1) << 40 : 0);  // below 2^40: the cycles of the mixture
     uint64_t index = order_permute(sample % samples, seed, epoch, samples);
+    if (part_is_packed(dataset, part)) return packed_window(dataset, &dataset->packed[p], (size_t)index);
     uint64_t phase = random4(seed, RANDOM_ORDER, epoch, ORDER_PHASE).bits[0];
-    Window window = {part->first, 0};
+    Window window = {part->first, 0, NULL, 0};
     const Shard* shard = &dataset->shards[part->first];
     for (; index >= shard_samples(shard, T); shard++, window.shard++) index -= shard_samples(shard, T);
     uint64_t starts = shard->count - shard_samples(shard, T) * T;  // that leave room for all windows; below 2T
@@ -647,39 +703,74 @@ static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint6
     return window;
 }
 
-// Validation window number `index` < dataset_windows.
+// Validation window number `index` < dataset_windows. Rows, which were packed from the longest on, come in another
+// order, so that the first ones are like all.
 static inline Window dataset_window(const Dataset* dataset, size_t index, size_t T, size_t overlap) {
-    Window window = {0, 0};
+    Window window = {0, 0, NULL, 0};
+    if (part_is_packed(dataset, dataset->parts))
+        return packed_window(dataset, dataset->packed, (size_t)order_permute(index, 0, 0, dataset->packed->rows));
     for (; index >= shard_windows(&dataset->shards[window.shard], T, overlap); window.shard++)
         index -= shard_windows(&dataset->shards[window.shard], T, overlap);
     window.start = index * (T - overlap);
     return window;
 }
 
-// Copies a window: tokens (T), targets (T). Refuses a token outside the model's vocabulary: it would read outside the
-// embedding.
-static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset* dataset, Window window,
-                               int32_t vocabulary, size_t T, Error* error) {
-    const Shard* shard = &dataset->shards[window.shard];
-    const SpanFile* spans = shard->spans != 0 ? &dataset->spans[window.shard] : NULL;
-    size_t span = spans ? span_file_find(spans, window.start + 1) : 0;
+// Copies `count` consecutive tokens of a shard: inputs to tokens, and to targets those that follow them; each has `room`
+// places. Refuses a token outside the model's vocabulary: it would read outside the embedding. spans: NULL, or outside
+// which targets do not count.
+static inline bool shard_copy(int32_t* tokens, int32_t* targets, size_t room, const Dataset* dataset,
+                              const Shard* shard, size_t start, size_t count, const SpanFile* spans, int32_t vocabulary,
+                              Error* error) {
+    size_t span = spans ? span_file_find(spans, start + 1) : 0;
     if (!shard_is_whole(shard, error)) return false;
-    for (size_t t = 0; t <= T; t++) {
-        uint32_t token = shard_token(shard, window.start + t);
+    for (size_t t = 0; t < count; t++) {
+        uint32_t token = shard_token(shard, start + t);
         if (token >= (uint32_t)vocabulary)
-            return shard_refuse_token(shard, token, window.start + t, (size_t)vocabulary, error);
-        if (t < T) tokens[t] = (int32_t)token;
+            return shard_refuse_token(shard, token, start + t, (size_t)vocabulary, error);
+        if (t < room) tokens[t] = (int32_t)token;
         bool ended = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
-        bool prompt = t > 0 && spans && !span_file_trains(spans, &span, window.start + t);
-        if (t > 0) targets[t - 1] = ended || prompt ? -1 : (int32_t)token;
+        bool prompt = t > 0 && spans && !span_file_trains(spans, &span, start + t);
+        if (t > 0) targets[t - 1] = ended || prompt ? TARGET_NONE : (int32_t)token;
     }
     shard_forget(shard);
     return true;
 }
 
-// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). The classifier ignores targets of -1: those
-// that the previous window has scored, and all in rows past the last window, whose tokens are 0. So every token is
-// scored once, for any B and number of ranks.
+// Copies a row of packed conversations: one document after the other, and zeros. The last token of each has no target.
+static inline bool packed_read(int32_t* tokens, int32_t* targets, const Dataset* dataset, Window window,
+                               int32_t vocabulary, size_t T, Error* error) {
+    const Packing* p = window.packed;
+    size_t t = 0;
+    for (size_t g = p->first[window.row]; g < p->first[window.row + 1]; g++) {
+        const SpanFile* spans = &dataset->spans[p->groups[g].shard];
+        const Shard* shard = &dataset->shards[p->groups[g].shard];
+        size_t end = t + p->groups[g].tokens;
+        for (size_t d = p->groups[g].document; t < end; d++) {
+            size_t n = min_size(spans->documents[d].tokens, end - t);  // fewer if it is cut
+            if (!shard_copy(tokens + t, targets + t, T - t, dataset, shard, (size_t)spans->documents[d].first, n, spans,
+                            vocabulary, error)) return false;
+            t += n;
+            if (t <= T) targets[t - 1] = TARGET_ENDS;
+        }
+    }
+    for (; t < T; t++) {
+        tokens[t] = 0;
+        targets[t] = TARGET_NONE;
+    }
+    return true;
+}
+
+// Copies a window: tokens (T), targets (T).
+static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset* dataset, Window window,
+                               int32_t vocabulary, size_t T, Error* error) {
+    if (window.packed) return packed_read(tokens, targets, dataset, window, vocabulary, T, error);
+    return shard_copy(tokens, targets, T, dataset, &dataset->shards[window.shard], window.start, T + 1, NULL,
+                      vocabulary, error);
+}
+
+// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). Those have no target that the previous
+// window has scored, nor has any in rows past the last window, whose tokens are 0. So every token is scored once, for
+// any B and number of ranks.
 static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Dataset* dataset, size_t first,
                                  int32_t vocabulary, size_t B, size_t T, size_t overlap, Error* error) {
     size_t windows = dataset_windows(dataset, T, overlap);
@@ -688,10 +779,11 @@ static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Datase
         if (first + b < windows) {
             Window window = dataset_window(dataset, first + b, T, overlap);
             if (!window_read(row_tokens, row_targets, dataset, window, vocabulary, T, error)) return false;
-            for (size_t t = 0; t < overlap && window.start > 0; t++) row_targets[t] = -1;
+            bool follows = window.start > 0 && !window.packed;
+            for (size_t t = 0; t < overlap && follows; t++) row_targets[t] = TARGET_NONE;
         } else {
             memset(row_tokens, 0, T * sizeof(int32_t));
-            for (size_t t = 0; t < T; t++) row_targets[t] = -1;
+            for (size_t t = 0; t < T; t++) row_targets[t] = TARGET_NONE;
         }
     }
     return true;
