@@ -11,7 +11,8 @@
 //
 // In llmtrain/ops/: the other matmuls in matmul.cuh, attention in attention.cuh, attention to a KV cache in decode.cuh,
 // norms of query and key heads in qk_norm.cuh, heads cut into parts and copied for ranks in heads.cuh, layers that
-// ranks share in leaves.cuh, operations on whole vectors in vectors.cuh, optimizers in optimizers/.
+// ranks share in leaves.cuh, columns of matrices for LoRA in columns.cuh, operations on whole vectors in vectors.cuh,
+// optimizers in optimizers/.
 // To copy an operation into a project of your own, take its section and what the section's first lines name.
 //
 // Almost all kernels here are bound by memory, so their comments count the bytes that they move. W is the number of
@@ -27,6 +28,7 @@
 #include "llmtrain/ops/attention.cuh"
 #include "llmtrain/ops/base.h"
 #include "llmtrain/ops/blocks.cuh"
+#include "llmtrain/ops/columns.cuh"
 #include "llmtrain/ops/decode.cuh"
 #include "llmtrain/ops/heads.cuh"
 #include "llmtrain/ops/leaves.cuh"

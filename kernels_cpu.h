@@ -12,8 +12,8 @@
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
 //
 // What needs more than a loop nest to be fast, or is no layer of a model, has a header of its own in llmtrain/ops/:
-// attention_cpu.h, decode.h (attention to a KV cache), gemm.h, heads.h (heads for ranks), leaves.h (layers that ranks
-// share), qk_norm.h (norms of query and key heads), vectors.h (global norm, sums, casts), optimizers/update.h.
+// attention_cpu.h, columns.h (for LoRA), decode.h (attention to a KV cache), gemm.h, heads.h (heads for ranks), leaves.h
+// (layers that ranks share), qk_norm.h (norms of query and key heads), vectors.h (global norm, sums, casts), optimizers/.
 //
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions use it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
@@ -38,6 +38,7 @@
 #include "llmtrain/ops/arithmetic.h"
 #include "llmtrain/ops/attention_cpu.h"
 #include "llmtrain/ops/base.h"
+#include "llmtrain/ops/columns.h"
 #include "llmtrain/ops/decode.h"
 #include "llmtrain/ops/dtypes.h"
 #include "llmtrain/ops/gemm.h"

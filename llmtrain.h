@@ -51,18 +51,13 @@ typedef struct {
     bool tf32;                // a GPU's float matmuls may round their operands to TF32
     const char* matmul_algorithms;  // a file by build/tune, for a GPU; NULL: cuBLASLt's first proposals
     RecomputeLevel recompute; // activations that the backward computes again
-    const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all
+    const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all, or LoRA's alone
+    bool lora_drops;          // there will be a dropout for what LoRA's pairs see
     RankOptions ranks;        // all 0: one rank
     PipelineOptions pipeline; // with ranks.pp; it chooses the slots
     int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not on the device
     const char* offload_dir;  // NULL, GPU builds only: in host memory
 } ModelOptions;
-
-typedef struct {
-    float p;                  // probability of dropping an element; 0 for evaluation
-    uint64_t seed;
-    uint64_t first_token;     // index of the batch's first token in the whole run
-} Dropout;
 
 typedef struct {
     Config config;
@@ -174,7 +169,8 @@ static inline void model_layout(Model* model) {
     pipeline_layout(&model->pipeline, model_rows(model) * C, o->training, arena);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(arena, "batches", 3 * N * sizeof(int32_t));
     model->scratch = arena_take(arena, "scratch of the operations", model_scratch_bytes(model));
-    for (int i = 0; i < 2 && o->train; i++)
+    adapters_layout(&model->layers.adapters, c, o->training, o->lora_drops, model_rows(model), arena);
+    for (int i = 0; i < 2 && (o->train || c->lora); i++)
         model->discarded[i] = (float*)arena_take(arena, "gradients that are not used", max_size(C, D) * sizeof(float));
     if (c->family == FAMILY_LLAMA)
         model->rope = (float*)arena_take(arena, "rotary angles", c->context * D * sizeof(float));
@@ -249,7 +245,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
          offload_blocks_plan(&model->offloaded, model_blocks(model), options.training ? options.offload : 0, error);
     while (ok && model->flat.buckets[model->first_trained].first == model->flat.buckets[model->first_trained].end)
         model->first_trained++;
-    const Layers layers = {&model->parameters, &model->flat, &model->tensor, false, model->stream};
+    const Layers layers = {&model->parameters, &model->flat, &model->tensor, {.scale = config_lora_scale(config)},
+                           &model->activations, &model->dropout, false, model->stream};
     model->layers = layers;
     if (ok) model_layout(model);
     else model_free(model);

@@ -41,7 +41,7 @@ typedef struct {
     uint64_t batch, seq, total_batch, seed, threads;
     Schedule schedule;
     OptimizerOptions optimizer;
-    double dropout, timeout, peak_tflops;
+    double dropout, lora_dropout, timeout, peak_tflops;
     Layout layout;
     uint64_t sample_every, log_every;
     SampleOptions samples;        // these have their flags in samples.h, validation.h, plan.h, generate.h and run.h
@@ -76,6 +76,7 @@ static void options_flags(Flags* flags, Options* o) {
     const Flag after_config[] = {
         FLAG_REAL("dropout", &o->dropout, 0, 0, 0.9, 0,
                   "dropout probability, for embeddings and for attention and feed-forward outputs"),
+        FLAG_REAL("lora-dropout", &o->lora_dropout, 0, 0, 0.9, 0, "with --lora: dropout of what the pairs see"),
         FLAG_HEADING("Batches"),
         FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch"),
         FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
@@ -152,6 +153,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
                       .cached_sequences = o->sample_every > 0, .mask_documents = run->train.mask_documents,
                       .end_of_text = run->train.end_of_text, .tf32 = o->tf32,
                       .matmul_algorithms = o->matmul_algorithms, .recompute = o->plan.recompute, .train = o->train,
+                      .lora_drops = o->lora_dropout > 0,
                       .ranks = ranks, .pipeline = pipeline, .offload = o->plan.offload,
                       .offload_dir = o->plan.offload_dir};
     return m;
@@ -224,6 +226,7 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     run_print_device(run, &o->peak_tflops);
     if (!run_compare_devices(run, error)) return false;
     model->dropout.p = (float)o->dropout;
+    model->dropout.adapters = (float)o->lora_dropout;
     model->dropout.seed = o->seed;
     // The snapshot may not fit either; run_open_out loads a checkpoint, all ranks together.
     ok = saver_open(&run->saver, &model->flat, run_takes_snapshots(run), 1e6 * o->run.ckpt_bandwidth, error);

@@ -26,7 +26,7 @@ typedef struct {
     const char* flag;     // on the command line and in messages
     FlagKind kind;        // all but KIND_TEXT
     size_t offset;        // of the member in its struct
-    const char* choices;  // of KIND_CHOICE; other kinds: the name of the value in the help
+    const char* choices;  // of KIND_CHOICE, KIND_SET; other kinds: the name of the value in the help
     double low, high;     // of the flag
     const char* help;     // NULL: there is no such flag
     const char* missing;  // the value that a file without the member implies, as text; NULL: it cannot be read
@@ -41,6 +41,8 @@ typedef struct {
     {#member, flag, KIND_SWITCH, offsetof(Struct, member), "on|off", 0, 0, help, missing}
 #define FIELD_CHOICE(Struct, member, flag, choices, missing, help) \
     {#member, flag, KIND_CHOICE, offsetof(Struct, member), choices, 0, 0, help, missing}
+#define FIELD_SET(Struct, member, flag, choices, missing, help) \
+    {#member, flag, KIND_SET, offsetof(Struct, member), choices, 0, 0, help, missing}
 // Rows of members that are only in files, where they have a name of their own. flag: their name in messages.
 #define FIELD_NAMED(Struct, member, kind, name, flag, missing) \
     {name, flag, kind, offsetof(Struct, member), NULL, 0, 0, NULL, missing}

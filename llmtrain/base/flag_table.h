@@ -18,6 +18,7 @@ typedef enum {
     KIND_REAL,    // double
     KIND_SWITCH,  // bool
     KIND_CHOICE,  // an enum, or int: position in `choices`, which are separated by |
+    KIND_SET,     // int: a bit for each of `choices` that is given, separated by commas; all: 0
     KIND_TEXTS    // TextList: the flag may be given several times
 } FlagKind;
 
@@ -40,7 +41,7 @@ typedef struct Flag {
     const char* name;     // without the dashes; NULL: a heading of the help, whose text is in `help`
     FlagKind kind;
     void* value;          // holds the default before parsing
-    const char* choices;  // KIND_CHOICE: "cosine|linear"; other kinds: the name of the value in the help
+    const char* choices;  // KIND_CHOICE, KIND_SET: "cosine|linear"; other kinds: the name of the value in the help
     double low, high;     // KIND_COUNT, KIND_REAL: bounds, both allowed
     const char* help;
     unsigned marks;       // FLAG_FREE, FLAG_LOCAL, FLAG_FIXED or none; FLAG_GIVEN
@@ -102,6 +103,33 @@ static inline void choice_name(const char* choices, int position, char* text, si
     snprintf(text, size, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
+// The words of a set, separated by commas.
+static inline void set_text(char* text, size_t size, const char* choices, int set) {
+    size_t used = 0;
+    snprintf(text, size, "all");
+    for (int i = 0; set >> i != 0; i++) {
+        char word[32];
+        if (!(set >> i & 1)) continue;
+        choice_name(choices, i, word, sizeof word);
+        if (used < size) used += (size_t)snprintf(text + used, size - used, "%s%s", used ? "," : "", word);
+    }
+}
+
+// False: a word is not one of `choices`.
+static inline bool set_parse(int* set, const char* choices, const char* text) {
+    for (*set = 0; strcmp(text, "all") != 0; text++) {
+        char word[32];
+        size_t length = strcspn(text, ",");
+        snprintf(word, sizeof word, "%.*s", (int)length, text);
+        int position = choice_find(choices, word);
+        if (position < 0 || length >= sizeof word) return false;
+        *set |= 1 << position;
+        text += length;
+        if (*text == 0) break;
+    }
+    return true;
+}
+
 static inline uint64_t flag_value_count(const Flag* flag) {
     uint64_t count;
     memcpy(&count, flag->value, sizeof count);
@@ -126,7 +154,8 @@ static inline void flag_text(char* text, size_t size, const Flag* flag) {
     else {
         int position;
         memcpy(&position, flag->value, sizeof position);
-        choice_name(flag->choices, position, text, size);
+        if (flag->kind == KIND_SET) set_text(text, size, flag->choices, position);
+        else choice_name(flag->choices, position, text, size);
     }
 }
 

@@ -53,6 +53,12 @@ static inline bool flag_set(Flag* flag, const char* text, Error* error) {
         int position = choice_find(flag->choices, text);
         if (position < 0) return fail_with(error, "--%s is '%s'; give one of %s", flag->name, text, flag->choices);
         memcpy(flag->value, &position, sizeof position);
+    } else if (flag->kind == KIND_SET) {
+        int set;
+        if (!set_parse(&set, flag->choices, text))
+            return fail_with(error, "--%s is '%s'; give all, or some of %s, separated by commas", flag->name, text,
+                             flag->choices);
+        memcpy(flag->value, &set, sizeof set);
     } else if (flag->kind == KIND_COUNT) {
         unsigned long long number = strtoull(text, &end, 10);
         bool digits = text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0;
@@ -110,7 +116,7 @@ static inline bool flags_parse(Flags* flags, int argc, char** argv, Error* error
         if (value == NULL && flag->kind == KIND_SWITCH) value = "on";
         if (value == NULL)
             return fail_with(error, "--%s needs a value: %s%s", flag->name,
-                             flag->kind == KIND_CHOICE ? flag->choices : flag->help,
+                             flag->kind == KIND_CHOICE || flag->kind == KIND_SET ? flag->choices : flag->help,
                              flag->kind == KIND_TEXT && i + 1 < argc ? "; give one that begins with -- after a =" : "");
         if (!flag_set(flag, value, error)) return false;
     }

@@ -41,7 +41,7 @@ static inline bool fields_read(void* base, const Field* fields, size_t count, co
         Flag flag = field_flag(&fields[i], base);
         uint32_t node = field_node(json, object, fields[i].name);
         uint64_t number = 0;
-        char word[32];
+        char word[64];
         Error ignored;
         if (node == JSON_NONE && fields[i].missing) {
             flag.low = -INFINITY;

@@ -636,17 +636,22 @@ static inline bool source_set(Model* model, TensorId id, const float* values, Er
 }
 
 // Fills in the weights of a model of the same configuration, except that its context may be shorter, and a llama's also
-// longer. flag: the one that named the source.
+// longer, and that it may have pairs of LoRA that the source does not have: these stay as they are. flag: the one that
+// named the source.
 static inline bool source_load(Model* model, ModelSource* s, const char* flag, Error* error) {
+    const Config* here = &model->config;
     Config* there = &s->config;
+    bool added = there->lora == 0 && here->lora > 0;
+    if (added) config_copy_lora(there, here);
     if (model->config.family == FAMILY_LLAMA || model->config.context < there->context)
         there->context = model->config.context;
     if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error)) return false;
     bool ok = true;
-    for (uint32_t i = 0; ok && i < model->parameters.count; i++) {
+    for (uint32_t i = 0, theirs = 0; ok && i < model->parameters.count; i++) {
         const TensorId id = {i};
         const float* values;
-        ok = source_read(&values, s, i, error) && source_set(model, id, values, error);
+        if (added && model->parameters.tensors[i].adapter) continue;
+        ok = source_read(&values, s, theirs++, error) && source_set(model, id, values, error);
     }
     return ok;
 }

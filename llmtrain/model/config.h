@@ -5,6 +5,8 @@
 // Models"): RMSNorm, SwiGLU, RoPE, no biases, grouped-query attention, the head tied or not. Variants add fields:
 // Qwen2 qkv_bias, Qwen3 qk_norm and head_size, Llama 3.1 rope_scaling.
 //
+// LoRA is a part of the configuration: a model with pairs of adapters has more tensors (weights.h).
+//
 // A field is a member of Config, its row in CONFIG_FIELDS, and where it is used: the row gives the flag, the key in
 // checkpoints, the limits, and the value that files from before the field imply.
 
@@ -16,6 +18,11 @@
 
 typedef enum { FAMILY_GPT2, FAMILY_LLAMA } Family;
 #define FAMILY_NAMES "gpt2|llama"
+
+typedef enum { LORA_PLAIN, LORA_RS } LoraScale;
+#define LORA_TARGETS "q|k|v|qkv|attention_out|gate|up|ffn_in|ffn_out"
+enum { LORA_Q = 1, LORA_K = 2, LORA_V = 4, LORA_QKV = 8, LORA_ATTENTION_OUT = 16, LORA_GATE = 32, LORA_UP = 64,
+       LORA_FFN_IN = 128, LORA_FFN_OUT = 256, LORA_OF_LLAMA = LORA_Q | LORA_K | LORA_V | LORA_GATE | LORA_UP };
 
 typedef struct {
     Family family;
@@ -30,6 +37,10 @@ typedef struct {
     RopeScaling rope_scaling;
     double rope_factor, rope_low_freq, rope_high_freq;
     size_t rope_original;                           // the context before scaling
+    size_t lora;                                    // r, the rank of LoRA's pairs; 0: there are none
+    double lora_alpha;                              // their product counts alpha / r, or alpha / sqrt(r), times
+    LoraScale lora_scale;
+    int lora_targets;                               // which matrices have a pair: bits of LORA_TARGETS; 0: all
 } Config;
 
 static const Field CONFIG_FIELDS[] = {
@@ -58,6 +69,14 @@ static const Field CONFIG_FIELDS[] = {
     FIELD_REAL(Config, rope_high_freq, "rope-high-freq", 0, 1e6, "0", NULL),
     FIELD_COUNT(Config, rope_original, "rope-original", 0, 1 << 24, "0",
                 "with --rope-scaling llama3: the context before scaling; 0: 8192"),
+    FIELD_COUNT(Config, lora, "lora", 0, 65536, "0",
+                "LoRA: train, in place of the model's weights, a pair of matrices of rank N beside each; 0: no"),
+    FIELD_REAL(Config, lora_alpha, "lora-alpha", 0, 1e6, "0",
+               "with --lora: the pairs' products count X / rank times; 0: 2 rank"),
+    FIELD_CHOICE(Config, lora_scale, "lora-scale", "plain|rs", "plain",
+                 "with --lora: rs divides by the square root of the rank (rsLoRA)"),
+    FIELD_SET(Config, lora_targets, "lora-targets", LORA_TARGETS, "all",
+              "with --lora: the matrices with a pair; q, k, v, gate and up are llama's"),
 };
 enum { CONFIG_FIELD_COUNT = sizeof CONFIG_FIELDS / sizeof CONFIG_FIELDS[0] };
 
@@ -71,6 +90,19 @@ static inline RopeOptions config_rope(const Config* c) {
     RopeOptions rope = {c->rope_theta, c->rope_scaling, c->rope_factor, c->rope_low_freq, c->rope_high_freq,
                         c->rope_original};
     return rope;
+}
+// What the product of a pair of LoRA is multiplied by. "LoRA: Low-Rank Adaptation of Large Language Models", Hu et al.,
+// 2021; rs: "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", Kalajdzievski, 2023.
+static inline float config_lora_scale(const Config* c) {
+    if (c->lora == 0) return 0;
+    return (float)(c->lora_alpha / (c->lora_scale == LORA_RS ? sqrt((double)c->lora) : (double)c->lora));
+}
+
+static inline void config_copy_lora(Config* to, const Config* from) {
+    to->lora = from->lora;
+    to->lora_alpha = from->lora_alpha;
+    to->lora_scale = from->lora_scale;
+    to->lora_targets = from->lora_targets;
 }
 // Outputs of the first feed-forward matmul. For Llama, gate and up are one matmul.
 static inline size_t config_ffn_in(const Config* c) { return c->family == FAMILY_LLAMA ? 2 * c->ffn : c->ffn; }
@@ -115,6 +147,13 @@ static inline bool config_complete(Config* c, Error* error) {
                          c->rope_low_freq, c->rope_high_freq);
     if (c->family == FAMILY_GPT2 && (c->qkv_bias || c->qk_norm || c->rope_scaling != ROPE_SCALING_NONE))
         return fail_with(error, "--qkv-bias, --qk-norm and --rope-scaling are for --family llama");
+    if (c->lora == 0 && (c->lora_alpha != 0 || c->lora_targets != 0 || c->lora_scale != LORA_PLAIN))
+        return fail_with(error, "--lora-alpha, --lora-scale and --lora-targets are for --lora; give it, or leave them "
+                         "out");
+    if (c->lora_alpha == 0) c->lora_alpha = 2 * (double)c->lora;
+    if (c->family == FAMILY_GPT2 && (c->lora_targets & LORA_OF_LLAMA))
+        return fail_with(error, "--lora-targets q, k, v, gate and up are for --family llama; gpt2 has qkv, "
+                         "attention_out, ffn_in and ffn_out");
     if (c->head_size == 0 && c->channels % c->heads != 0)
         return fail_with(error, "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple "
                          "of it", c->heads, c->channels);

@@ -40,6 +40,14 @@ typedef struct {
     float* losses;            // (N)
 } Activations;
 
+// Of a step: which elements are dropped is a function of the seed and of an element's place in the run.
+typedef struct {
+    float p;                  // probability of dropping an element; 0 for evaluation
+    float adapters;           // the same of what LoRA's pairs see
+    uint64_t seed;
+    uint64_t first_token;     // index of the batch's first token in the whole run
+} Dropout;
+
 static inline void slots_free(Activations* slots, size_t count) {
     for (size_t i = 0; slots && i < count; i++) {
         if (slots[i].kept != slots[i].blocks) free(slots[i].kept);

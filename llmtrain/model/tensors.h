@@ -28,7 +28,7 @@
 // Gradients, master weights and optimizer state of a number per element have the same layout (for other state see
 // StateShape). What lies between tensors, and the rows of the padded vocabulary, is 0 and stays 0.
 
-typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE } Init;
+typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE, INIT_UNIFORM } Init;
 
 typedef struct {
     char name[48];
@@ -38,10 +38,11 @@ typedef struct {
     size_t bucket;
     size_t init_index;   // its offset if all of all tensors trains: numbers its initial random values
     Init init;
-    float init_std;      // of INIT_NORMAL
+    float init_std;      // of INIT_NORMAL; the bound of INIT_UNIFORM
     bool decays;         // weight decay applies: matrices only
     bool overwritten;    // each backward writes its whole gradient in one operation, which need not add
     bool trains;         // the optimizer updates it; otherwise it has no gradient and no state
+    bool adapter;        // it is of a pair of LoRA
     Dtype dtype;         // of its parameters
     TensorShape shape;   // as the optimizer sees it
 } Tensor;
@@ -53,8 +54,19 @@ static const TensorId TENSOR_NONE = {UINT32_MAX};  // the model does not have it
 
 static inline bool tensor_exists(TensorId id) { return id.row != TENSOR_NONE.row; }
 
+// A pair of LoRA beside a layer's weight: a (r, inputs), b (rows, r), for its outputs [first, first + rows).
+enum { LORA_PAIRS = 3 };
+typedef struct {
+    TensorId a, b;
+    size_t first, rows;
+} LoraPair;
+
 // The weight (outputs, inputs) and bias (outputs) of a linear layer; the weight and bias (C) of a norm.
-typedef struct { TensorId weight, bias; } Linear;
+typedef struct {
+    TensorId weight, bias;
+    LoraPair pairs[LORA_PAIRS];
+    size_t pair_count;
+} Linear;
 typedef struct { TensorId weight, bias; } Norm;
 
 typedef struct {
@@ -131,8 +143,24 @@ static inline Linear parameters_add_linear(Parameters* p, bool has_bias, size_t 
         parameters_last(p)->part.by = SPLIT_ROWS;
         memcpy(parameters_last(p)->part.stacked, stacked, sizeof t->part.stacked);
     }
-    Linear linear = {weight, bias};
+    Linear linear = {.weight = weight, .bias = bias};
     return linear;
+}
+
+// Adds a pair of LoRA of rank r to a linear layer of block l, for its outputs [first, first + rows): a uniform within
+// 1/sqrt(inputs), b zeros. They are the last in the order of initial values, so that the model's own are the same.
+static inline void parameters_add_pair(Parameters* p, Linear* linear, size_t l, const char* what, size_t first,
+                                       size_t rows, size_t r, size_t inputs) {
+    LoraPair* pair = &linear->pairs[linear->pair_count++];
+    char name[48];
+    snprintf(name, sizeof name, "block.%zu.%s.lora_a", l, what);
+    pair->a = parameters_add(p, name, r, r, inputs, l + 1, INIT_UNIFORM, 1 / sqrtf((float)inputs));
+    parameters_last(p)->adapter = true;
+    snprintf(name, sizeof name, "block.%zu.%s.lora_b", l, what);
+    pair->b = parameters_add(p, name, rows, rows, r, l + 1, INIT_ZERO, 0);
+    parameters_last(p)->adapter = true;
+    pair->first = first;
+    pair->rows = rows;
 }
 
 // Says of a linear layer that its first qk_rows outputs are queries and keys, with D for each head.
@@ -142,10 +170,10 @@ static inline void parameters_set_heads(Parameters* p, Linear linear, size_t qk_
     p->tensors[linear.weight.row].shape.D = D;
 }
 
-// Lets only those tensors train whose names match one of the shell patterns in a list, separated by commas.
+// Lets only those tensors train whose names match one of the shell patterns in a list, separated by commas, and LoRA's.
 static inline bool parameters_freeze(Parameters* p, const char* list, Error* error) {
     if (list[0] == 0) return fail_with(error, "--train is empty; name the tensors that train, such as 'block.*'");
-    for (size_t i = 0; i < p->count; i++) p->tensors[i].trains = false;
+    for (size_t i = 0; i < p->count; i++) p->tensors[i].trains = p->tensors[i].adapter;
     for (const char* item = list; *item; item += *item == ',') {
         char pattern[256];
         size_t length = strcspn(item, ","), matched = 0;
@@ -187,10 +215,13 @@ static inline void parameters_divide(Parameters* p, size_t number, size_t count)
 static inline int parameters_order(const Tensor* t) { return (t->trains ? 0 : 2) + tensor_is_divided(t); }
 
 // Gives every tensor its place in the flat vector, after the last one was added. train: names of the tensors that train
-// (parameters_freeze); NULL: all.
+// (parameters_freeze); NULL: all or, if there are pairs of LoRA, these.
 static inline bool parameters_finish(Parameters* p, const char* train, Error* error) {
     size_t index = 0;
+    bool pairs = false;
     if (p->failed) return fail_with(error, "out of memory for the table of parameters");
+    for (size_t i = 0; i < p->count; i++) pairs |= p->tensors[i].adapter;
+    for (Tensor* t = p->tensors; pairs && !train && t < p->tensors + p->count; t++) t->trains = t->adapter;
     if (train && !parameters_freeze(p, train, error)) return false;
     p->flat_size = p->true_size = 0;
     for (size_t b = 0, i = 0, end = 0; i < p->count; i = end, b++) {
@@ -202,11 +233,13 @@ static inline bool parameters_finish(Parameters* p, const char* train, Error* er
                 p->flat_size = round_up(p->flat_size + t->size, 64);
             }
     }
-    for (Tensor* t = p->tensors; t < p->tensors + p->count; t++) {
-        t->init_index = index;
-        index = round_up(index + t->part.rows * part_width(&t->part), 64);
-        p->true_size += part_whole_elements(&t->part);
-    }
+    for (int adapters = 0; adapters < 2; adapters++)
+        for (Tensor* t = p->tensors; t < p->tensors + p->count; t++) {
+            if (t->adapter != (adapters == 1)) continue;
+            t->init_index = index;
+            index = round_up(index + t->part.rows * part_width(&t->part), 64);
+            p->true_size += part_whole_elements(&t->part);
+        }
     return true;
 }
 

@@ -33,6 +33,24 @@ typedef struct {
     Linear head;                              // (Vp, C), without bias; the token embedding when tied
 } Weights;
 
+// Adds the pairs of LoRA to a linear layer of block l, if it is one of those asked for. parts: Llama's names of the
+// matrices that its weight is a stack of, each of which has a pair of its own; NULL: it is one.
+static inline void weights_add_pairs(Linear* linear, Parameters* p, const Config* c, size_t l, const char* name,
+                                     const char* parts) {
+    if (c->lora == 0 || p->failed) return;
+    const Tensor whole = p->tensors[linear->weight.row];
+    bool stack = parts && c->family == FAMILY_LLAMA, all = c->lora_targets == 0;
+    all |= c->lora_targets >> choice_find(LORA_TARGETS, name) & 1;
+    for (size_t m = 0, first = 0, rows; (rows = stack ? part_matrix(&whole.part, m) : m ? 0 : whole.rows) > 0; m++) {
+        char part[16];
+        if (stack) choice_name(parts, (int)m, part, sizeof part);
+        else snprintf(part, sizeof part, "%s", name);
+        if (all || (c->lora_targets >> choice_find(LORA_TARGETS, part) & 1))
+            parameters_add_pair(p, linear, l, part, first, rows, c->lora, whole.cols);
+        first += rows;
+    }
+}
+
 // Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
 // Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which then
 // learn faster. It is divided by sqrt(2L) in the two matmuls that add to the residual stream, so that the stream does
@@ -59,13 +77,17 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
         b->norm1 = parameters_add_norm(p, gpt2, l, "norm1", C);
         b->qkv = parameters_add_linear(p, gpt2 || c->qkv_bias, l, "qkv", config_qkv(c), C, usual, SPLIT_ROWS, q_k_v);
         parameters_set_heads(p, b->qkv, config_qk(c), D);
+        weights_add_pairs(&b->qkv, p, c, l, "qkv", "q|k|v");
         b->q_norm_weight = parameters_add_block(p, c->qk_norm, l, "q_norm", "weight", D, 0, INIT_ONE, 0);
         b->k_norm_weight = parameters_add_block(p, c->qk_norm, l, "k_norm", "weight", D, 0, INIT_ONE, 0);
         b->attention_out =
             parameters_add_linear(p, gpt2, l, "attention_out", C, HD, residual, SPLIT_COLUMNS, single);
+        weights_add_pairs(&b->attention_out, p, c, l, "attention_out", NULL);
         b->norm2 = parameters_add_norm(p, gpt2, l, "norm2", C);
         b->ffn_in = parameters_add_linear(p, gpt2, l, "ffn_in", config_ffn_in(c), C, usual, SPLIT_ROWS, gate_up);
+        weights_add_pairs(&b->ffn_in, p, c, l, "ffn_in", "gate|up");
         b->ffn_out = parameters_add_linear(p, gpt2, l, "ffn_out", C, F, residual, SPLIT_COLUMNS, single);
+        weights_add_pairs(&b->ffn_out, p, c, l, "ffn_out", NULL);
     }
     w->final_norm.weight = parameters_add(p, "final_norm_weight", C, C, 0, L + 1, INIT_ONE, 0);
     w->final_norm.bias = TENSOR_NONE;

@@ -3,8 +3,8 @@
 //   linear_forward(&layers, out, in, block->attention_out, N);
 //   linear_backward(&layers, din, dout, in, block->attention_out, N);
 //
-// They alone know where a weight is stored, in which type, and on which ranks. Tensor parallelism lives behind them,
-// and FP8, adapters (LoRA) and 4-bit base weights would, and nothing else has to know. Sizes, freezing and accumulation
+// They alone know where a weight is stored, in which type, and on which ranks. Tensor parallelism and adapters (LoRA)
+// live behind them, and FP8 and 4-bit weights would, and nothing else has to know. Sizes, freezing and accumulation
 // follow from the table of tensors.
 //
 // With tensor parallelism N counts this rank's rows. A layer that is divided by outputs gathers its input from the
@@ -14,37 +14,8 @@
 #ifndef LLMTRAIN_LAYERS_H
 #define LLMTRAIN_LAYERS_H
 
+#include "adapters.h"
 #include "tensor_parallel.h"
-
-typedef struct {
-    const Parameters* parameters;
-    FlatVector* flat;         // that has them
-    const TensorRanks* ranks; // that share the layers
-    bool defers;              // a backward leaves out the gradients of weights: linear_backward_weight follows later
-    Stream stream;
-} Layers;
-
-static inline const Tensor* layer_tensor(const Layers* l, TensorId id) { return &l->parameters->tensors[id.row]; }
-
-// A tensor's parameters; NULL if the model does not have it.
-static inline const floatX* layer_param(const Layers* l, TensorId id) {
-    return tensor_exists(id) ? flat_param(l->flat, layer_tensor(l, id)) : NULL;
-}
-
-// Where the backward adds its gradient; NULL if it does not train.
-static inline float* layer_grad(const Layers* l, TensorId id) {
-    return tensor_exists(id) ? flat_gradient(l->flat, layer_tensor(l, id)) : NULL;
-}
-
-// Outputs of a linear layer: the rows of its weight, padding included.
-static inline size_t linear_outputs(const Layers* l, Linear linear) {
-    const Tensor* t = layer_tensor(l, linear.weight);
-    return t->size / t->cols;
-}
-
-static inline size_t linear_inputs(const Layers* l, Linear linear) {
-    return layer_tensor(l, linear.weight)->cols;
-}
 
 // Whether a layer is divided over ranks so: by outputs (SPLIT_ROWS, of its weight), or by inputs.
 static inline bool linear_is_split(const Layers* l, Linear linear, TensorSplit by) {
@@ -74,17 +45,22 @@ static inline void linear_forward(const Layers* l, floatX* out, const floatX* in
     size_t inputs = linear_inputs(l, linear);
     if (l->ranks->has_leaves && linear_is_split(l, linear, SPLIT_COLUMNS)) {
         linear_sum(l, out, in, linear, false, N);
-        return;
+    } else {
+        matmul_forward(out, linear_gather(l, in, linear, SPLIT_ROWS, N, inputs), layer_param(l, linear.weight),
+                       layer_param(l, linear.bias), N * l->ranks->tp, linear_outputs(l, linear), inputs, l->stream);
     }
-    matmul_forward(out, linear_gather(l, in, linear, SPLIT_ROWS, N, inputs), layer_param(l, linear.weight),
-                   layer_param(l, linear.bias), N * l->ranks->tp, linear_outputs(l, linear), inputs,
-                   l->stream);
+    adapters_forward(l, out, in, linear, N);
 }
 
 // The same followed by GELU: out (N, outputs), before = what GELU is computed of.
 static inline void linear_forward_gelu(const Layers* l, floatX* out, floatX* before, const floatX* in, Linear linear,
                                        size_t N) {
     size_t inputs = linear_inputs(l, linear);
+    if (adapters_active(l, linear)) {
+        linear_forward(l, before, in, linear, N);
+        gelu_forward(out, before, N * linear_outputs(l, linear), l->stream);
+        return;
+    }
     matmul_gelu_forward(out, before, linear_gather(l, in, linear, SPLIT_ROWS, N, inputs),
                         layer_param(l, linear.weight), layer_param(l, linear.bias), N * l->ranks->tp,
                         linear_outputs(l, linear), inputs, l->stream);
@@ -94,23 +70,13 @@ static inline void linear_forward_gelu(const Layers* l, floatX* out, floatX* bef
 static inline void linear_recompute_gelu(const Layers* l, floatX* out, floatX* before, const floatX* in,
                                          Linear linear, size_t N) {
     size_t inputs = linear_inputs(l, linear);
+    if (adapters_active(l, linear)) {
+        gelu_forward(out, before, N * linear_outputs(l, linear), l->stream);
+        return;
+    }
     const floatX* x = GELU_NEEDS_MATMUL ? linear_gather(l, in, linear, SPLIT_ROWS, N, inputs) : in;
     gelu_recompute(out, before, x, layer_param(l, linear.weight), layer_param(l, linear.bias),
                    N * l->ranks->tp, linear_outputs(l, linear), inputs, l->stream);
-}
-
-// Gradients of weights are computed for one part of the rows, a leaf, after the other, see FlatVector: there is one,
-// unless one rank is to add as several do. leaf_rows: of N rows those of a leaf of a tensor.
-static inline size_t layer_leaves(const Layers* l, TensorId id) {
-    return flat_leaves(l->flat, layer_tensor(l, id));
-}
-static inline Slice leaf_rows(const Layers* l, TensorId id, size_t leaf, size_t N) {
-    return comm_even_slice(leaf, layer_leaves(l, id), N);
-}
-
-// After the gradient of a leaf of a tensor, which may not exist.
-static inline void leaf_end(const Layers* l, size_t leaf, TensorId id) {
-    if (tensor_exists(id) && leaf + 1 < layer_leaves(l, id)) flat_end_leaf(l->flat, layer_tensor(l, id));
 }
 
 // dweight, dbias (either may be NULL; both are of one bucket) from dout (N, outputs) and in (N, inputs). accumulate:
@@ -152,6 +118,7 @@ static inline void linear_backward_weight(const Layers* l, const floatX* dout, c
                                           size_t N) {
     const floatX* gathered = linear_gather(l, dout, linear, SPLIT_COLUMNS, N, linear_outputs(l, linear));
     linear_backward_leaves(l, dout, gathered, in, linear, N);
+    adapters_backward(l, NULL, dout, in, linear, true, N);
 }
 
 // din (N, inputs) = dout (N, outputs) weight; dweight, dbias.
@@ -165,12 +132,18 @@ static inline void linear_backward(const Layers* l, floatX* din, const floatX* d
         matmul_backward_input(din, gathered, layer_param(l, linear.weight), N * l->ranks->tp, outputs, inputs,
                               l->stream);
     if (!l->defers) linear_backward_leaves(l, dout, gathered, in, linear, N);  // or block_weights does it
+    adapters_backward(l, din, dout, in, linear, !l->defers, N);
 }
 
 // The same where in = gelu(before): din is the gradient of `before`.
 static inline void linear_backward_gelu(const Layers* l, floatX* din, const floatX* dout, const floatX* in,
                                         const floatX* before, Linear linear, size_t N) {
     size_t outputs = linear_outputs(l, linear), inputs = linear_inputs(l, linear);
+    if (adapters_active(l, linear)) {
+        linear_backward(l, din, dout, in, linear, N);
+        gelu_backward(din, din, before, N * inputs, l->stream);
+        return;
+    }
     const floatX* gathered = linear_gather(l, dout, linear, SPLIT_COLUMNS, N, outputs);
     matmul_gelu_backward_input(din, gathered, layer_param(l, linear.weight), before, N * l->ranks->tp, outputs,
                                inputs, l->stream);

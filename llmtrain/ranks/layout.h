@@ -159,6 +159,9 @@ static inline bool layout_check_tensor(const Layout* l, const Config* c, size_t 
     if ((tp & (tp - 1)) != 0 || (leaves & (leaves - 1)) != 0)
         return fail_with(error, "%s %llu is not a power of two, which the tree of sums needs; choose one, such as 4",
                          (tp & (tp - 1)) != 0 ? "--tp" : "--leaves", (tp & (tp - 1)) != 0 ? tp : leaves);
+    if (tp > 1 && c->lora > 0)
+        return fail_with(error, "--tp divides matrices, and pairs of --lora are not divided; leave one of them out "
+                         "(--zero 3 and --pp divide a model with pairs)");
     bool reduces = leaves == 1 && l->reduce == REDUCE_STORAGE + 1;  // ranks_reduce_sums
     if (leaves % l->tp != 0 && !reduces)
         return fail_with(error, "--tp %llu does not divide --leaves, which is %llu (given, or from the checkpoint); "

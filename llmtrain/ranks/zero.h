@@ -684,6 +684,8 @@ static inline bool flat_randomize(FlatVector* flat, uint64_t seed, Error* error)
                 size_t whole = part_run(&t->part, first + e).whole;
                 if (t->init == INIT_NORMAL)
                     values[e] = t->init_std * random_normal(seed, RANDOM_INIT, 0, t->init_index + whole);
+                if (t->init == INIT_UNIFORM)
+                    values[e] = t->init_std * (2 * random_uniform(seed, RANDOM_INIT, 0, t->init_index + whole) - 1);
             }
             ok = flat_set_params(flat, id, first, values, count, error);
         }

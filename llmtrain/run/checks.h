@@ -80,7 +80,7 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
         targets[i] = (int32_t)((i + 1) * 7919 % model->config.vocab);
     }
     fill_zero(&flat->sums->losses, sizeof losses, model->stream);
-    model->dropout.p = 0;
+    model->dropout.p = model->dropout.adapters = 0;
     pipeline_losses(model, tokens, targets, B, T);
     model->dropout = dropout;
     if (model_has_head(model)) {

@@ -503,7 +503,9 @@ static inline bool run_start(Run* run, Error* error) {
     run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);
     run->saved = 0;
     if (!flat_reset_optimizer(&run->model.flat, error)) return false;
-    return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
+    const char* from = run->options->init_from;
+    bool random = from == NULL || run->record.config.lora > 0;  // most models have no pairs of LoRA
+    return (!random || model_randomize(&run->model, run->record.seed, error)) && (!from || run_init_from(run, error));
 }
 
 #endif  // LLMTRAIN_RUN_H

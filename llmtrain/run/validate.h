@@ -40,7 +40,7 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
     fill_zero(&flat->sums->losses, sizeof losses, model->stream);
     Progress progress = progress_begin("validation", windows);
     bool good = true, connected = true;
-    model->dropout.p = 0;
+    model->dropout.p = model->dropout.adapters = 0;
     v->loss = NAN;
     v->ended = 0;
     for (size_t round = 0; connected && !v->ended && round < rounds; round++) {

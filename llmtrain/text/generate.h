@@ -140,7 +140,7 @@ static inline int32_t generator_draw(Generator* g, size_t s, size_t row) {
 static inline const int32_t* generator_step(Generator* g) {
     Model* model = g->model;
     Dropout dropout = model->dropout;
-    model->dropout.p = 0;
+    model->dropout.p = model->dropout.adapters = 0;
     generator_read(g);
     for (size_t first = 0; first < g->samples; first += model->logits_rows) {
         size_t rows = min_size(model->logits_rows, g->samples - first);
