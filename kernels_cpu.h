@@ -12,8 +12,9 @@
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
 //
 // What needs more than a loop nest to be fast, or is no layer of a model, has a header of its own in llmtrain/ops/:
-// attention_cpu.h, columns.h (for LoRA), decode.h (attention to a KV cache), gemm.h, heads.h (heads for ranks), leaves.h
-// (layers that ranks share), qk_norm.h (norms of query and key heads), vectors.h (global norm, sums, casts), optimizers/.
+// attention_cpu.h, columns.h (for LoRA), decode.h (attention to a KV cache), gemm.h, heads.h (heads for ranks),
+// leaves.h (layers that ranks share), qk_norm.h (norms of query and key heads), vectors.h (global norm, sums, casts),
+// optimizers/update.h.
 //
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions use it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and

@@ -17,6 +17,7 @@
 #include "llmtrain/run/describe.h"   // what is printed before the first step
 #include "llmtrain/run/flops.h"      // model_flops_per_token
 #include "llmtrain/run/join.h"       // run_join, run_exit; with it ranks/launch.h: Launch
+#include "llmtrain/run/optimizer_flags.h"
 #include "llmtrain/run/plan.h"       // --plan: plan_fit, plan_show
 #include "llmtrain/run/rewind.h"     // run_rewind
 #include "llmtrain/run/samples.h"    // documents, packing, epochs
@@ -58,7 +59,6 @@ typedef struct {
 // it; FREE ones do neither; LOCAL ones may even differ between ranks; a FLAG_FIXED one must stay the same at --resume.
 static void options_flags(Flags* flags, Options* o) {
     enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
-    OptimizerOptions *a = &o->optimizer, d = optimizer_defaults(OPTIMIZER_ADAMW);
     memset(o, 0, sizeof *o);
     o->config.tied = true;
     o->config.rope_theta = 10000;
@@ -84,24 +84,7 @@ static void options_flags(Flags* flags, Options* o) {
                    "tokens per step over all ranks, by gradient accumulation; 0: no accumulation"),
         FLAG_COUNT("steps", &o->schedule.steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
     };
-    const Flag after_samples[] = {
-        FLAG_HEADING("Optimizer"),
-        FLAG_TEXT("train", &o->train, NULL, "NAMES", FLAG_FIXED,
-                  "train only these tensors, e.g. 'block.*' or '*norm*,head_weight'; the others are frozen"),
-        FLAG_CHOICE("optimizer", &a->kind, d.kind, optimizer_names(), 0, "update rule"),
-        FLAG_REAL("lr", &o->schedule.lr, 6e-4, 0, 100, 0, "peak learning rate"),
-        FLAG_REAL("beta1", &a->beta1, d.beta1, 0, 0.99999, 0, "decay of the first moment; momentum: the coefficient"),
-        FLAG_REAL("beta2", &a->beta2, d.beta2, 0, 0.99999, 0,
-                  "adamw: decay of the second moment; lion: of the momentum"),
-        FLAG_REAL("epsilon", &a->epsilon, d.epsilon, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
-        FLAG_REAL("weight-decay", &a->weight_decay, d.weight_decay, 0, 10, 0,
-                  "decoupled weight decay, applied to matrices only"),
-        FLAG_COUNT("optimizer-rank", &a->rank, d.rank, 1, 65536, 0,
-                   "galore, ldadam: rank of the subspace that holds a matrix's optimizer state"),
-        FLAG_REAL("clip", &o->run.guard.clip, 1, 0, 1e9, 0,
-                  "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
-        FLAG_SWITCH("masters", &a->master_weights, d.master_weights, 0,
-                    "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
+    const Flag after_optimizer[] = {
         FLAG_SWITCH("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
         FLAG_TEXT("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
     };
@@ -118,7 +101,8 @@ static void options_flags(Flags* flags, Options* o) {
     fields_flags(flags, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
     flags_append(flags, after_config, sizeof after_config / sizeof(Flag));
     samples_flags(flags, &o->samples);
-    flags_append(flags, after_samples, sizeof after_samples / sizeof(Flag));
+    optimizer_flags(flags, &o->optimizer, &o->train, &o->schedule.lr, &o->run.guard.clip);
+    flags_append(flags, after_optimizer, sizeof after_optimizer / sizeof(Flag));
     schedule_flags(flags, &o->schedule);
     layout_flags(flags, &o->layout);
     flags_append(flags, after_schedule, sizeof after_schedule / sizeof(Flag));

@@ -1449,6 +1449,7 @@ static void list_slices(const Case* c, OptimizerSlice slices[LIST_SLICES]) {
         slice->first += begin;
         slice->n = slice->shape.rows = list_slice_length(i);
         slice->no_decay = i % 3 == 0;
+        slice->lr_factor = i % 4 == 1 ? 2.0f : 0.0f;
         for (size_t s = 0; s < optimizer_states(c->step.kind); s++) {
             const OptimizerState* o = &OPTIMIZERS[c->step.kind].states[s];
             slice->states[s] = (char*)at(c, 4 + (int)s) + dtype_bytes(o->dtype) *
@@ -1472,7 +1473,9 @@ static void call_list_one_by_one(const Case* c) {
     for (size_t i = 0; i < LIST_SLICES; i++) {
         OptimizerStep own = c->step;
         own.weight_decay = slices[i].no_decay ? 0.0f : 0.1f;
+        if (slices[i].lr_factor != 0) own.lr *= 2.0f;
         slices[i].no_decay = false;
+        slices[i].lr_factor = 0;
         RUN(optimizer_update, &slices[i], &own);
     }
 }

@@ -42,7 +42,7 @@ typedef struct {
     bool decays;         // weight decay applies: matrices only
     bool overwritten;    // each backward writes its whole gradient in one operation, which need not add
     bool trains;         // the optimizer updates it; otherwise it has no gradient and no state
-    bool adapter;        // it is of a pair of LoRA
+    char adapter;        // 'a' or 'b' of a pair of LoRA; 0: it is neither
     Dtype dtype;         // of its parameters
     TensorShape shape;   // as the optimizer sees it
 } Tensor;
@@ -155,10 +155,10 @@ static inline void parameters_add_pair(Parameters* p, Linear* linear, size_t l, 
     char name[48];
     snprintf(name, sizeof name, "block.%zu.%s.lora_a", l, what);
     pair->a = parameters_add(p, name, r, r, inputs, l + 1, INIT_UNIFORM, 1 / sqrtf((float)inputs));
-    parameters_last(p)->adapter = true;
+    parameters_last(p)->adapter = 'a';
     snprintf(name, sizeof name, "block.%zu.%s.lora_b", l, what);
     pair->b = parameters_add(p, name, rows, rows, r, l + 1, INIT_ZERO, 0);
-    parameters_last(p)->adapter = true;
+    parameters_last(p)->adapter = 'b';
     pair->first = first;
     pair->rows = rows;
 }
@@ -173,7 +173,7 @@ static inline void parameters_set_heads(Parameters* p, Linear linear, size_t qk_
 // Lets only those tensors train whose names match one of the shell patterns in a list, separated by commas, and LoRA's.
 static inline bool parameters_freeze(Parameters* p, const char* list, Error* error) {
     if (list[0] == 0) return fail_with(error, "--train is empty; name the tensors that train, such as 'block.*'");
-    for (size_t i = 0; i < p->count; i++) p->tensors[i].trains = p->tensors[i].adapter;
+    for (size_t i = 0; i < p->count; i++) p->tensors[i].trains = p->tensors[i].adapter != 0;
     for (const char* item = list; *item; item += *item == ',') {
         char pattern[256];
         size_t length = strcspn(item, ","), matched = 0;
@@ -220,8 +220,8 @@ static inline bool parameters_finish(Parameters* p, const char* train, Error* er
     size_t index = 0;
     bool pairs = false;
     if (p->failed) return fail_with(error, "out of memory for the table of parameters");
-    for (size_t i = 0; i < p->count; i++) pairs |= p->tensors[i].adapter;
-    for (Tensor* t = p->tensors; pairs && !train && t < p->tensors + p->count; t++) t->trains = t->adapter;
+    for (size_t i = 0; i < p->count; i++) pairs |= p->tensors[i].adapter != 0;
+    for (Tensor* t = p->tensors; pairs && !train && t < p->tensors + p->count; t++) t->trains = t->adapter != 0;
     if (train && !parameters_freeze(p, train, error)) return false;
     p->flat_size = p->true_size = 0;
     for (size_t b = 0, i = 0, end = 0; i < p->count; i = end, b++) {
@@ -235,7 +235,7 @@ static inline bool parameters_finish(Parameters* p, const char* train, Error* er
     }
     for (int adapters = 0; adapters < 2; adapters++)
         for (Tensor* t = p->tensors; t < p->tensors + p->count; t++) {
-            if (t->adapter != (adapters == 1)) continue;
+            if ((t->adapter != 0) != (adapters == 1)) continue;
             t->init_index = index;
             index = round_up(index + t->part.rows * part_width(&t->part), 64);
             p->true_size += part_whole_elements(&t->part);

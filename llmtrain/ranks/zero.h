@@ -967,6 +967,7 @@ static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t
     slice.n = slice_length(part);  // all of it where optimizer_whole says so
     slice.shape = t->shape;
     slice.no_decay = !t->decays;
+    slice.lr_factor = t->adapter == 'b' ? (float)flat->holds.optimizer->lora_plus : 0;
     slice.params = flat_kept(flat, &flat->buckets[t->bucket], slice.first);
     flat_master_part(&index, flat, t, slice.first, t->offset + part.end);
     if (flat->master_weights) slice.master_weights = flat->master_weights + index;

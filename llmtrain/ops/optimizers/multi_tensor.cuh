@@ -25,7 +25,7 @@ typedef struct {
     const float* grads;
     void* states[MULTI_TENSOR_STATES];
     size_t first, n;
-    float weight_decay;
+    float weight_decay, lr;
 } MultiTensorSlice;
 
 typedef struct {
@@ -59,9 +59,10 @@ static inline bool multi_tensor_next(MultiTensorList* list, size_t* next, const 
     for (; *next < count && list->count < MULTI_TENSOR_SLICES; ++*next) {
         const OptimizerSlice* s = &slices[*next];
         if (s->n == 0 || multi_tensor_fours(s) != fours) continue;
+        OptimizerStep own = optimizer_step_of(s, o);
         list->slices[list->count] = {s->params, s->master_weights, s->grads,
                                      {s->states[0], s->states[1], s->states[2], s->states[3]}, s->first, s->n,
-                                     optimizer_step_of(s, o).weight_decay};
+                                     own.weight_decay, own.lr};
         list->begins[list->count++] = list->chunks;
         list->chunks += (unsigned)divide_up(s->n, chunk);
     }

@@ -225,6 +225,7 @@ typedef struct {
     size_t rank;              // of low-rank optimizers
     bool master_weights;      // keep a float copy of 16-bit parameters, which the optimizer updates
     uint64_t seed;            // of stochastic rounding
+    double lora_plus;         // the learning rate of LoRA's b is so many times that of a; 0: as it is
 } OptimizerOptions;
 
 // The defaults of train.cu's flags, too.
@@ -234,7 +235,7 @@ static inline OptimizerOptions optimizer_defaults(OptimizerKind kind) {
     return o;
 }
 
-// The same for every parameter, except for the weight decay: see optimizer_step_of.
+// The same for every parameter, except for the weight decay and what LoRA+ does: see optimizer_step_of.
 typedef struct {
     OptimizerKind kind;
     float lr, beta1, beta2, epsilon, weight_decay;
@@ -261,6 +262,7 @@ typedef struct OptimizerSlice {
     size_t first, n;                 // first: position in the flat vector, which numbers the random bits
     TensorShape shape;               // of the tensor
     bool no_decay;                   // its tensor has no weight decay
+    float lr_factor;                 // its learning rate is so many times that of the step; 0: as it is
     float* scratch;                  // (optimizer_scratch_floats)
 } OptimizerSlice;
 
@@ -268,6 +270,7 @@ typedef struct OptimizerSlice {
 static inline OptimizerStep optimizer_step_of(const OptimizerSlice* slice, const OptimizerStep* o) {
     OptimizerStep own = *o;
     if (slice->no_decay) own.weight_decay = 0;
+    if (slice->lr_factor != 0) own.lr *= slice->lr_factor;
     return own;
 }
 

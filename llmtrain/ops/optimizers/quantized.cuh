@@ -86,6 +86,7 @@ adamw_8bit_kernel(MultiTensorList list, ElementStep e, DynamicMaps maps) {
         uint8_t *m_codes = (uint8_t*)slice.states[0], *v_codes = (uint8_t*)slice.states[1];
         float *m_scales = (float*)slice.states[2], *v_scales = (float*)slice.states[3];
         e.step.weight_decay = slice.weight_decay;
+        e.step.lr = slice.lr;
         float m[QUANTIZED_LANE], v[QUANTIZED_LANE], m_scale = m_scales[b], v_scale = v_scales[b];
         uint32_t m_largest = 0, v_largest = 0;
         #pragma unroll
@@ -169,6 +170,7 @@ static __global__ void adamw_bf16_kernel(MultiTensorList list, ElementStep e) {
     const size_t i = ((size_t)(blockIdx.x - list.begins[number]) * blockDim.x + threadIdx.x) * W;
     if (i >= slice.n) return;
     e.step.weight_decay = slice.weight_decay;
+    e.step.lr = slice.lr;
     uint16_t *m_halves = (uint16_t*)slice.states[0] + i, *v_halves = (uint16_t*)slice.states[1] + i;
     Lanes<W> w = slice.master_weights ? group_load<W>(slice.master_weights + i) : lanes_load<W>(slice.params + i);
     Lanes<W> g = group_load<W>(slice.grads + i);

@@ -30,6 +30,7 @@ static __global__ void optimizer_kernel(MultiTensorList list, ElementStep e) {
     Lanes<W> gm = {}, gv = {}, g = group_load<W>(slice.grads + i);
     Group<floatX, W> p;
     e.step.weight_decay = slice.weight_decay;
+    e.step.lr = slice.lr;
     if (m) gm = group_load<W>(m + i);
     if (v) gv = group_load<W>(v + i);
     #pragma unroll
