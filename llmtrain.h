@@ -22,6 +22,7 @@
 
 #include "llmtrain/model/documents.h"            // DocumentSpan, documents_find, targets_count
 #include "llmtrain/model/kv_cache.h"             // KvCache
+#include "llmtrain/model/objective.h"            // Objective
 #include "llmtrain/model/offload_activations.h"  // OffloadBlocks
 #include "llmtrain/model/slots.h"                // Activations; with it activations.h: BlockActivations
 #include "llmtrain/model/watch.h"                // watch_at
@@ -53,6 +54,7 @@ typedef struct {
     RecomputeLevel recompute; // activations that the backward computes again
     const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all, or LoRA's alone
     bool lora_drops;          // there will be a dropout for what LoRA's pairs see
+    bool weighs;              // there will be an objective
     RankOptions ranks;        // all 0: one rank
     PipelineOptions pipeline; // with ranks.pp; it chooses the slots
     int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not on the device
@@ -82,6 +84,7 @@ typedef struct {
     ActivationGradients gradients;
     KvCache cache;
     Dropout dropout;
+    Objective objective;      // none: the mean loss of the targets
     size_t logits_rows;       // rows of logits that exist at a time
     size_t workspace;         // bytes that options.matmul_algorithms need
     void* scratch;            // (model_scratch_bytes) for the operations
@@ -114,9 +117,10 @@ static inline Slice model_own_rows(const Model* model, size_t N) {
     return own;
 }
 
-// Targets that are not masked, in this rank's rows of N targets.
+// What the loss of a batch of N targets is a mean over: those that count in this rank's rows, or what an objective says.
 static inline size_t model_targets(const Model* model, const int32_t* targets, size_t N) {
     Slice rows = model_own_rows(model, N);
+    if (model->objective.weigh) return model->objective.count(model->objective.context, N / model->options.T);
     return targets_count(targets + rows.first, slice_length(rows));
 }
 
@@ -170,6 +174,7 @@ static inline void model_layout(Model* model) {
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)arena_take(arena, "batches", 3 * N * sizeof(int32_t));
     model->scratch = arena_take(arena, "scratch of the operations", model_scratch_bytes(model));
     adapters_layout(&model->layers.adapters, c, o->training, o->lora_drops, model_rows(model), arena);
+    if (o->weighs) objective_layout(&model->objective, N, arena);
     for (int i = 0; i < 2 && (o->train || c->lora); i++)
         model->discarded[i] = (float*)arena_take(arena, "gradients that are not used", max_size(C, D) * sizeof(float));
     if (c->family == FAMILY_LLAMA)
@@ -816,11 +821,22 @@ static inline void model_begin_step(Model* model, double loss_scale, size_t micr
     flat_begin_step(&model->flat, loss_scale, micro_batches);
 }
 
+// The losses of the slot's rows, without gradients; returns the weights of the rows (NULL: all are 1). An objective's
+// values take the place of the losses.
+static inline const float* model_head_losses(Model* model) {
+    const Objective* o = &model->objective;
+    model_head(model, NULL, 0.0f);
+    if (o->weigh == NULL) return NULL;
+    o->weigh(o->context);
+    device_copy(model->activations->losses, o->values, model->activations->rows * sizeof(float), model->stream);
+    return o->weights;
+}
+
 // Adds the losses of a batch, tokens and targets (B, T) on the host, to flat.sums->losses, without gradients.
 static inline void model_losses(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     model_upload(model, tokens, targets, B, T, false);
     model_forward(model);
-    model_head(model, NULL, 0.0f);
+    model_head_losses(model);
     exact_sum(&model->flat.sums->losses, model->activations->losses, model->activations->rows, model->stream);
 }
 
@@ -829,8 +845,10 @@ static inline void model_head_step(Model* model) {
     FlatVector* flat = &model->flat;
     size_t N = model->activations->B * model->activations->T;  // of all ranks that share it
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->dp_world) / (double)N;
+    const float* weights = model->objective.weigh ? model_head_losses(model) : NULL;  // the head twice
     flat_begin_bucket(flat, model_head_bucket(model));
-    model_head(model, NULL, (float)dloss);
+    model_head(model, weights, (float)dloss);
+    if (weights) device_copy(model->activations->losses, model->objective.values, N * sizeof(float), model->stream);
     if (model->config.tied && model->pipeline.pp > 1) flat_end_bucket(flat, 0);
     else if (model->config.tied) flat_end_head(flat);
 }

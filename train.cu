@@ -45,7 +45,8 @@ typedef struct {
     double dropout, lora_dropout, timeout, peak_tflops;
     Layout layout;
     uint64_t sample_every, log_every;
-    SampleOptions samples;        // these have their flags in samples.h, validation.h, plan.h, generate.h and run.h
+    SampleOptions samples;        // these have their flags in samples.h, objectives.h, validation.h and so on
+    ObjectiveOptions objective;
     ValidationOptions validation;
     PlanOptions plan;
     Sampler sampler;
@@ -101,6 +102,7 @@ static void options_flags(Flags* flags, Options* o) {
     fields_flags(flags, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
     flags_append(flags, after_config, sizeof after_config / sizeof(Flag));
     samples_flags(flags, &o->samples);
+    objective_flags(flags, &o->objective);
     optimizer_flags(flags, &o->optimizer, &o->train, &o->schedule.lr, &o->run.guard.clip);
     flags_append(flags, after_optimizer, sizeof after_optimizer / sizeof(Flag));
     schedule_flags(flags, &o->schedule);
@@ -115,6 +117,8 @@ static void options_flags(Flags* flags, Options* o) {
 // Refuses flags that do not work together. cadence: when to save, from --ckpt-every.
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
     if (o->sampler.prompt[0] == 0) return fail_with(error, "--prompt is empty; give at least one character");
+    if (!objective_check(&o->objective, o->dropout > 0 || o->lora_dropout > 0, o->val != NULL, o->samples.too_long,
+                         &o->layout, error)) return false;
     if (!validation_options_check(&o->validation, o->run.keep_best, o->val != NULL, error)) return false;
     if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
     return o->data || o->plan.show ||
@@ -137,7 +141,7 @@ static ModelOptions model_options(Run* run, const Options* o, size_t world) {
                       .cached_sequences = o->sample_every > 0, .mask_documents = run->train.mask_documents,
                       .end_of_text = run->train.end_of_text, .tf32 = o->tf32,
                       .matmul_algorithms = o->matmul_algorithms, .recompute = o->plan.recompute, .train = o->train,
-                      .lora_drops = o->lora_dropout > 0,
+                      .lora_drops = o->lora_dropout > 0, .weighs = o->objective.kind != OBJECTIVE_SFT,
                       .ranks = ranks, .pipeline = pipeline, .offload = o->plan.offload,
                       .offload_dir = o->plan.offload_dir};
     return m;
@@ -169,7 +173,9 @@ static bool plan_model(Run* run, Options* o, Error* error) {
 // Opens the data and plans the model: everything that a rank can do alone, before it allocates memory.
 static bool run_prepare(Run* run, Options* o, Flags* flags, Error* error) {
     if (!run_open_data(run, o->data, o->val, error)) return false;
-    if (!samples_choose(run, &o->samples, flags, error)) return fail_as(error, ERROR_USAGE);
+    if (!samples_choose(run, &o->samples, flags, error) ||
+        !objective_check_data(&o->objective, &run->train, "--data", error) ||
+        !objective_check_data(&o->objective, &run->val, "--val", error)) return fail_as(error, ERROR_USAGE);
     if (!run_choose_config(run, o->model, &o->config, flags, error)) return false;
     if (!plan_model(run, o, error)) return fail_as(error, ERROR_USAGE);
     if (o->data && !run_check_data(run, &run->train, "--data", o->seq, error)) return false;
@@ -203,7 +209,8 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     if (!run_compare_ranks(run, flags, error)) return false;
     record_fill(run, o, flags);
     // Memory may be short on one machine; model_connect is the first collective of the model.
-    ok = model_allocate(model, error) && run_allocate(run, error);
+    ok = model_allocate(model, error) && run_allocate(run, error) &&
+         objective_open(&run->objective, &o->objective, model, &run->train, &run->val, o->seed, error);
     if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, &run->tokenizer, error);
     if (!run_agree(run, ok, error) || !mesh_open(&run->mesh, &run->comm, &o->layout, model->config.tied, error) ||
         !model_connect(model, error)) return false;
@@ -287,6 +294,8 @@ static void write_log(Run* run, const Options* o, StepLog* s) {
     s->skipped = state->step - state->updates;
     s->sent = flat_bytes_so_far(&model->flat) - s->sent;  // since step_begin
     s->entropy_floor = run->val.entropy_floor;
+    s->prefers = o->objective.kind != OBJECTIVE_SFT;
+    s->objective = objective_log(o->objective.kind, s->result.flags.counted);
     s->mixture = mixture_count(&run->mixture, &run->train, o->seed, state->samples);
     s->tokens_per_second = 1e3 * tokens * (double)model->flat.dp_world / s->ms;
     s->mfu = NAN;

@@ -14,7 +14,7 @@
 #include "../llmtrain/run/run_tokenizer.h"
 
 typedef struct {
-    const char *out, *init_from, *text, *data, *choices, *scores, *matmul_algorithms;
+    const char *out, *init_from, *text, *data, *choices, *scores, *logps, *matmul_algorithms;
     bool answers;
     uint64_t seq, batch, overlap, ranks, threads;
     double timeout;
@@ -36,6 +36,8 @@ static Flags options_flags(Options* o) {
         FLAG_TEXT("scores", &o->scores, NULL, "FILE", 0,
                   "file that keeps the scores of finished items: the same command continues from it after an "
                   "interruption"),
+        FLAG_TEXT("logps", &o->logps, NULL, "FILE", 0,
+                  "with --data that has conversations: write the log-probability of each, for --reference of ./train"),
         FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0,
                    "tokens per sequence; 0: the model's context, at most 2048"),
         FLAG_COUNT("val-overlap", &o->overlap, 0, 0, 1e7, 0,
@@ -54,6 +56,7 @@ static bool options_check(const Options* o, Error* error) {
     if (!o->out == !o->init_from) return fail_with(error, "give one of --out and --init-from, the model to evaluate");
     if (!o->text + !o->data + !o->choices != 2) return fail_with(error, "give one of --text, --data and --choices");
     if (o->choices && o->overlap) return fail_with(error, "--val-overlap is for --text and --data; leave it out");
+    if (o->logps && !o->data) return fail_with(error, "--logps is for --data; leave it out");
     if (!o->choices && o->answers) return fail_with(error, "--answers is for --choices; leave it out");
     return true;
 }
@@ -86,8 +89,9 @@ static bool print_text(const Dataset* dataset, const Source* source, const Score
     json_member_number(&w, "loss", sum.nats / sum.tokens);
     json_member_number(&w, "nats_per_byte", sum.bytes > 0 ? sum.nats / sum.bytes : NAN);
     json_member_u64(&w, "tokens", (uint64_t)sum.tokens);
-    if (dataset->packed) json_member_u64(&w, "conversations", source->items);
-    if (dataset->packed) json_member_u64(&w, "conversations_too_long", dataset->packed->dropped);
+    size_t rows = source->rows[source->items];
+    if (dataset->spans) json_member_u64(&w, "documents", rows);
+    if (dataset->spans) json_member_u64(&w, "documents_too_long", source->items - rows);
     return print_json(&w, error);
 }
 
@@ -115,11 +119,15 @@ static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Option
     bool ok = o->data ? dataset_open_unweighted(&dataset, o->data, error)
                       : text_read(&dataset, &tokens, o->text, tokenizer, error);
     if (ok && o->data) ok = data_check(&dataset, model, tokenizer, o, error);
+    if (ok && o->logps && !dataset.spans)
+        ok = fail_with(error, "--logps is for conversations, and --data has texts; make shards with tokenize --chat");
     Documents documents = {&dataset, tokenizer, (int32_t)model->config.vocab, model->options.T};
-    ok = ok && dataset_pack(&dataset, model->options.T, false, TOO_LONG_DROP, error) &&
-         (dataset.spans ? documents_open(&source, &documents, error) : windows_open(&source, &windows, error));
+    ok = ok && (dataset.spans ? documents_open(&source, &documents, error) : windows_open(&source, &windows, error));
     bool scored = ok && evaluate(&scores, model, &source, o->scores, error);
-    ok = scored && print_text(&dataset, &source, scores, error);
+    ok = scored;
+    if (ok && o->logps && model->flat.options.rank == 0)
+        ok = documents_write_logps(o->logps, &documents, &source, scores, model, error);
+    ok = ok && print_text(&dataset, &source, scores, error);
     if (scored) free(scores);
     free(source.rows);
     dataset_close(&dataset);

@@ -40,7 +40,7 @@ static inline void clock_start(StepClock* c, FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 2. Statistics
 
-enum { STATS_MAX = 28 };  // statistics of a rank that are gathered at a time
+enum { STATS_MAX = 34 };  // statistics of a rank that are gathered at a time
 
 typedef struct {
     const Transport* transport;  // NULL: one rank
@@ -159,8 +159,8 @@ static inline void stats_find_slowest(StepResult* result, const RankStats* s, si
 // After flat_finish_step: fills in the result, from all ranks' losses, squares, times and flags. False if one is lost.
 static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepClock* clock, FlatVector* flat,
                                      StepFlags flags, Error* error) {
-    enum { LOSS, BUSY, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, LOSSES, SQUARES = LOSSES + STATS_OF_SUM,
-           COUNT = SQUARES + STATS_OF_SUM };
+    enum { LOSS, BUSY, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, COUNTED, LOSSES = COUNTED + OBJECTIVE_SUMS,
+           SQUARES = LOSSES + STATS_OF_SUM, COUNT = SQUARES + STATS_OF_SUM };
     static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
     size_t world = stats->world, saved = 0, last = flat->pp - 1;  // the stage that has the losses
     StepSums* sums = &flat->sums_host;
@@ -169,6 +169,7 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
     double own[COUNT] = {exact_value(sums->losses) / fmax(targets, 1), busy, (double)flags.stop, (double)flags.save,
                          (double)flags.saved, (double)flags.failed, (double)flags.broken, targets};
     if (sums->bad != 0) sums->squares.windows[0].outside = UINT64_MAX;
+    memcpy(own + COUNTED, flags.counted, sizeof flags.counted);
     stats_put_sum(own + LOSSES, sums->losses);
     stats_put_sum(own + SQUARES, sums->squares);
     if (!stats_gather(stats, own, COUNT, error)) return false;
@@ -181,6 +182,7 @@ static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepC
         int broken = (int)stats_of(stats, r, BROKEN);
         if (broken > result->flags.broken) result->flags.broken = broken;
         saved += stats_of(stats, r, SAVED) != 0;
+        for (size_t i = 0; i < OBJECTIVE_SUMS; i++) result->flags.counted[i] += stats_of(stats, r, COUNTED + i);
     }
     result->flags.stop = stats_end(stats, STOP);
     result->loss = exact_value(stats_sum(stats, LOSSES)) / fmax(of_all, 1);

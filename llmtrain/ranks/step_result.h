@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+enum { OBJECTIVE_SUMS = 6 };
+
 // Flags that the ranks exchange once a step: what one rank says, and what holds for all. A save begun at step n goes on
 // in the background: each rank says `saved` or `failed` once its part is done; when all have, the save is completed.
 typedef struct {
@@ -15,6 +17,7 @@ typedef struct {
     bool saved;              // the rank's part of the save in progress is on the disk: all must say so
     bool failed;             // it could not be written: any rank's counts
     int broken;              // a rank could not read its batch (1), or a shard is not right (2): it does not count
+    double counted[OBJECTIVE_SUMS];  // by an objective: whole numbers, which are added up (run/objective.h)
 } StepFlags;
 
 // The outcome of a step, the same on all ranks except for wait_share.

@@ -71,6 +71,7 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
                                         "the losses that it computes from the same parameters and tokens"};
     FlatVector* flat = &model->flat;
     Dropout dropout = model->dropout;
+    Objective objective = model->objective;
     ExactSum losses;
     size_t N = B * T;
     uint64_t* own = model->stats.checksums + 2 * model->stats.rank;
@@ -81,8 +82,10 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
     }
     fill_zero(&flat->sums->losses, sizeof losses, model->stream);
     model->dropout.p = model->dropout.adapters = 0;
+    model->objective.weigh = NULL;  // it knows no such batch
     pipeline_losses(model, tokens, targets, B, T);
     model->dropout = dropout;
+    model->objective = objective;
     if (model_has_head(model)) {
         vector_checksum(flat->checksums, model->activations->hidden, 0,
                         model->activations->rows * model->config.channels, model->stream);

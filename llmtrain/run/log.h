@@ -19,6 +19,7 @@
 #include "../checkpoint/state.h"
 #include "../ranks/step_result.h"
 #include "../text/data.h"
+#include "objectives.h"
 
 #include <sys/file.h>
 
@@ -45,6 +46,8 @@ typedef struct {
     bool traced;                           // down to its sequences; those with the largest loss and gradient:
     SequenceTrace worst_loss, worst_norm;
     const MixtureCounts* mixture;          // of the samples consumed
+    bool prefers;                          // the objective prefers answers to others: how well it does
+    ObjectiveLog objective;
 } StepLog;
 
 static inline void step_print(FILE* out, const StepLog* s) {
@@ -84,6 +87,12 @@ static const Field TRACED_METRICS[] = {
     LOG_REAL(worst_loss.loss, "worst_loss"), LOG_REAL(worst_loss.shard, "worst_loss_shard"),
     LOG_REAL(worst_loss.start, "worst_loss_at"), LOG_REAL(worst_norm.norm, "worst_grad_norm"),
     LOG_REAL(worst_norm.shard, "worst_grad_shard"), LOG_REAL(worst_norm.start, "worst_grad_at"),
+};
+
+// And of one that prefers answers to others.
+static const Field OBJECTIVE_METRICS[] = {
+    LOG_REAL(objective.accuracy, "reward_accuracy"), LOG_REAL(objective.margin, "reward_margin"),
+    LOG_REAL(objective.chosen, "logp_chosen"), LOG_REAL(objective.rejected, "logp_rejected"),
 };
 
 typedef struct {
@@ -246,6 +255,7 @@ static inline void log_write(Log* log, const StepLog* step) {
     json_write_begin(&w, '{');
     fields_write(&w, METRICS, sizeof METRICS / sizeof METRICS[0], step);
     if (step->traced) fields_write(&w, TRACED_METRICS, sizeof TRACED_METRICS / sizeof TRACED_METRICS[0], step);
+    if (step->prefers) fields_write(&w, OBJECTIVE_METRICS, sizeof OBJECTIVE_METRICS / sizeof *OBJECTIVE_METRICS, step);
     const MixtureCounts* m = step->mixture;
     if (m->parts > 1) {
         json_member_begin(&w, "shares", '[');
@@ -276,8 +286,10 @@ static inline bool log_line_fill(JsonWriter* w, size_t* from, const char* text, 
     for (size_t i = bytes; i-- > 0 && !(text[i] == '\n' && i + 1 < bytes);) {
         if (bytes - i < n || memcmp(text + i, lacks, n) != 0) continue;
         *from = i + n - null;
+        size_t before = w->bytes;
         if (isfinite(val_loss)) json_write_number(w, val_loss);
         else json_write_string(w, "nan");  // or else the next start would take it for left out
+        while (w->bytes < before + null) json_put(w, " ", 1);  // or else the end of the old line would stay behind it
         json_put(w, text + i + n, bytes - i - n);
         return true;
     }

@@ -160,6 +160,7 @@ typedef struct {
     Tokenizer tokenizer;          // of the run; its vocabulary is 0 if it is not known
     ModelSource source;           // the model of --init-from, until its weights are loaded
     Loader loader;
+    ObjectiveRun objective;       // what is minimized, if it is not the loss of the targets
     ShardCheck check;             // of all shards
     int32_t *tokens, *targets;    // (B, T): a micro-batch
     Log log;
@@ -245,6 +246,7 @@ static inline void run_free(Run* run) {
     pruner_await(&run->pruner);
     log_close(&run->log);  // and with it the lock of --out, in which nothing is written or removed any more
     loader_close(&run->loader);
+    objective_close(&run->objective);
     shard_check_end(&run->check);
     dataset_close(&run->train);
     dataset_close(&run->val);

@@ -56,7 +56,6 @@ static inline bool samples_mask_documents(Run* run, bool asked, const uint64_t* 
 // Sets what the flags and the data say of documents. Conversations end where their .spans say, and at no token.
 static inline bool samples_choose(Run* run, const SampleOptions* o, Flags* flags, Error* error) {
     bool given = flag_was_given(flags, "end-of-text");
-    if (!dataset_refuse_preferences(&run->train, error) || !dataset_refuse_preferences(&run->val, error)) return false;
     if (o->epochs > 0 && flag_was_given(flags, "steps"))
         return fail_with(error, "--epochs and --steps both say when the run ends; leave one of them out");
     if (given || o->documents)

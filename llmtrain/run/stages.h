@@ -181,7 +181,7 @@ static inline void pipeline_losses(Model* model, const int32_t* tokens, const in
     model_upload(model, tokens, targets, B, T, false);
     for (size_t chunk = 0; chunk < p->options.chunks; chunk++) piece_forward(model, pipeline_piece_of(p, chunk));
     if (!model_has_head(model)) return;
-    model_head(model, NULL, 0.0f);
+    model_head_losses(model);
     exact_sum(&model->flat.sums->losses, model->activations->losses, model->activations->rows, model->stream);
 }
 

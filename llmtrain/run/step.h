@@ -31,6 +31,7 @@ static inline void run_begin_clock(Run* run) {
 static inline StepLog step_begin(Run* run) {
     StepLog s = {.val_loss = NAN, .began_ms = now_ms(),
                  .sent = flat_bytes_so_far(&run->model.flat)};
+    memset(run->objective.counted, 0, sizeof run->objective.counted);
     fault_step(run->comm.rank, run->record.state.step + 1);
     return s;
 }
@@ -62,7 +63,8 @@ static inline bool step_read(Run* run, StepLog* s, Error* error) {
     Saver* saver = &run->saver;
     SaverState state = saver_state(saver);
     StepFlags flags = {*run->interrupted, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN,
-                       state == SAVER_FAILED, run->broken};
+                       state == SAVER_FAILED, run->broken, {0}};
+    memcpy(flags.counted, run->objective.counted, sizeof flags.counted);
     heartbeat_collective("the reduction of gradients");
     if (!model_finish_step(&run->model, &s->result, flags, error)) return false;
     heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);

@@ -70,7 +70,7 @@ static inline void sequence_measure_gradient(SequenceTrace* s, Model* model, con
                                              const int32_t* targets, size_t B, size_t T) {
     FlatVector* flat = &model->flat;
     double loss_scale = flat->loss_scale;
-    size_t count = targets_count(targets, T);
+    size_t count = model_targets(model, targets, T);
     if (count == 0) return;  // masked as a whole: loss and gradient are zero
     fill_zero(flat->sums, sizeof *flat->sums, model->stream);
     flat->loss_scale = loss_scale / (double)B;

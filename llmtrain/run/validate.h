@@ -41,6 +41,7 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
     Progress progress = progress_begin("validation", windows);
     bool good = true, connected = true;
     model->dropout.p = model->dropout.adapters = 0;
+    model->objective.validates = true;
     v->loss = NAN;
     v->ended = 0;
     for (size_t round = 0; connected && !v->ended && round < rounds; round++) {
@@ -52,6 +53,7 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
             memset(v->targets, -1, v->B * v->T * sizeof(int32_t));
         }
         if (batch > 0 && (good || model_is_divided(model))) {
+            model->dropout.first_token = first * v->T;  // of which an objective knows the answers
             pipeline_losses(model, v->tokens, v->targets, batch, v->T);
             if (model_has_head(model)) own[TOKENS] += (double)model_targets(model, v->targets, batch * v->T);
         } else {
@@ -73,6 +75,7 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
     }
     progress_end(&progress);
     model->dropout = dropout;
+    model->objective.validates = false;
     if (good && connected && !v->ended) v->loss = exact_value(stats_sum(&model->stats, LOSSES)) / sum[TOKENS];
     return good && connected;
 }

@@ -485,17 +485,6 @@ static inline size_t paths_sort(char** paths, size_t all) {
     return count;
 }
 
-// Refuses preferences, which are no text to predict.
-static inline bool dataset_refuse_preferences(const Dataset* dataset, Error* error) {
-    for (size_t i = 0; dataset->spans && i < dataset->shard_count; i++)
-        for (size_t d = 0; d < dataset->spans[i].document_count; d++)
-            if (dataset->spans[i].documents[d].kind != SPAN_PLAIN)
-                return fail_with(error, "%s has preferences (document %zu is %s), which are not trained as texts; "
-                                 "convert the answers wanted as messages, or prompt and completion",
-                                 dataset->shards[i].path, d, SPAN_KIND_NAMES[dataset->spans[i].documents[d].kind]);
-    return true;
-}
-
 // Opens all files that match shell patterns (*, ?, [...]), separated by commas, sorted by the bytes of their names in
 // any locale, since the order of the shards is part of the order of the samples. Patterns with weights, as in
 // 'a_*.bin:0.7,b_*.bin:0.3', make a mixture, if that is allowed. A file with a comma or a bracket in its name is given

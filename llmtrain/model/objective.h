@@ -1,0 +1,23 @@
+// objective.h: what a step minimizes, if it is not the mean loss of its targets: the mean over all pairs of answers, say,
+// of a value that follows from the losses of their tokens. Its gradient is that of the tokens' losses, each times a
+// weight. run/objective.h has the objectives of ./train; a program of your own can set one too.
+
+#ifndef LLMTRAIN_OBJECTIVE_H
+#define LLMTRAIN_OBJECTIVE_H
+
+#include "tensors.h"
+
+typedef struct {
+    void (*weigh)(void* context);               // fills weights and values from the slot's losses; NULL: no objective
+    size_t (*count)(void* context, size_t B);   // what the mean is over, in B sequences from dropout.first_token on
+    void* context;
+    bool validates;                             // the batch is one of a validation
+    float *weights, *values;                    // (N) each, on the device; the values add up to that of the batch
+} Objective;
+
+static inline void objective_layout(Objective* o, size_t N, Arena* arena) {
+    o->weights = (float*)arena_take(arena, "objective", N * sizeof(float));
+    o->values = (float*)arena_take(arena, "objective", N * sizeof(float));
+}
+
+#endif  // LLMTRAIN_OBJECTIVE_H
