@@ -4,22 +4,24 @@
 //
 // writes data/stories_train.txt, data/stories_val.txt and data/stories.json. The last holds for each text its exact
 // cross-entropy under the grammar that wrote it, in nats per byte: the entropy floor, which no model can beat. If
-// anything fails, incomplete files do not appear under their final names.
+// anything fails, incomplete files do not appear under their final names. With --questions N it also writes
+// data/stories_questions_train.jsonl, N conversations about other stories, and a tenth as many for validation.
 //
 // Build: cc -O2 -o build/corpus data/corpus.c -lm
 
-#include "corpus.h"
+#include "questions.h"
 #include "../llmtrain/base/files.h"
 #include "../llmtrain/base/flags.h"
 #include "../llmtrain/base/json.h"
 
 #include <signal.h>
 
-static const uint64_t FIRST_VAL_STORY = 1ull << 40;  // train stories count from 0: the two never overlap
+// Train stories count from 0, and those that questions are about from 2^39 on after both: no two overlap.
+static const uint64_t FIRST_VAL_STORY = 1ull << 40, FIRST_ASKED_STORY = 1ull << 39;
 
 typedef struct {
     const char* out;
-    uint64_t bytes, val_bytes, seed;
+    uint64_t bytes, val_bytes, questions, seed;
 } Options;
 
 typedef struct {
@@ -36,6 +38,9 @@ static Flags options_flags(Options* o) {
                    "minimum bytes of training text; its last story is complete"),
         FLAG_COUNT("val-bytes", &o->val_bytes, 600000, 1, 1e12, 0,
                    "minimum bytes of validation text, whose stories are not in the training text"),
+        FLAG_COUNT("questions", &o->questions, 0, 0, 1e9, 0,
+                   "also write N conversations with a question about a story, PREFIX_questions_train.jsonl, and N / 10 "
+                   "in PREFIX_questions_val.jsonl"),
         FLAG_COUNT("seed", &o->seed, 1, 0, 9e15, 0, "seed of the stories; it gives the same bytes on any machine"),
     };
     return flags_of(table, sizeof table / sizeof table[0]);
@@ -75,6 +80,42 @@ static bool stories_write(Summary* summary, FileWriter* file, const Grammar* g, 
     return true;
 }
 
+static void message_write(JsonWriter* w, const char* role, const char* content) {
+    json_write_begin(w, '{');
+    json_member_string(w, "role", role);
+    json_member_string(w, "content", content);
+    json_write_end(w, '}');
+}
+
+// `count` lines, each a conversation about a story from `first_story` on that answers a question.
+static bool questions_write(FileWriter* file, const Grammar* g, uint64_t count, uint64_t seed, uint64_t first_story,
+                            Error* error) {
+    Story story;
+    Question q;
+    char text[MAX_STORY + QUESTION_BYTES];
+    bool ok = true;
+    for (uint64_t number = first_story, written = 0; ok && written < count; number++) {
+        story_write(&story, g, seed, number);
+        int length = (int)story.length;
+        while (length > 0 && story.text[length - 1] == '\n') length--;
+        snprintf(text, sizeof text, "%.*s", length, story.text);
+        if (!question_ask(&q, text, seed, number)) continue;
+        snprintf(text, sizeof text, "%.*s\n%s", length, story.text, q.question);
+        JsonWriter w = {0};
+        json_write_begin(&w, '{');
+        json_member_begin(&w, "messages", '[');
+        message_write(&w, "user", text);
+        message_write(&w, "assistant", q.answer);
+        json_write_end(&w, ']');
+        json_write_end(&w, '}');
+        json_put(&w, "\n", 1);
+        ok = json_write_done(&w, error) && file_append(file, w.text, w.bytes, error);
+        json_writer_free(&w);
+        written++;
+    }
+    return ok;
+}
+
 static bool json_append(FileWriter* file, uint64_t seed, const Summary parts[2], Error* error) {
     JsonWriter w = {.line_depth = 1};
     json_write_begin(&w, '{');
@@ -95,12 +136,13 @@ static bool json_append(FileWriter* file, uint64_t seed, const Summary parts[2],
     return ok;
 }
 
-// All three are written before the first takes its name.
+// All files are written before the first takes its name.
 static bool corpus_write(Summary parts[2], const Grammar* g, const Options* o, Error* error) {
-    const char* endings[3] = {"_train.txt", "_val.txt", ".json"};
-    FileWriter* files = (FileWriter*)memory_allocate(3 * sizeof(FileWriter));
-    bool ok = files != NULL || fail_with(error, "out of memory for three files");
-    for (int i = 0; files && i < 3; i++) {
+    const char* endings[5] = {"_train.txt", "_val.txt", ".json", "_questions_train.jsonl", "_questions_val.jsonl"};
+    int count = o->questions > 0 ? 5 : 3;
+    FileWriter* files = (FileWriter*)memory_allocate(5 * sizeof(FileWriter));
+    bool ok = files != NULL || fail_with(error, "out of memory for the files");
+    for (int i = 0; files && i < count; i++) {
         char path[1024];
         snprintf(path, sizeof path, "%s%s", o->out, endings[i]);
         files[i].file = -1;
@@ -109,8 +151,11 @@ static bool corpus_write(Summary parts[2], const Grammar* g, const Options* o, E
     ok = ok && stories_write(&parts[0], &files[0], g, o->bytes, o->seed, 0, error);
     ok = ok && stories_write(&parts[1], &files[1], g, o->val_bytes, o->seed, FIRST_VAL_STORY, error);
     ok = ok && json_append(&files[2], o->seed, parts, error);
-    for (int i = 0; i < 3 && ok; i++) ok = file_end(&files[i], error);
-    for (int i = 0; files && i < 3; i++) file_abort(&files[i]);
+    if (ok && count == 5)
+        ok = questions_write(&files[3], g, o->questions, o->seed, FIRST_ASKED_STORY, error) &&
+             questions_write(&files[4], g, o->questions / 10, o->seed, FIRST_VAL_STORY + FIRST_ASKED_STORY, error);
+    for (int i = 0; i < count && ok; i++) ok = file_end(&files[i], error);
+    for (int i = 0; files && i < count; i++) file_abort(&files[i]);
     free(files);
     return ok;
 }
