@@ -154,6 +154,8 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (c->context == 0) c->context = o->seq;
     if (c->vocab == 0) c->vocab = (size_t)run->train.vocabulary;
     if (!config_complete(c, error)) return false;
+    if (c->lora == 0 && (o->lora_dropout > 0 || o->optimizer.lora_plus != 1))
+        return fail_with(error, "--lora-dropout and --lora-plus are for --lora; give it, or leave them out");
     if (o->seq == 0) o->seq = c->context;
     if (!samples_pack(run, &o->samples, o->seq, error)) return false;
     if (!run_choose_layout(run, &o->layout, world, o->seq, o->sample_every > 0, error)) return false;

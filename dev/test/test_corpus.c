@@ -306,8 +306,54 @@ static double part_number(const Json* json, const char* part, const char* key) {
 }
 
 // The program's files: compares the nats in the JSON with those that the parser finds from the text alone.
+enum { QUESTIONS_ASKED = 500 };
+
+// Whether an answer is words of the story, but for its first letter, the words that lead to it, and the dot at its end.
+static bool is_answer(const char* story, const char* answer) {
+    char words[QUESTION_BYTES];
+    size_t length = strlen(answer);
+    if (length < 2 || answer[length - 1] != '.') return false;
+    snprintf(words, sizeof words, "%.*s", (int)length - 1, answer);
+    words[0] = (char)tolower((unsigned char)words[0]);
+    return strstr(story, words) != NULL;
+}
+
+// The questions of a file: a conversation per line, about a story that the grammar writes and that no text has.
+static void check_questions(Parser* parser, const Grammar* g, const char* part, size_t lines) {
+    size_t bytes, count = 0, wrong = 0, kinds = 0, counts[QUESTION_COUNT] = {0};
+    char *text = text_read(text_of("corpus_questions_%s.jsonl", part), &bytes);
+    char *train = text_read("corpus_train.txt", &bytes), *val = text_read("corpus_val.txt", &bytes);
+    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1, count++) {
+        Json json;
+        char content[2][MAX_STORY + QUESTION_BYTES] = {""};
+        int derivations = 0;
+        need(json_parse(&json, line, (size_t)(end - line), "a line", &error), "%s", error.text);
+        uint32_t message = json_first(&json, json_get(&json, 0, "messages"));
+        for (int i = 0; i < 2 && message != JSON_NONE; i++, message = json_next(&json, message))
+            json_string(&json, json_get(&json, message, "content"), content[i], sizeof content[i]);
+        json_free(&json);
+        char* question = strchr(content[0], '\n');
+        if (question) *question++ = 0;
+        for (int i = 0; question && i < QUESTION_COUNT; i++) {
+            const char* star = strchr(QUESTIONS[i].question, '*');
+            size_t before = star ? (size_t)(star - QUESTIONS[i].question) : strlen(QUESTIONS[i].question);
+            counts[i] += strncmp(question, QUESTIONS[i].question, before) == 0;
+        }
+        bool shared = strstr(train, content[0]) || strstr(val, content[0]), right = is_answer(content[0], content[1]);
+        char* story = strcat(content[0], "\n\n");
+        wrong += !question || shared || !right || !(parser_story(parser, &derivations, NULL, g, story, strlen(story)) > 0);
+    }
+    for (int i = 0; i < QUESTION_COUNT; i++) kinds += counts[i] > 0;
+    check_bound(fabs((double)count - (double)lines), 0, "questions in the file, difference");
+    check_bound((double)wrong, 0, "questions whose answer is not in a story of their own");
+    check_bound(QUESTION_COUNT - (double)kinds, lines < 100 ? 3 : 0, "kinds of questions that were never asked");
+    free(text);
+    free(train);
+    free(val);
+}
+
 static void test_files(Parser* parser, const Grammar* g) {
-    Options options = {"corpus", 200000, 100000, 3};
+    Options options = {"corpus", 200000, 100000, QUESTIONS_ASKED, 3};
     Summary written[2];
     Json json;
     bool wrote = corpus_write(written, g, &options, &error);
@@ -343,6 +389,8 @@ static void test_files(Parser* parser, const Grammar* g) {
         free(text);
     }
     check_bound(!parsed, 0, "the JSON: failures to read it");
+    check_questions(parser, g, "train", QUESTIONS_ASKED);
+    check_questions(parser, g, "val", QUESTIONS_ASKED / 10);
     if (parsed) json_free(&json);
 }
 
@@ -538,7 +586,7 @@ static void test_grammars(void) {
 static void test_disk(const Grammar* g) {
     const char* endings[3] = {"_train.txt", "_val.txt", ".json"};
     Summary written[2];
-    Options options = {"/nonexistent/folder/x", 1000, 1000, 1};
+    Options options = {"/nonexistent/folder/x", 1000, 1000, 0, 1};
     bool accepted = corpus_write(written, g, &options, &error);
     check_refused("a folder that does not exist", accepted, "/nonexistent/folder/x_train.txt");
 
