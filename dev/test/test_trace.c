@@ -182,7 +182,7 @@ static void test_norms(void) {
     double worst = 0;
     for (size_t i = 0; i < trace.count; i++) {
         const SequenceTrace* s = &trace.worst[TRACE_NORM][i];
-        Window window = {(size_t)s->shard, (size_t)s->start};
+        Window window = {(size_t)s->shard, (size_t)s->start, NULL, 0};
         StepResult result;
         StepFlags flags = {.stop = false};
         need(window_read(tokens, targets, &data, window, V, T, &error), "%s", error.text);
