@@ -83,7 +83,8 @@ static inline double samples_epochs(const Run* run, size_t T) {
     return epoch > 0 ? (double)run->record.state.samples / (double)epoch : NAN;
 }
 
-// *steps: for --epochs, with so many samples in a step; otherwise it stays as it is.
+// *steps: for --epochs, with so many samples in a step; otherwise it stays as it is. 1.1 epochs of 50 samples are 55,
+// though 1.1 as a double is a little more.
 static inline bool samples_count_steps(uint64_t* steps, const Run* run, const SampleOptions* o, size_t T,
                                        uint64_t per_step, Error* error) {
     if (o->epochs == 0) return true;
@@ -92,7 +93,7 @@ static inline bool samples_count_steps(uint64_t* steps, const Run* run, const Sa
     if (run->train.part_count > 1)
         return fail_with(error, "--epochs is not for a mixture, whose parts end at different times; give --steps");
     if (!dataset_suffices(&run->train, T, error)) return false;
-    *steps = (uint64_t)ceil(o->epochs * (double)samples_of_epoch(run, T) / (double)per_step);
+    *steps = (uint64_t)ceil(o->epochs * (double)samples_of_epoch(run, T) / (double)per_step * (1 - 1e-14));
     return true;
 }
 
