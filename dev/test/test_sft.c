@@ -86,8 +86,8 @@ static void made_fill(Made* m, SetKind kind, size_t room, uint64_t seed) {
     }
 }
 
-// How many tokens of a group are in a row, found token by token: all, or those up to the last one that fits, is trained,
-// and is followed by none of its span; 0: it is left out.
+// How many tokens of a group are in a row, found token by token: all, or those up to the last one that fits and that
+// ends a span; 0: it is left out.
 static size_t group_kept(const SpanFile* f, size_t d, size_t end, size_t room, bool cuts) {
     size_t all = 0, kept = 0;
     for (size_t i = d; i < end; i++) all += f->documents[i].tokens;
@@ -318,7 +318,8 @@ static void row_check(const int32_t* tokens, const int32_t* targets, size_t* tim
         in_row++;
         for (size_t i = 0; i < n && t + i < T; i++) {
             int32_t target = i + 1 == n ? TARGET_ENDS : d->trains[i + 1] ? d->tokens[i + 1] : TARGET_NONE;
-            expect(tokens[t + i] == d->tokens[i], "%s: token %zu of document %zu is %d", name, i, number, tokens[t + i]);
+            expect(tokens[t + i] == d->tokens[i], "%s: token %zu of document %zu is %d", name, i, number,
+                   tokens[t + i]);
             expect(targets[t + i] == target, "%s: target %zu of document %zu is %d, not %d", name, i, number,
                    targets[t + i], target);
         }
@@ -708,13 +709,13 @@ static void test_epochs(void) {
         size_t lines = log_numbers(epoch, 200, "e", "epoch"), expected =
             (size_t)steps_counted((uint64_t)(10 * cases[i].epochs + 0.5), rows, (uint64_t)per_step);
         log_numbers(steps, 200, "e", "step");
-        expect(lines == expected && steps[lines - 1] == (double)expected, "--batch %d, %d samples a step, %d ranks: %zu "
-               "steps, not %zu", batch, per_step, ranks, lines, expected);
+        expect(lines == expected && steps[lines - 1] == (double)expected,
+               "--batch %d, %d samples a step, %d ranks: %zu steps, not %zu", batch, per_step, ranks, lines, expected);
         expect(strstr(job.text[0], text_of("step %zu/%zu", lines, lines)) ||
                strstr(job.text[0], text_of(" %zu/%zu |", lines, lines)), "the console: %s", job.text[0]);
         for (size_t k = 0; k < lines; k++)
-            expect(fabs(epoch[k] - (double)((k + 1) * (size_t)per_step) / (double)rows) < 1e-12, "epoch of step %zu: %g",
-                   k + 1, epoch[k]);
+            expect(fabs(epoch[k] - (double)((k + 1) * (size_t)per_step) / (double)rows) < 1e-12,
+                   "epoch of step %zu: %g", k + 1, epoch[k]);
     }
     verdict("--epochs: runs of several --batch, --total-batch and --ranks end there, and metrics.jsonl has the epoch");
 
@@ -729,7 +730,8 @@ static void test_epochs(void) {
     run_says(2, "--epochs and --steps both say when the run ends; leave one", train, DATA MODEL "--epochs 2 --steps 9");
     run_says(2, "--epochs is not for a mixture, whose parts end at different times; give --steps", train,
              "--data x_train_*.bin:1,text.bin:2 " MODEL "--epochs 2");
-    run_says(2, "--epochs counts the samples of --data; give it, or --steps", train, MODEL "--vocab 99 --plan --epochs 2");
+    run_says(2, "--epochs counts the samples of --data; give it, or --steps", train,
+             MODEL "--vocab 99 --plan --epochs 2");
     run_says(2, "no training data: give --data", train, MODEL "--epochs 2");
     run_says(0, "", train, DATA MODEL "--plan --epochs 2");
     run_says(2, "no conversation of x_train_000000.bin fits a sequence of 3 tokens", train, DATA SIZES
@@ -777,8 +779,8 @@ static void test_layouts(void) {
             log_numbers(losses[0], STEPS, "other", "loss");
             log_numbers(losses[1], STEPS, "other", "val_loss");
             loss[1] = losses[0][STEPS - 1], val[1] = losses[1][STEPS - 1];
-            expect(loss[0] == loss[1] && val[0] == val[1], "%s%s: loss %.17g and %.17g, val_loss %.17g and %.17g", parts,
-                   layouts[i].flags, loss[0], loss[1], val[0], val[1]);
+            expect(loss[0] == loss[1] && val[0] == val[1], "%s%s: loss %.17g and %.17g, val_loss %.17g and %.17g",
+                   parts, layouts[i].flags, loss[0], loss[1], val[0], val[1]);
         }
         remove_tree("other");
         run(train, packed_run_of("other", STEPS, text_of("%s --reduce exact --threads 2 --lr 3e-3", parts)));
@@ -901,8 +903,10 @@ static void test_refused(void) {
     run(train, packed_run("other", GPT2_PARTS "--too-long cut"));
     expect(strstr(job.text[0], "are longer than --seq 96, and are cut after an answer") &&
            strstr(job.text[0], "--val: ") && !strstr(job.text[0], "are left out"), "%s", job.text[0]);
-    run_says(1, "belongs to another run: there --pack is 'on', here it is 'off'", train, packed_run("other", GPT2_PARTS "--too-long cut --pack off --resume"));
-    run_says(1, "belongs to another run: there --too-long is 'cut', here it is 'drop'", train, packed_run("other", GPT2_PARTS "--too-long drop --resume"));
+    run_says(1, "belongs to another run: there --pack is 'on', here it is 'off'", train,
+             packed_run("other", GPT2_PARTS "--too-long cut --pack off --resume"));
+    run_says(1, "belongs to another run: there --too-long is 'cut', here it is 'drop'", train,
+             packed_run("other", GPT2_PARTS "--too-long drop --resume"));
     run_says(2, "--documents mask ends documents at the end-of-text token", train,
              packed_run("new", GPT2_PARTS "--documents mask"));
     run_says(2, "--end-of-text is for --documents mask", train, packed_run("new", GPT2_PARTS "--end-of-text 5"));
@@ -910,11 +914,14 @@ static void test_refused(void) {
              "--steps 1");
     expect(!file_exists("new/step_00000005"), "a run was made");
     need(rename("x_train_000001.spans", "away.spans") == 0, "a .spans");
-    int code = run_with(NULL, train, packed_run_of("other", 9, "--threads 1 --lr 3e-3 " GPT2_PARTS "--too-long cut --resume"));
-    expect(code != 0 && strstr(job.text[1], "x_train_000001.spans is missing: it says which tokens of"), "exit code %d: "
-           "%s", code, job.text[1]);
+    char longer[1024];
+    snprintf(longer, sizeof longer, "%s",
+             packed_run_of("other", 9, "--threads 1 --lr 3e-3 " GPT2_PARTS "--too-long cut --resume"));
+    int code = run_with(NULL, train, longer);
+    expect(code != 0 && strstr(job.text[1], "x_train_000001.spans is missing: it says which tokens of"),
+           "exit code %d: %s", code, job.text[1]);
     need(rename("away.spans", "x_train_000001.spans") == 0, "a .spans");
-    run(train, packed_run_of("other", 9, "--threads 1 --lr 3e-3 " GPT2_PARTS "--too-long cut --resume"));
+    run(train, longer);
     verdict("resuming with another --pack or --too-long, --documents mask, a lost .spans are refused");
 }
 
