@@ -7,6 +7,7 @@
 #     their events allow
 #   - 5 steps + resume + 5 steps end with the bits of 10 steps
 #   - a checkpoint of either build continues in the other, with the losses that it would have had
+#   - FP32: packed conversations, on one rank and on two
 #   - FP16: a loss scale that overflows skips steps as on the CPU
 #   - two ranks (on one GPU, where its NCCL allows that): all stages of ZeRO end with the same bits, in all modes of the
 #     streams, with losses as on the CPU; gradients reduced in the storage dtype; a resume in another stage
@@ -44,7 +45,7 @@ run() {
     steps=$3
     shift 3
     case "$*" in *--resume*) ;; *) rm -rf "$directory" ;; esac
-    "$program" --data "$out/text_train_*.bin" --out "$directory" --steps "$steps" --family "$family" \
+    "$program" --data "$out/${DATA:-text}_train_*.bin" --out "$directory" --steps "$steps" --family "$family" \
         --layers "${LAYERS:-2}" --heads "${HEADS:-$heads}" --kv-heads "${KV_HEADS:-${HEADS:-2}}" --channels 32 --ffn 64 --seq 24 \
         --batch 2 --total-batch "${TOTAL:-96}" --lr 2e-3 --lr-final 1 --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 ||
         { cat "$directory.log"; return 1; }
@@ -247,6 +248,23 @@ tensors() {
     unset TOTAL HEADS
 }
 
+# Conversations packed into rows, whose learned positions begin again within them.
+conversations() {
+    export DATA=said
+    mkdir "$out/words" && cp dev/test/fixtures/tokenizers/qwen2.json "$out/words/tokenizer.json" &&
+        echo '{"eos_token": "<|im_end|>"}' > "$out/words/tokenizer_config.json"
+    for i in 1 2 3 4 5 6 7 8 9; do
+        echo "{\"prompt\": \"the cat number $i\", \"completion\": \" sat on it\"}"
+        echo "{\"prompt\": \"$i dogs\", \"completion\": \" ran\"}"
+    done > "$out/said.jsonl"
+    "$build/tokenize" --chat "$out/said.jsonl" --tokenizer "$out/words" --val 0 --out "$out/said" > "$out/said.log" &&
+        run train cpu-chat 10 && run "$gpu" chat 10 --reduce exact
+    losses_agree cpu-chat chat "$bound" "$name: losses of packed conversations against the CPU's, relative"
+    run_with EMULATE_STREAMS=delayed "$gpu" mode 10 --reduce exact --ranks 2 --zero 2 && same_tensors mode chat
+    verdict $? "$name: packed conversations on two ranks, --zero 2: the bits of one"
+    unset DATA
+}
+
 # The emulator has one device, and so may this machine.
 export NCCL_MULTI_RANK_GPU_ENABLE=1
 if [ "$gpu" = train-cuda ] && ! run "$gpu" two 2 --ranks 2 > "$out/two.out"; then
@@ -260,6 +278,7 @@ else
     done
     [ "$gpu" = train-emulated ] && with FP32 && {
         use FP32 gpt2
+        conversations
         pipelines
         contexts
         tensors
