@@ -163,7 +163,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (o->total_batch % tokens != 0)
         return fail_with(error, "--total-batch %llu is not a multiple of the %llu tokens that all ranks compute at a "
                          "time; choose one that is", (unsigned long long)o->total_batch, (unsigned long long)tokens);
-    if (!validation_overlap_check(&o->validation, o->seq, error)) return false;
+    if (!validation_overlap_check(&o->validation, o->seq, run->val.spans != NULL, error)) return false;
     o->plan.micro_batches = o->total_batch ? o->total_batch / tokens : 1;
     if (!samples_count_steps(&o->schedule.steps, run, &o->samples, o->seq,
                              o->plan.micro_batches * o->batch * replicas, error)) return false;

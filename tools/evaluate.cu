@@ -118,6 +118,8 @@ static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Option
     Windows windows = {&dataset, tokenizer, (int32_t)model->config.vocab, model->options.T, o->overlap};
     bool ok = o->data ? dataset_open_unweighted(&dataset, o->data, error)
                       : text_read(&dataset, &tokens, o->text, tokenizer, error);
+    if (ok && dataset.spans && o->overlap > 0)
+        ok = fail_with(error, "--val-overlap is for texts: a conversation is evaluated as a whole; leave it out");
     if (ok && o->data) ok = data_check(&dataset, model, tokenizer, o, error);
     if (ok && o->logps && !dataset.spans)
         ok = fail_with(error, "--logps is for conversations, and --data has texts; make shards with tokenize --chat");

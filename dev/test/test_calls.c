@@ -54,13 +54,16 @@ static const char START[] =
     "printf '%s\\n' '{\"instruction\": \"Go\", \"input\": \"on\", \"output\": \"He ran.\"}'"
     " '{\"prompt\": \"Tom\", \"chosen\": \" is a dog.\", \"rejected\": \" is a cat.\"}' > $S/said.jsonl\n"
     "$P/tokenize --chat $S/said.jsonl --tokenizer $S/said --out $S/said/x --val 0\n"
-    "mkdir $S/old\n"
+    "printf '%s\\n' '{\"prompt\": \"Tom\", \"completion\": \" ran.\"}' '{\"text\": \"A cat.\"}' > $S/told.jsonl\n"
+    "mkdir $S/told $S/old\n"
+    "$P/tokenize --chat $S/told.jsonl --tokenizer $S/said --out $S/told/x --val 0\n"
     "$P/tokenize --text $S/two.txt --tokenizer $S/bpe --out $S/old/x --val 0.5\n"
     "W=$S\n" RUN " --ckpt-every 2\n"
     "W=$S/half\n" RUN " --val-windows 2 --ckpt-every 2 --ckpt-async off --ckpt-tier $W/tier:3\n"
     "rm -r $W/run/step_00000004\n"
     "touch $W/run/tiers.tmp-1-0\n"
     "$P/train --data $S/old/x_train_000000.bin --out $S/words" SHAPE "\n"
+    "$P/train --data $S/told/x_train_000000.bin --out $S/answers" SHAPE "\n"
     "$P/export --out $S/words --to hf --dir $S/hf\n"
     "cp -r $S/hf $S/chat\n"
     "echo '{{ messages[0].content }}' > $S/chat/chat_template.jinja\n"
@@ -97,6 +100,7 @@ static const struct {
      .command = RUN SAVES " --resume --ckpt-keep 1 --ckpt-async off --ckpt-tier $W/tier:3"},
     {.name = "words", .command = "$P/train --data \"$S/old/x_train_0*.bin\" --out $W/run" SHAPE
      " --offload optimizer,activations --offload-dir $W", RESUMED},
+    {.name = "packed", .command = "$P/train --data $S/told/x_train_000000.bin --out $W/run" SHAPE, RESUMED},
     {.name = "import", .command = "$P/train --data $S/old/x_train_000000.bin --out $W/run --init-from $S/hf --batch 1"
      " --seq 16 --steps 4", RESUMED},
     {.name = "ranks", .more = true, .command = RUN SAVES " --ranks 2 --zero 1", RESUMED},
@@ -119,6 +123,8 @@ static const struct {
      .command = "$P/evaluate --init-from $S/run/step_00000004 --text $S/two.txt --scores $W/scores"},
     {.name = "part", .prints = true, .more = true,
      .command = "$P/evaluate --out $S/run --data $S/x_val_000000.bin --ranks 2"},
+    {.name = "answers", .prints = true, .more = true,
+     .command = "$P/evaluate --out $S/answers --data $S/told/x_train_000000.bin"},
     {.name = "choices", .prints = true, .more = true,
      .command = "$P/evaluate --init-from $S/hf --choices $S/choices.jsonl"},
 };

@@ -700,9 +700,9 @@ static void test_epochs(void) {
 
     static const struct { int batch, total, ranks; double epochs; } cases[] = {
         {2, 0, 1, 1}, {1, 8, 2, 0.7}, {4, 16, 2, 1.5}, {3, 12, 1, 2}};
+    double epoch[200], steps[200];
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         int batch = cases[i].batch, ranks = cases[i].ranks, per_step = cases[i].total ? cases[i].total : batch * ranks;
-        double epoch[200], steps[200];
         remove_tree("e");
         if (!run(train, text_of(DATA "--out e " MODEL "--batch %d --total-batch %d --ranks %d --epochs %g", batch,
                                 cases[i].total * T, ranks, cases[i].epochs))) continue;
@@ -719,7 +719,12 @@ static void test_epochs(void) {
     }
     verdict("--epochs: runs of several --batch, --total-batch and --ranks end there, and metrics.jsonl has the epoch");
 
-    double epoch[2];
+    remove_tree("e");
+    run(train, DATA "--out e " MODEL "--batch 8 --epochs 0.5");
+    run(train, DATA "--out e " MODEL "--batch 8 --epochs 1 --resume");
+    size_t all = (size_t)steps_counted(10, rows, 8);
+    expect(log_numbers(steps, 200, "e", "step") == all && steps[all - 1] == (double)all, "more epochs: %zu steps", all);
+    verdict("--epochs: a run that is done goes on with more");
     remove_tree("e");
     run(train, "--data x_train_*.bin:1,text.bin:2 --out e " MODEL "--batch 2 --steps 2");
     expect(log_numbers(epoch, 2, "e", "epoch") == 2 && isnan(epoch[0]) && isnan(epoch[1]), "a mixture has an epoch");
@@ -879,7 +884,9 @@ static void test_evaluated(void) {
            fabs((nats[0] + nats[1]) / (counts[0] + counts[1]) / output_number("loss") - 1) < 1e-12, "%s%s", scores,
            job.text[0]);
     run_says(2, "has preferences (document 0 is chosen)", train, "--data p_train_*.bin " MODEL "--steps 1");
-    verdict("evaluate scores both answers of a preference, which train refuses");
+    run_says(1, "--val-overlap is for texts: a conversation is evaluated as a whole", evaluate,
+             "--out one --data x_val_*.bin --val-overlap 5");
+    verdict("evaluate scores both answers of a preference, which train refuses, and refuses --val-overlap");
     free(scores);
 }
 
@@ -910,6 +917,8 @@ static void test_refused(void) {
     run_says(2, "--documents mask ends documents at the end-of-text token", train,
              packed_run("new", GPT2_PARTS "--documents mask"));
     run_says(2, "--end-of-text is for --documents mask", train, packed_run("new", GPT2_PARTS "--end-of-text 5"));
+    run_says(2, "--val-overlap is for texts: a conversation is validated as a whole", train,
+             packed_run("new", GPT2_PARTS "--val-overlap 5"));
     run_says(1, "has conversations (tokenize --chat), the other text", train, "--data x_train_*.bin,text.bin " MODEL
              "--steps 1");
     expect(!file_exists("new/step_00000005"), "a run was made");

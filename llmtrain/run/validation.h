@@ -39,7 +39,9 @@ static inline bool validation_options_check(const ValidationOptions* o, bool kee
            fail_with(error, "--stop-after needs --val-every, the steps between two validations");
 }
 
-static inline bool validation_overlap_check(const ValidationOptions* o, uint64_t T, Error* error) {
+static inline bool validation_overlap_check(const ValidationOptions* o, uint64_t T, bool conversations, Error* error) {
+    if (conversations && o->overlap > 0)
+        return fail_with(error, "--val-overlap is for texts: a conversation is validated as a whole; leave it out");
     return o->overlap < T ||
            fail_with(error, "--val-overlap %llu leaves no new tokens in sequences of %llu; make it smaller than --seq",
                      (unsigned long long)o->overlap, (unsigned long long)T);
