@@ -564,11 +564,6 @@ static void test_targets(void) {
     need(dataset_open(&dataset, "u_train_*.bin", &error), "%s", error.text);
     expect(dataset_fingerprint(&dataset) != print, "other spans have the same fingerprint");
     dataset_close(&dataset);
-    write_set("p", 5, 3, true);
-    need(dataset_open(&dataset, "p_train_*.bin", &error), "%s", error.text);
-    expect_refusal(dataset_refuse_preferences(&dataset, &error), &error, "has preferences (document 3 is chosen)",
-                   "preferences");
-    dataset_close(&dataset);
     remove("t_train_000000.spans");
     expect_refusal(opens("t_train_*.bin"), &error, "t_train_000000.spans is missing", "no .spans");
     // A set over another: what is left of the old one goes, and plain shards have no .spans.
@@ -580,7 +575,7 @@ static void test_targets(void) {
     need(series_add(&set.series[0], text, 40, &error) && shard_set_publish(&set, &error), "%s", error.text);
     expect(!file_exists("u_train_000000.spans") && !file_exists("u_train_000000.spans.tmp.tmp-1-0") &&
            opens("u_train_*.bin"), "a plain shard over one with spans: %s", error.text);
-    verdict("training: targets outside spans do not count, a lost .spans and preferences are refused");
+    verdict("training: targets outside spans do not count, a lost .spans is refused");
 }
 
 // ------------------------------------------------------------------------------------------------
