@@ -25,8 +25,8 @@ typedef struct {
     size_t first, B, T;
 } DocumentSpan;
 
-// Cuts tokens (B, T) after each `end_of_text`, and where targets (B, T), which may be NULL, say TARGET_ENDS; spans (B T)
-// is always large enough. Returns their number. positions (B, T): begin at 0 in each row, and after TARGET_ENDS.
+// Cuts tokens (B, T) after each `end_of_text`, and where targets (B, T), which may be NULL, say TARGET_ENDS. Returns
+// the number of spans; B T always have room. positions (B, T): begin at 0 in each row, and after TARGET_ENDS.
 static inline size_t documents_find(DocumentSpan* spans, int32_t* positions, const int32_t* tokens,
                                     const int32_t* targets, int32_t end_of_text, size_t B, size_t T) {
     size_t count = 0, first = 0, zero = 0;
