@@ -117,7 +117,7 @@ static inline Slice model_own_rows(const Model* model, size_t N) {
     return own;
 }
 
-// What the loss of a batch of N targets is a mean over: those that count in this rank's rows, or what an objective says.
+// What the loss of a batch of N targets is a mean over: those that count in this rank's rows, or an objective's.
 static inline size_t model_targets(const Model* model, const int32_t* targets, size_t N) {
     Slice rows = model_own_rows(model, N);
     if (model->objective.weigh) return model->objective.count(model->objective.context, N / model->options.T);
