@@ -555,6 +555,7 @@ static const struct { const char *site, *reason; } NOT_MADE[] = {
     {"llmtrain/ranks/launch.h launch_report", "after another failure"},
     {"setenv llmtrain.h model_allocate", "for stages of a pipeline, on GPUs"},
     {"llmtrain/ranks/split.h comm_connect_group", "between groups of ranks: test_comm"},
+    {"close llmtrain/ranks/shared_memory.h shared_make", "after another failure"},
     {"ftruncate tools/evaluate.h score_log_open", "after a first line that is cut: test_evaluate"},
     {"kill llmtrain/ranks/launch.h launch_fork", "after another failure"},
     {"waitpid llmtrain/ranks/launch.h launch_fork", "after another failure"},

@@ -4,16 +4,18 @@
 //   mpicc -DLLMTRAIN_MPI ...  && mpirun -n 3 build/test_comm        the collectives, through MPI
 //   build/test_comm --timeout 4000                                  on a slow machine, or under a sanitizer
 //   build/test_comm --tree 2                                        all cases with a tree of control connections
+//   build/test_comm --sockets                                       all cases without shared memory
 //
 //   1. cases        a process per rank; what they report
 //   2. collectives  each, of each type, of many lengths and slices, against a serial computation, bit for bit
 //   3. in flight    hundreds at once; a slow transport under a computation; what is counted
 //   4. scripts      what the ranks of a case do, word by word
-//   5. launch       the variables of launchers, right and wrong; forked ranks, their exit codes and reports
-//   6. rendezvous   unrelated clients, ranks of other runs, ports in use
-//   7. table        of the cases: ranks that never connect, are killed or stopped, make mismatched calls, abort; the
+//   5. memory       that two processes share: rings, flags, files that are something else
+//   6. launch       the variables of launchers, right and wrong; forked ranks, their exit codes and reports
+//   7. rendezvous   unrelated clients, ranks of other runs, ports in use
+//   8. table        of the cases: ranks that never connect, are killed or stopped, make mismatched calls, abort; the
 //                   same in groups of ranks, and where the control connections are a tree
-//   8. lanes        the cases run in parallel, since most of them wait
+//   9. lanes        the cases run in parallel, since most of them wait
 //
 // The ranks of a case report through shared memory; the parent checks the reports and kills ranks that hang. Under a
 // launcher the program is one of the launcher's ranks and only tests the collectives.
@@ -23,6 +25,7 @@
 #include "llmtrain/base/flags.h"
 #include "machine.h"
 
+#include <glob.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 
@@ -36,12 +39,17 @@
 #define SLACK_MS (SLOWER * 10e3)  // allowed for a busy machine
 #define CASE_MS (SLOWER * 60e3)   // after this a rank counts as hung
 #define LANE_MS (SLOWER * 300e3)  // limit for all cases of a lane
+#ifdef SYSTEM_LINUX
+#define MEMORY_IS_SHARED true
+#else
+#define MEMORY_IS_SHARED false  // ranks of one machine use sockets
+#endif
 
 // ------------------------------------------------------------------------------------------------
 // 1. Cases
 
 typedef struct {
-    size_t lane;            // see section 7
+    size_t lane;            // see section 8
     const char* name;       // @ is the odd rank, here and below
     const char* odd;        // a digit per rank that plays the odd rank in turn; NULL: none
     size_t world;           // number of ranks; 0: the odd rank's digit
@@ -80,6 +88,7 @@ static char case_name[120];
 static double case_began_ms;
 static double timeout_ms = 2000.0;  // where something should fail
 static size_t tree;                 // fan-out of the control connections in all cases; 0: each case says it
+static bool only_sockets;           // data of all cases pass through sockets
 
 static void share(void) {
     void* memory = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -128,6 +137,7 @@ static void start_ranks(const char* name, size_t world, void (*body)(size_t rank
         environment_set(text_of("RANK=%zu|WORLD_SIZE=%zu|MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu|LLMTRAIN_RUN_ID=test",
                                 rank, world, port));
         if (tree > 0) environment_set(text_of("LLMTRAIN_TEST_TREE=%zu", tree));
+        if (only_sockets) environment_set("LLMTRAIN_TEST_SOCKETS=1");
         set_stage(1);
         need(reach_stage(world, 1), "the other ranks have started");
         body(rank);
@@ -872,6 +882,13 @@ static void actor_report(const Actor* a) {
     for (int i = 0; i < 200; i++) launch_report(&a->launch, "test_comm", sentence);  // more than a pipe holds
 }
 
+// The ranks of a Comm, without this one, whose data pass through memory that both share.
+static size_t count_shared(const Comm* comm) {
+    size_t count = 0;
+    for (size_t p = 0; p < comm->world; p++) count += comm->links[p].rings[0] != NULL;
+    return count;
+}
+
 static void actor_do(Actor* a, const char* name, const char* value) {
     char* unit;
     double ms = strtod(value, &unit) * (*unit == 't' ? timeout_ms : 1);
@@ -882,6 +899,13 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     else if (IS("files")) {  // fewer open files than the connections need, unless the process raises its limit
         struct rlimit limit = {10, (rlim_t)number};
         need(setrlimit(RLIMIT_NOFILE, &limit) == 0, "a limit of open files");
+    } else if (IS("file_bytes")) {  // a longer file cannot be made
+        struct rlimit limit = {(rlim_t)number, (rlim_t)number};
+        signal(SIGXFSZ, SIG_IGN);
+        need(setrlimit(RLIMIT_FSIZE, &limit) == 0, "a limit of a file's bytes");
+    } else if (IS("shares")) {  // data with that many ranks, or with all, pass through shared memory
+        size_t others = a->at->world - 1, expected = only_sockets || !MEMORY_IS_SHARED ? 0 : value[0] ? (size_t)number : others;
+        expect(count_shared(a->at) == expected, "memory shared with %zu ranks, not %zu", count_shared(a->at), expected);
     } else if (IS("connect") || IS("open")) {  // a failed `open` is not a result
         a->good = a->is_open = open_rank(&a->comm, strcmp(value, "long") == 0 ? LONG_MS : timeout_ms, &a->error);
         need(a->good || IS("connect"), "%s: %s", case_name, a->error.text);
@@ -925,10 +949,11 @@ static void actor_do(Actor* a, const char* name, const char* value) {
         a->aborts_later = true;
         need(pthread_create(&a->thread, NULL, abort_later, a->at) == 0, "starting a thread");
     } else if (IS("alter")) actor_alter(a, (size_t)number);
-    else if (IS("dies_in_split")) {
-        environment_set(text_of("LLMTRAIN_TEST_FAULT=rank %zu step 0 at split do kill", a->rank));
+    else if (IS("dies_in_split") || IS("cannot_map")) {
+        const char* fault = IS("cannot_map") ? "share do flip" : "split do kill";
+        environment_set(text_of("LLMTRAIN_TEST_FAULT=rank %zu step 0 at %s", a->rank, fault));
         fault_step(a->rank, 0);
-        self->fate = VICTIM;
+        if (IS("dies_in_split")) self->fate = VICTIM;
     }
     else if (IS("extend")) comm_extend_timeout(&a->comm, true);
     else if (IS("n")) a->next.n = (uint64_t)number;
@@ -994,9 +1019,11 @@ static void body_script(size_t rank) {
     if (!a.good)
         expect(!comm_barrier(&a.comm, &again) && strcmp(again.text, a.error.text) == 0,
                "after a failure all calls fail, with the same words");
-    for (size_t g = 0; !a.good && g < a.group_count; g++)  // each of them learns of it a moment later
+    for (size_t g = 0; !a.good && g < a.group_count; g++) {  // each of them learns of it a moment later
+        for (double end = now_ms() + SLACK_MS; !comm_failed(&a.groups[g], &again) && now_ms() < end;) sleep_ms(1);
         expect(!comm_barrier(&a.groups[g], &again) && strcmp(again.text, a.error.text) == 0,
                "after a failure all calls of group %zu fail, with the same words", g);
+    }
     if (a.aborts_later) pthread_join(a.thread, NULL);
     for (size_t g = 0; g < a.group_count; g++) comm_close(&a.groups[g]);
     comm_close(&a.comm);
@@ -1019,7 +1046,113 @@ static void case_run(const Case* c) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Launch
+// 5. Memory
+
+// What ranks share has no name, so none can be left: not even when all are killed.
+static void nothing_left(void) {
+    glob_t found;
+    bool any = glob(SYSTEM_MEMORY_FOLDER "/*llmtrain*", GLOB_NOSORT, NULL, &found) == 0;
+    for (size_t i = 0; any && i < found.gl_pathc; i++)
+        expect(strstr(found.gl_pathv[i], "/llmtrain-locked-") != NULL, "%s is left", found.gl_pathv[i]);  // a supervisor's
+    if (any) globfree(&found);
+    expect(true, "names in " SYSTEM_MEMORY_FOLDER);
+}
+
+static char stream_byte(uint64_t at) { return (char)(at * 7 + at / 251); }
+
+// A stream through a ring, in messages of many lengths, the reader behind by nothing up to all that fits.
+static void test_stream(SharedRing* to, SharedRing* from) {
+    static char data[SHARED_CAPACITY], arrived[SHARED_CAPACITY];
+    uint64_t sent = 0, received = 0;
+    size_t wrong = 0, full = 0, empty = 0;
+    for (size_t step = 0; step < 400; step++) {
+        Random4 r = random4(1, RANDOM_TEST, 0, step);
+        size_t longest = step / 20 % 2 ? SHARED_CAPACITY : 300, n = r.bits[0] % longest + 1, done = 0, got = 1;
+        for (size_t i = 0; i < n; i++) data[i] = stream_byte(sent + i);
+        for (; done < n && got > 0; done += got) got = shared_send(to, data + done, n - done);
+        sent += done;
+        full += got == 0;
+        wrong += sent - received > SHARED_CAPACITY || (got == 0 && sent - received < SHARED_CAPACITY);
+        n = r.bits[1] % longest;
+        for (done = 0, got = 1; done < n && got > 0; done += got) got = shared_receive(from, arrived + done, n - done);
+        for (size_t i = 0; i < done; i++) wrong += arrived[i] != stream_byte(received + i);
+        received += done;
+        empty += got == 0;
+        wrong += got == 0 && received < sent;
+    }
+    expect(wrong == 0 && full > 10 && empty > 10 && sent > 50 * SHARED_CAPACITY, "a stream: %zu wrong, %zu full, %zu "
+           "empty", wrong, full, empty);
+    while (shared_receive(from, arrived, sizeof arrived) > 0) {}
+}
+
+// Flags: who waits is woken once, by what it waits for.
+static void test_flags(SharedRing* a[2], SharedRing* b[2]) {
+    static char data[SHARED_CAPACITY];
+    expect(!shared_wakes(a) && !shared_wakes(b), "nobody waits");
+    expect(shared_waits(a, POLLIN), "an empty ring: it may wait");
+    expect(!shared_wakes(a), "it does not wake itself");
+    expect(shared_send(b[0], data, 1) == 1 && shared_wakes(b) && !shared_wakes(b), "woken once, to receive");
+    expect(!shared_waits(a, POLLIN), "a byte is there: it may not wait");
+    expect(shared_receive(a[1], data, 9) == 1 && shared_waits(a, POLLIN) && shared_waits(a, 0), "it no longer waits");
+    expect(shared_send(b[0], data, 1) == 1 && !shared_wakes(b) && shared_receive(a[1], data, 1) == 1, "nobody waits");
+
+    expect(!shared_waits(a, POLLOUT), "there is room: it may not wait");
+    while (shared_send(a[0], data, sizeof data) > 0) {}
+    expect(shared_waits(a, POLLOUT), "a full ring: it may wait");
+    size_t room = 0;
+    while (!shared_wakes(b)) {
+        size_t got = shared_receive(b[1], data, SHARED_CAPACITY / 10);
+        room += got;
+        if (!expect(got > 0, "it is never woken")) break;
+    }
+    expect(room >= SHARED_CAPACITY / 2 && room < SHARED_CAPACITY * 7 / 10 && !shared_wakes(b),
+           "woken once, to send, when half is free");
+    shared_waits(a, POLLOUT | POLLIN);
+    expect(shared_send(b[0], data, 1) == 1 && shared_receive(b[1], data, 1) == 1 && shared_wakes(b) && !shared_wakes(b),
+           "woken once, for both");
+}
+
+static void test_memory(void) {
+    SharedFile file, other;
+    SharedRing *a[2], *b[2], *none[2];
+    memset(&file, 0, sizeof file);
+    int made = shared_make(&file, 3, 77);
+    if (!MEMORY_IS_SHARED) {
+        expect(made < 0 && file.path[0] == 0 && !shared_map(none, &file, 0, true), "no memory is shared");
+        skip("memory that two processes share", "this system has no files without names");
+        return;
+    }
+    need(made >= 0, "a file in memory");
+    struct stat status;
+    expect(fstat(made, &status) == 0 && status.st_size == 6 * (off_t)SHARED_RING &&
+           status.st_blocks * 512 >= status.st_size, "all its memory is reserved");
+    expect(status.st_nlink == 0, "it has no name");
+    need(shared_map(a, &file, 2, true) && shared_map(b, &file, 2, false), "its last pair is mapped twice");
+    expect(!shared_map(none, &file, 3, true) && none[0] == NULL, "a pair behind the end");
+    other = file;
+    other.number = 78;
+    expect(!shared_map(none, &other, 0, false) && none[0] == NULL, "another file at this path");
+    static const char* const paths[] = {"", "/dev/zero", "/", "/dev/null", "/proc/0/fd/0"};
+    for (size_t i = 0; i < COUNT_OF(paths); i++) {
+        snprintf(other.path, sizeof other.path, "%s", paths[i]);
+        other.number = 0;
+        expect(!shared_map(none, &other, 0, false) && none[0] == NULL, "something else at '%s'", paths[i]);
+    }
+    test_stream(a[0], b[1]);
+    test_stream(b[0], a[1]);
+    test_flags(a, b);
+    close(made);
+    expect(!shared_map(none, &file, 2, false), "it has no path any more");
+    a[0]->data[5] = 9;
+    expect(b[1]->data[5] == 9, "it lasts as long as it is mapped");
+    shared_unmap(a);
+    shared_unmap(b);
+    nothing_left();
+    verdict("memory that two processes share");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Launch
 
 #define RENDEZVOUS "|MASTER_ADDR=a|MASTER_PORT=7"
 
@@ -1231,7 +1364,7 @@ static void test_spawn(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Rendezvous
+// 7. Rendezvous
 
 static int connect_to_rank_0(double deadline) {
     Error error;
@@ -1363,14 +1496,15 @@ static void suspend_all(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Table
+// 8. Table
 //
 // The lanes of cases run at once, the cases of a lane one after the other.
 
 #define TREE "env=LLMTRAIN_TEST_TREE=2 "
+#define SOCKETS "env=LLMTRAIN_TEST_SOCKETS=1 "
 
 static const Case CASES[] = {
-    {0, "collectives between @ ranks", "12345", 0, "open=long local collectives", SUCCEED},
+    {0, "collectives between @ ranks", "12345", 0, "open=long local shares collectives", SUCCEED},
     {0, "communication under a computation", NULL, 2, "open=long overlap", SUCCEED},
 
     // Ranks that never come. On a slow machine a fault may precede the handshake: the rank then has not connected.
@@ -1465,17 +1599,43 @@ static const Case CASES[] = {
     {7, "a root that is no rank", NULL, 3, "connect broadcast root=3 call", SAY("there is no such rank")},
 
     // A bit is altered on the way: in what is summed, in a sum, in either's checksum. Nobody else would notice.
-    {7, "no bit is altered", NULL, 3, "open 1:alter=100000 stage=2 call 1:sleep=300", SUCCEED},
-    {7, "a bit of what is summed is altered", NULL, 3, "open 1:alter=50 stage=2 call",
+    {7, "no bit is altered", NULL, 3, SOCKETS "open 1:alter=100000 stage=2 call 1:sleep=300", SUCCEED},
+    {7, "a bit of what is summed is altered", NULL, 3, SOCKETS "open 1:alter=50 stage=2 call",
      SAY("data from rank 1 to rank 0 were altered on the way, in all_reduce of 40 int64"), .timeouts = 1},
-    {7, "a bit of its checksum is altered", NULL, 3, "open 1:alter=155 stage=2 call",
+    {7, "a bit of its checksum is altered", NULL, 3, SOCKETS "open 1:alter=155 stage=2 call",
      SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
-    {7, "a bit of a sum is altered", NULL, 3, "open 1:alter=170 stage=2 call call",
+    {7, "a bit of a sum is altered", NULL, 3, SOCKETS "open 1:alter=170 stage=2 call call",
      SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
-    {7, "a bit of an all_to_all is altered", NULL, 3, "open all_to_all n=42 1:alter=50 stage=2 call call",
+    {7, "a bit of an all_to_all is altered", NULL, 3, SOCKETS "open all_to_all n=42 1:alter=50 stage=2 call call",
      SAY("data from rank 1 to rank 0 were altered on the way, in all_to_all of 42 int64"), .timeouts = 1},
-    {7, "a bit of a long part is altered", NULL, 3, "open 1:alter=400000 stage=2 sums",
+    {7, "a bit of a long part is altered", NULL, 3, SOCKETS "open 1:alter=400000 stage=2 sums",
      SAY("data from rank 1 to rank 0 were altered on the way"), .timeouts = 1},
+
+    // Data between ranks of one machine pass through memory, except where there is none, or it cannot be mapped.
+    {4, "rank 1 uses sockets", NULL, 3,
+     "1:env=LLMTRAIN_TEST_SOCKETS=1 open=long 0:shares=1 1:shares=0 2:shares=1 collectives", SUCCEED},
+    {4, "rank 0 has no room for memory", NULL, 4,
+     "0:file_bytes=4096 open=long 0:shares=0 1:shares=2 2:shares=2 3:shares=2 collectives blocks=2 0:shares=0 1:shares=0 "
+     "2:shares 3:shares call", SUCCEED},
+    {4, "rank 1 cannot map what it should share with rank 0", NULL, 4,
+     "1:cannot_map open=long 0:shares=2 1:shares=2 2:shares 3:shares collectives mixed=2 shares call all barrier",
+     SUCCEED},
+    {5, "all ranks are killed", NULL, 3, "open shares stage=2 kill_after=3 sums", SAY("-"), .also = nothing_left},
+
+    // The same through sockets as through memory.
+    {4, "collectives between @ ranks through sockets", "25", 0, SOCKETS "open=long shares=0 collectives overlap",
+     SUCCEED},
+    {5, "rank @ is killed in a collective through sockets", "02", 3, SOCKETS "open barrier @:kill_after=3 sums",
+     SAY("rank @ is gone"), .timeouts = 1.25},
+    {5, "rank @ is stopped in a collective through sockets", "1", 3, SOCKETS "open barrier @:stop_after=3 sums",
+     SAY("rank @ has not answered"), .timeouts = 1.25},
+    {5, "rank 1 is late, through sockets", NULL, 3, SOCKETS "connect 1:sleep=2t call", SAY("rank 1 is late")},
+    {5, "rank 1 leaves, through sockets", NULL, 3, SOCKETS "connect 1:exit call", SAY("rank 1 ended its run while")},
+    {5, "rank 1 has far more, through sockets", NULL, 3, SOCKETS "connect 1:n=1000 call",
+     SAY("all_reduce of 1000 int64 (operation 1)")},
+    {5, "rank 2 is killed in a collective of a group through sockets", NULL, 4,
+     SOCKETS "open blocks=2 2:kill_after=3 sums", SAY("rank 2 is gone"), .timeouts = 1.25, .ms = 2 * COMM_GRACE_MS},
+    {5, "a transfer of three timeouts through sockets", NULL, 2, SOCKETS "open transfer", SUCCEED},
 
     // Not failures: a rank that leaves after its last call, one that computes for longer than the timeout, a transfer
     // that takes longer but always makes progress, all ranks stopped together, an extended timeout.
@@ -1533,7 +1693,7 @@ static const Case CASES[] = {
      SAY("all_reduce of 41 int64 (operation 1)"), .timeouts = 1},
     {11, "rank 2 leaves while its group computes", NULL, 4, "open blocks=2 stage=2 2:exit call all barrier",
      SAY("rank 2 ended its run"), .timeouts = 1.25, .ms = 2 * COMM_GRACE_MS},
-    {11, "a bit is altered in a group", NULL, 4, "open blocks=2 3:alter=50 stage=2 call all barrier",
+    {11, "a bit is altered in a group", NULL, 4, SOCKETS "open blocks=2 3:alter=50 stage=2 call all barrier",
      SAY("data from rank 3 to rank 2 were altered on the way, in all_reduce of 40 int64"), .timeouts = 1},
     {11, "a group of one rank aborts", NULL, 3, "open blocks=2 2:abort call all barrier",
      SAY("rank 2 gave up: " REASON), .timeouts = 1},
@@ -1588,7 +1748,7 @@ static const Case CASES[] = {
 };
 
 // ------------------------------------------------------------------------------------------------
-// 8. Lanes
+// 9. Lanes
 
 // Five ranks on two machines, by the names of their hosts, in any order: each finds its place among those of its own
 // machine, and how many these are; what the launcher has said is kept.
@@ -1605,6 +1765,9 @@ static void body_machines(size_t rank) {
     if (launcher_says) environment_set(text_of("LOCAL_RANK=%zu|LOCAL_WORLD_SIZE=4", local_rank));
     need(named, "rank %zu: another name of its host", rank);
     if (!expect(open_rank(&comm, LONG_MS, &error), "%s", error.text)) return;
+    size_t others = only_sockets || !MEMORY_IS_SHARED ? 0 : found[rank].local_world - 1;
+    expect(count_shared(&comm) == others, "memory shared with %zu ranks, not %zu", count_shared(&comm), others);
+    expect(comm_barrier(&comm, &error), "%s", error.text);
     expect(comm.local_rank == local_rank && comm.local_world == local_world &&
                comm.transport.local_world == local_world,
            "%zu of %zu on its machine, not %zu of %zu", comm.local_rank, comm.local_world, local_rank, local_world);
@@ -1637,7 +1800,7 @@ static void test_rendezvous(void) {
 
 // Initial state of the lanes.
 enum { LANES = 16 };
-static void (*const lane_begins[LANES])(void) = {test_launch, test_two_machines, test_spawn, test_rendezvous};
+static void (*const lane_begins[LANES])(void) = {test_launch, test_two_machines, test_spawn, test_rendezvous, test_memory};
 
 static void run_lanes(void) {
     pid_t processes[LANES];
@@ -1662,6 +1825,8 @@ static void run_lanes(void) {
         expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "lane %zu", i);
     }
     verdict("all lanes of the tests come to their ends");
+    nothing_left();
+    verdict("nothing is left in memory");
 }
 
 // As one of a launcher's ranks: the collectives; rank 0 prints the results of all ranks.
@@ -1697,6 +1862,8 @@ int main(int argc, char** argv) {
     Error error;
     const Flag rows[] = {{"timeout", KIND_REAL, &timeout_ms, "MS", 100, 60000,
                           "timeout of the cases in which something is to fail", false},
+                         {"sockets", KIND_SWITCH, &only_sockets, "on|off", 0, 0,
+                          "data pass through sockets, not through shared memory", false},
                          {"tree", KIND_COUNT, &tree, "N", 0, 64,
                           "fan-out of the control connections in all cases; 0: as the cases say", false}};
     Flags flags = flags_of(rows, COUNT_OF(rows));

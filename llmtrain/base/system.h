@@ -3,7 +3,7 @@
 //
 //   1. memory       how much is available, large pages, a directory in memory
 //   2. files        flushing, also in the background, reading ahead, reserving space, bypassing the page cache
-//   3. descriptors  pipes, sockets, waiting for them
+//   3. descriptors  files in memory, pipes, sockets, waiting for them
 //   4. machine      its identity, its cores
 //   5. processes    children that end with their parent; the state of other processes, for the supervisor
 //
@@ -16,6 +16,7 @@
 //   /proc/meminfo, control groups                  Mach on macOS; elsewhere all memory of the machine
 //   CPU affinity                                   all cores
 //   /dev/shm                                       /tmp
+//   files without names that others can open       none: ranks of one machine use sockets
 
 #ifndef LLMTRAIN_SYSTEM_H
 #define LLMTRAIN_SYSTEM_H
@@ -245,6 +246,18 @@ static inline int descriptor_prepare(int file) {
     close(file);
     errno = reason;
     return -1;
+}
+
+// Makes an empty file in memory; *path: where other processes of this user can open it. It has no name in a directory,
+// so that nothing is left of it when the last process that uses it ends, and no limit of /dev/shm applies. -1 after a
+// failure, and where there are no such files.
+static inline int memory_file_open(char* path, size_t bytes) {
+    int file = -1;
+#if defined(SYSTEM_LINUX) && defined(SYS_memfd_create)
+    file = descriptor_prepare((int)syscall(SYS_memfd_create, "llmtrain", 0));
+#endif
+    snprintf(path, bytes, "/proc/%d/fd/%d", (int)getpid(), file);
+    return file;
 }
 
 // A pipe with both ends non-blocking and close-on-exec: [0] to read, [1] to write.

@@ -89,12 +89,16 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
 // The links hold the parts to send to each rank and to receive from it; a transfer moves all of them at once. Each pair
 // of ranks agrees on the bytes between the two, so that no part is longer or shorter than expected: in the first
 // transfer of a collective headers precede the parts, and a rank with another header is refused. Through sockets a
-// checksum follows each part: that of TCP, 16 bits, is computed again by some network cards and switches.
+// checksum follows each part: that of TCP, 16 bits, is computed again by some network cards and switches. Ranks of one
+// machine share memory instead (shared_memory.h), which needs none.
 
 static inline void comm_set_part(CommLink* link, int direction, int part, const void* at, size_t bytes) {
     link->parts[direction][part].at = (char*)at;
     link->parts[direction][part].bytes = bytes;
 }
+
+// Whether a checksum follows the data between this rank and rank p: they pass through sockets.
+static inline bool comm_is_checked(const Comm* comm, size_t p) { return !comm->mpi && !comm->links[p].rings[0]; }
 
 // Sets the data that the next transfer sends to rank p, and receives from it.
 static inline void comm_exchange(Comm* comm, size_t p, const char* out, size_t out_bytes, char* in, size_t in_bytes) {
@@ -102,7 +106,7 @@ static inline void comm_exchange(Comm* comm, size_t p, const char* out, size_t o
     comm_set_part(link, COMM_OUT, COMM_PAYLOAD, out, out_bytes);
     comm_set_part(link, COMM_IN, COMM_PAYLOAD, in, in_bytes);
     for (int d = 0; d < 2; d++) {
-        bool checked = link->parts[d][COMM_PAYLOAD].bytes > 0 && !comm->mpi;
+        bool checked = link->parts[d][COMM_PAYLOAD].bytes > 0 && comm_is_checked(comm, p);
         comm_set_part(link, d, COMM_CHECKSUM, &link->checksums[d], checked ? sizeof *link->checksums : 0);
         link->hashes[d] = hash_begin(0);
     }
@@ -151,30 +155,46 @@ static inline bool comm_check_part(Comm* comm, size_t p, int direction, int part
                      comm_rank(comm, p), comm_rank(comm, comm->rank), comm->doing);
 }
 
+// Sends bytes of a part to rank p, or receives them, without waiting; returns how many. -1 with EAGAIN if there are none
+// yet, 0 if the other end is closed.
+static inline ssize_t comm_move_part(Comm* comm, size_t p, int direction, CommPart* part, bool more) {
+    CommLink* link = &comm->links[p];
+    bool out = direction == COMM_OUT;
+    if (comm->mpi) return comm_mpi_move(comm, part, p, out);
+    if (link->rings[0]) {
+        size_t n = out ? shared_send(link->rings[COMM_OUT], part->at, part->bytes) :
+                   shared_receive(link->rings[COMM_IN], part->at, part->bytes);
+        errno = EAGAIN;
+        return n > 0 ? (ssize_t)n : link->closed ? 0 : -1;
+    }
+    return out ? send(link->data, part->at, part->bytes, SOCKET_QUIET | (more ? SOCKET_MORE : 0)) :
+           recv(link->data, part->at, part->bytes, 0);
+}
+
 // Sends to and receives from rank p as many bytes as possible without waiting: the header, the data, their checksum.
 static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
     CommLink* link = &comm->links[p];
+    bool any = false;
     for (int i = 0; i < 2 * COMM_PARTS; i++) {
         int d = i / COMM_PARTS, k = i % COMM_PARTS;
         CommPart* part = &link->parts[d][k];
         if (part->bytes == 0) continue;
         // A header shares its packet with data, and so does a checksum.
-        int more = k + 1 < COMM_PARTS && part[1].bytes > 0 ? SOCKET_MORE : 0;
-        ssize_t n = comm->mpi ? comm_mpi_move(comm, part, p, d == COMM_OUT) :
-                    d == COMM_OUT ? send(link->data, part->at, part->bytes, SOCKET_QUIET | more) :
-                    recv(link->data, part->at, part->bytes, 0);
+        ssize_t n = comm_move_part(comm, p, d, part, k + 1 < COMM_PARTS && part[1].bytes > 0);
         if (n == 0 || (n < 0 && !socket_would_block())) return comm_fail_closed(comm, p, error);
         if (n > 0) {
             // Here caches still hold the bytes.
-            if (k == COMM_PAYLOAD && !comm->mpi) hash_add(&link->hashes[d], part->at, (size_t)n);
+            if (k == COMM_PAYLOAD && comm_is_checked(comm, p)) hash_add(&link->hashes[d], part->at, (size_t)n);
             part->at += n;
             part->bytes -= (size_t)n;
-            *moved = true;
+            any = true;
             if (d == COMM_IN && link->seen_ms > 0) link->seen_ms = now_ms();
         }
         if (part->bytes > 0) i = d * COMM_PARTS + COMM_PARTS - 1;  // the next direction
         else if (!comm_check_part(comm, p, d, k, error)) return false;
     }
+    if (any && link->rings[0] && shared_wakes(link->rings)) socket_wake(link->data);
+    *moved |= any;
     return true;
 }
 
@@ -541,9 +561,9 @@ static inline void comm_abort(Comm* comm, const char* reason) {
     comm_fail(comm->parent ? comm->parent : comm, &error, false);
 }
 
-// The bytes that comm_open allocates, approximately.
+// The bytes that comm_open allocates and maps, approximately: of more ranks not all are on this machine.
 static inline size_t comm_bytes(size_t world) {
-    return world > 1 ? world * (COMM_CHUNK + sizeof(CommLink)) +
+    return world > 1 ? world * (COMM_CHUNK + sizeof(CommLink)) + 2 * SHARED_RING * min_size(world - 1, COMM_PAIRS_MAX) +
                        COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(Slice)) : 0;
 }
 
@@ -576,6 +596,7 @@ static inline void comm_close(Comm* comm) {
         comm_receive(comm, p, &unused);  // closing with unread data would lose what was sent last
         socket_close(&comm->links[p].control);
         socket_close(&comm->links[p].data);
+        shared_unmap(comm->links[p].rings);
     }
     comm_mpi_close(comm);
     socket_close(&comm->wake);
@@ -625,10 +646,45 @@ static inline bool comm_find_local(Comm* comm, Error* error) {
     for (size_t p = 0; p < comm->world; p++) {
         same += machines[p] == here;
         before += machines[p] == here && p < comm->rank;
+        comm->links[p].near = machines[p] == here;
     }
     if (comm->local_rank == LAUNCH_UNKNOWN) comm->local_rank = before;
     if (comm->local_world == LAUNCH_UNKNOWN) comm->local_world = same;
     return true;
+}
+
+// Lets data between ranks of one machine pass through memory that they share, where that is possible; it is not in
+// containers that cannot see each other, or without memory. The lower rank of a pair makes it. Two collectives, which
+// nobody else counts: an exchange of paths, and one of what could be mapped.
+static inline bool comm_share(Comm* comm, Error* error) {
+    CommQueue* queue = comm->queue;
+    size_t N = comm->world, above = 0, index = 0;
+    SharedFile* files = (SharedFile*)queue->staging;  // (N) no sum needs it yet
+    SharedRing* (*rings)[2] = (SharedRing* (*)[2])(files + N);               // (N)
+    uint64_t *own = (uint64_t*)(rings + N), *others = own + N;               // (N) what was mapped
+    bool off = getenv("LLMTRAIN_TEST_SOCKETS") != NULL;
+    memset(queue->staging, 0, N * (sizeof *files + sizeof *rings + 2 * sizeof *own));
+    for (size_t p = 0; p < N; p++) *(p < comm->rank ? &index : &above) += comm_is_near(comm, p);
+    uint64_t number[3] = {(uint64_t)getpid(), comm->rank, (uint64_t)(now_ms() * 1e6)};
+    int file = above > 0 && !off ? shared_make(&files[comm->rank], above, hash_bytes(number, sizeof number)) : -1;
+    bool good = comm_all_gather(comm, files, N * sizeof *files, DTYPE_U8, NULL, NULL, error);
+    // Pair k of a file is that with the k-th rank of the machine behind the one that has made it.
+    for (size_t p = 0, i = 0; good && p < N; p++) {
+        if (!comm_is_near(comm, p)) continue;
+        bool first = p > comm->rank;
+        own[p] = !off && shared_map(rings[p], &files[first ? comm->rank : p], first ? i - index : index - i - 1, first);
+        i++;
+    }
+    good = good && comm_wait(comm, comm_start(comm, COMM_ALL_TO_ALL, DTYPE_I64, others, own, N, 0, NULL, NULL), error);
+    if (file >= 0) close(file);
+    pthread_mutex_lock(&comm->mutex);
+    for (size_t p = 0; p < N; p++) {
+        if (!good || !others[p]) shared_unmap(rings[p]);
+        memcpy(comm->links[p].rings, rings[p], sizeof rings[p]);
+    }
+    if (good) queue->started = queue->finished = 1;
+    pthread_mutex_unlock(&comm->mutex);
+    return good;
 }
 
 // Makes the pipe that wakes the thread, unless there is one.
@@ -675,7 +731,8 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     bool good = comm_allocate(comm, error);
     if (good && several) good = comm->mpi ? comm_mpi_open(comm, error) : comm_rendezvous(comm, launch, error);
     if (good && several) good = comm_start_thread(comm, error);
-    return comm_finish_open(comm, good && comm_find_local(comm, error));
+    good = good && comm_find_local(comm, error);
+    return comm_finish_open(comm, good && (!several || comm->mpi || comm_share(comm, error)));
 }
 
 // The texts of all ranks, one after the other; rank p's is *texts + begins[p]. begins: (world + 1). The caller frees

@@ -21,6 +21,7 @@
 #define LLMTRAIN_CONTROL_H
 
 #include "launch.h"
+#include "shared_memory.h"
 #include "transport.h"
 
 #include <netinet/tcp.h>
@@ -78,6 +79,9 @@ enum { COMM_HEADER, COMM_PAYLOAD, COMM_CHECKSUM, COMM_PARTS };
 // The link to another rank. A rank's link to itself is not connected.
 typedef struct {
     int data, control;     // connections; -1: none
+    bool near;             // on the same machine; of links of the run, not of groups
+    bool closed;           // the other end of `data`, while data pass through memory
+    SharedRing* rings[2];  // COMM_OUT, COMM_IN: in memory that both ranks share; NULL: data pass through `data`
     bool left;             // it has ended its run
     bool muted;            // it gets no more messages: its buffer is full, or it has had the last one
     bool reported;         // in the message being composed
@@ -139,6 +143,12 @@ static inline size_t comm_rank(const Comm* comm, size_t p) { return comm->member
 static inline size_t comm_fan_out(size_t world) {
     const char* test = getenv("LLMTRAIN_TEST_TREE");
     return test ? (size_t)strtoull(test, NULL, 10) : world > COMM_PAIRS_MAX ? COMM_FAN_OUT : 0;
+}
+
+// Whether rank p of the Comm is another rank of the same machine.
+static inline bool comm_is_near(const Comm* comm, size_t p) {
+    const Comm* run = comm->parent ? comm->parent : comm;
+    return p != comm->rank && run->links[comm_rank(comm, p)].near;
 }
 
 // Whether rank p is a child of this rank in the tree; and whether a control connection joins the two.
@@ -499,6 +509,14 @@ static inline bool comm_check_abort(Comm* comm, Error* error) {
     return !aborting;
 }
 
+// After waiting for data in shared memory: drops the bytes that have woken this rank.
+static inline void comm_end_wait(CommLink* link, int revents) {
+    char bytes[64];
+    ssize_t n = revents ? recv(link->data, bytes, sizeof bytes, 0) : 1;
+    link->closed |= n == 0 || (n < 0 && !socket_would_block());
+    shared_waits(link->rings, 0);
+}
+
 // Waits until data can be moved, or until the deadline, or the next heartbeat; receives messages. False if one says
 // that the run has failed, or if this rank aborts.
 static inline bool comm_await_events(Comm* comm, double deadline, Error* error) {
@@ -510,7 +528,10 @@ static inline bool comm_await_events(Comm* comm, double deadline, Error* error) 
         int events = comm_events(link);
         moving |= events != 0;
         socket_watch(&polls[2 * p], link->control, POLLIN);
-        socket_watch(&polls[2 * p + 1], events ? link->data : -1, events);
+        // A byte over the socket says that there is something to do in shared memory; if there is already, do it now.
+        bool shared = events && link->rings[0];
+        if (shared && !shared_waits(link->rings, events)) deadline = 0;
+        socket_watch(&polls[2 * p + 1], events ? link->data : -1, shared ? POLLIN : events);
     }
     socket_watch(&polls[2 * N], comm->wake, POLLIN);
     socket_watch(&polls[2 * N + 1], comm->listener, POLLIN);
@@ -520,7 +541,11 @@ static inline bool comm_await_events(Comm* comm, double deadline, Error* error) 
     if (polls[2 * N].revents && !comm_check_abort(comm, error)) return false;
     if (comm->mpi) return comm->parent || comm_mpi_receive(error);
     // Data comes before messages, so that a collective that can still finish does.
-    for (size_t p = 0; p < N; p++) ready |= polls[2 * p + 1].revents != 0;
+    for (size_t p = 0; p < N; p++) {
+        ready |= polls[2 * p + 1].revents != 0;
+        bool watched = polls[2 * p + 1].fd >= 0;
+        if (watched && comm->links[p].rings[0]) comm_end_wait(&comm->links[p], polls[2 * p + 1].revents);
+    }
     for (size_t p = 0; p < N && !ready; p++)
         if (polls[2 * p].revents && !comm_receive(comm, p, error)) return false;
     return true;

@@ -111,6 +111,11 @@ static inline bool socket_await(int file, int event, double deadline) {
     return p.revents != 0;
 }
 
+// Sends a byte, to wake the process that waits for it at the other end.
+static inline void socket_wake(int file) {
+    if (send(file, "", 1, SOCKET_QUIET) < 0) return;
+}
+
 // After send or recv has failed: whether it may succeed later.
 static inline bool socket_would_block(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 

@@ -110,7 +110,7 @@ static inline bool comm_split(Comm* group, Comm* comm, size_t color, double pati
         fault_point("split");
         good = comm->mpi || comm_connect_group(group, port, colors, error);
         socket_close(&group->listener);  // before there is a thread
-        good = good && comm_start_thread(group, error);
+        good = good && comm_start_thread(group, error) && (comm->mpi || comm_share(group, error));
         // A rank that has closed its listener because of a failure is not to blame.
         if (!good && comm_await_parent(group, now_ms() + COMM_GRACE_MS, error)) comm_fail(comm, error, false);
     }
