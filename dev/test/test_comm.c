@@ -904,7 +904,8 @@ static void actor_do(Actor* a, const char* name, const char* value) {
         signal(SIGXFSZ, SIG_IGN);
         need(setrlimit(RLIMIT_FSIZE, &limit) == 0, "a limit of a file's bytes");
     } else if (IS("shares")) {  // data with that many ranks, or with all, pass through shared memory
-        size_t others = a->at->world - 1, expected = only_sockets || !MEMORY_IS_SHARED ? 0 : value[0] ? (size_t)number : others;
+        bool any = MEMORY_IS_SHARED && !only_sockets;
+        size_t expected = !any ? 0 : value[0] ? (size_t)number : a->at->world - 1;
         expect(count_shared(a->at) == expected, "memory shared with %zu ranks, not %zu", count_shared(a->at), expected);
     } else if (IS("connect") || IS("open")) {  // a failed `open` is not a result
         a->good = a->is_open = open_rank(&a->comm, strcmp(value, "long") == 0 ? LONG_MS : timeout_ms, &a->error);
@@ -1052,8 +1053,10 @@ static void case_run(const Case* c) {
 static void nothing_left(void) {
     glob_t found;
     bool any = glob(SYSTEM_MEMORY_FOLDER "/*llmtrain*", GLOB_NOSORT, NULL, &found) == 0;
-    for (size_t i = 0; any && i < found.gl_pathc; i++)
-        expect(strstr(found.gl_pathv[i], "/llmtrain-locked-") != NULL, "%s is left", found.gl_pathv[i]);  // a supervisor's
+    for (size_t i = 0; any && i < found.gl_pathc; i++) {
+        bool of_supervisor = strstr(found.gl_pathv[i], "/llmtrain-locked-") != NULL;
+        expect(of_supervisor, "%s is left", found.gl_pathv[i]);
+    }
     if (any) globfree(&found);
     expect(true, "names in " SYSTEM_MEMORY_FOLDER);
 }
@@ -1615,8 +1618,8 @@ static const Case CASES[] = {
     {4, "rank 1 uses sockets", NULL, 3,
      "1:env=LLMTRAIN_TEST_SOCKETS=1 open=long 0:shares=1 1:shares=0 2:shares=1 collectives", SUCCEED},
     {4, "rank 0 has no room for memory", NULL, 4,
-     "0:file_bytes=4096 open=long 0:shares=0 1:shares=2 2:shares=2 3:shares=2 collectives blocks=2 0:shares=0 1:shares=0 "
-     "2:shares 3:shares call", SUCCEED},
+     "0:file_bytes=4096 open=long 0:shares=0 1:shares=2 2:shares=2 3:shares=2 collectives blocks=2 0:shares=0 "
+     "1:shares=0 2:shares 3:shares call", SUCCEED},
     {4, "rank 1 cannot map what it should share with rank 0", NULL, 4,
      "1:cannot_map open=long 0:shares=2 1:shares=2 2:shares 3:shares collectives mixed=2 shares call all barrier",
      SUCCEED},
@@ -1800,7 +1803,8 @@ static void test_rendezvous(void) {
 
 // Initial state of the lanes.
 enum { LANES = 16 };
-static void (*const lane_begins[LANES])(void) = {test_launch, test_two_machines, test_spawn, test_rendezvous, test_memory};
+static void (*const lane_begins[LANES])(void) = {test_launch, test_two_machines, test_spawn, test_rendezvous,
+                                                test_memory};
 
 static void run_lanes(void) {
     pid_t processes[LANES];

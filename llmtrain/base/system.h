@@ -15,8 +15,7 @@
 //   /proc, pidfd, orphans become our children      kill(pid, 0) and the process group
 //   /proc/meminfo, control groups                  Mach on macOS; elsewhere all memory of the machine
 //   CPU affinity                                   all cores
-//   /dev/shm                                       /tmp
-//   files without names that others can open       none: ranks of one machine use sockets
+//   /dev/shm; files without names in it            /tmp; none: ranks of one machine use sockets
 
 #ifndef LLMTRAIN_SYSTEM_H
 #define LLMTRAIN_SYSTEM_H
@@ -248,16 +247,12 @@ static inline int descriptor_prepare(int file) {
     return -1;
 }
 
-// Makes an empty file in memory; *path: where other processes of this user can open it. It has no name in a directory,
-// so that nothing is left of it when the last process that uses it ends, and no limit of /dev/shm applies. -1 after a
-// failure, and where there are no such files.
-static inline int memory_file_open(char* path, size_t bytes) {
-    int file = -1;
+// Makes a file in memory, without a name and the limit of /dev/shm; others can open it through /proc. -1: not possible.
+static inline int memory_file_open(void) {
 #if defined(SYSTEM_LINUX) && defined(SYS_memfd_create)
-    file = descriptor_prepare((int)syscall(SYS_memfd_create, "llmtrain", 0));
+    return descriptor_prepare((int)syscall(SYS_memfd_create, "llmtrain", 0));
 #endif
-    snprintf(path, bytes, "/proc/%d/fd/%d", (int)getpid(), file);
-    return file;
+    return -1;
 }
 
 // A pipe with both ends non-blocking and close-on-exec: [0] to read, [1] to write.

@@ -155,8 +155,8 @@ static inline bool comm_check_part(Comm* comm, size_t p, int direction, int part
                      comm_rank(comm, p), comm_rank(comm, comm->rank), comm->doing);
 }
 
-// Sends bytes of a part to rank p, or receives them, without waiting; returns how many. -1 with EAGAIN if there are none
-// yet, 0 if the other end is closed.
+// Sends bytes of a part to rank p, or receives them, without waiting; returns how many: -1 with EAGAIN if there are
+// none yet, 0 if the other end is closed.
 static inline ssize_t comm_move_part(Comm* comm, size_t p, int direction, CommPart* part, bool more) {
     CommLink* link = &comm->links[p];
     bool out = direction == COMM_OUT;

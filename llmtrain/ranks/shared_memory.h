@@ -52,8 +52,9 @@ static inline void shared_unmap(SharedRing* rings[2]) {
 
 // Makes a file for pairs of processes. Returns its descriptor; -1 without a path if there is no memory for it.
 static inline int shared_make(SharedFile* file, size_t pairs, uint64_t number) {
-    int made = memory_file_open(file->path, sizeof file->path);
+    int made = memory_file_open();
     bool good = made >= 0 && disk_reserve(made, 2 * pairs * SHARED_RING) == 0;
+    snprintf(file->path, sizeof file->path, "/proc/%d/fd/%d", (int)getpid(), made);
     file->number = number;
     for (size_t i = 0; good && i < pairs; i++)
         good = pwrite(made, &number, sizeof number, (off_t)(2 * i * SHARED_RING + offsetof(SharedRing, sent.number))) ==
