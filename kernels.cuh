@@ -11,8 +11,8 @@
 //
 // In llmtrain/ops/: the other matmuls in matmul.cuh, attention in attention.cuh, attention to a KV cache in decode.cuh,
 // norms of query and key heads in qk_norm.cuh, heads cut into parts and copied for ranks in heads.cuh, layers that
-// ranks share in leaves.cuh, columns of matrices for LoRA in columns.cuh, operations on whole vectors in vectors.cuh,
-// optimizers in optimizers/.
+// ranks share in leaves.cuh, columns of matrices for LoRA in columns.cuh, weights in 4 bits in nf4.cuh, operations on
+// whole vectors in vectors.cuh, optimizers in optimizers/.
 // To copy an operation into a project of your own, take its section and what the section's first lines name.
 //
 // Almost all kernels here are bound by memory, so their comments count the bytes that they move. W is the number of
@@ -33,6 +33,7 @@
 #include "llmtrain/ops/heads.cuh"
 #include "llmtrain/ops/leaves.cuh"
 #include "llmtrain/ops/matmul.cuh"
+#include "llmtrain/ops/nf4.cuh"
 #include "llmtrain/ops/optimizers/update.cuh"
 #include "llmtrain/ops/qk_norm.cuh"
 #include "llmtrain/ops/types.h"

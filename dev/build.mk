@@ -33,7 +33,7 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
 QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
 QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
-    test_optimizers_matrix test_schedule test_seams test_sft test_text test_zero test_calls soak pairs first \
+    test_optimizers_matrix test_nf4 test_schedule test_seams test_sft test_text test_zero test_calls soak pairs first \
     test_kernels-BF16 test_kernels-FP16 $(foreach t,parts train,$(PRECISIONS:%=test_$t-%))
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
@@ -94,7 +94,7 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 # sanitizers, and with the race check. The last two builds check memory accesses, which are the same for both 16-bit
 # dtypes; for ladders one dtype is enough. make test has the kernels in two dtypes; make test-more has the rest.
 LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm heads layernorm \
-    leaves matmul muon optimizers qk_norm rope
+    leaves matmul muon nf4 optimizers qk_norm rope
 EMULATED := $(addprefix $(B)/emulated-,plain-BF16-test_cuda plain-BF16-ladders)
 EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-FP32-ladders plain-FP16-test_cuda \
     asan-BF16-test_cuda race-BF16-test_cuda $(foreach b,asan race,$b-FP32-test_cuda $b-BF16-ladders))
@@ -215,7 +215,7 @@ SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
     test_gguf test_evaluate test_plan test_text test_chat test_sft test_corpus test_errors test_trace test_optimizers \
     test_optimizers_matrix test_comm test_zero test_schedule test_seams test_ranks test_supervise $(SOAK) pairs \
-    first $(if $(CALLS),test_calls) test_runs-FP32 \
+    first $(if $(CALLS),test_calls) test_nf4 test_runs-FP32 \
     $(foreach t,FP32 BF16,test_parts-$t test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \

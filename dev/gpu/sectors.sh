@@ -97,6 +97,7 @@ done
 run "$ladders" matmul --rows 128 --outputs 128 --inputs 64 --rung plain  # sizes that are not multiples of 8 use it
 shipped gelu --rows 8 --ffn 3072
 shipped classifier --rows 2 --vocab 50257
+shipped nf4 --rows 64 --channels 768
 shipped leaves --count 8 --rows 4 --channels 768 --vocab 50257
 shipped adamw --parameters 65536
 shipped optimizers --rows 256 --columns 768

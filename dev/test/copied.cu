@@ -6,12 +6,13 @@
 #ifdef REFERENCE
 
 #include "kernels_cpu.h"
+#include "llmtrain/ops/nf4.h"
 
 #define OPERATIONS(X) \
     X(attention_forward) X(attention_backward) X(attention_decode) X(matmul_forward) X(matmul_backward_weight) \
     X(matmul_gelu_forward) X(embedding_forward) X(embedding_backward) X(layernorm_forward) X(layernorm_backward) \
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
-    X(heads_split) X(heads_join) X(heads_repeat) X(heads_sum) X(columns_copy) X(leaves_sum) \
+    X(heads_split) X(heads_join) X(heads_repeat) X(heads_sum) X(nf4_dequantize) X(columns_copy) X(leaves_sum) \
     X(embedding_part_forward) X(embedding_join) X(classifier_leaves) X(classifier_gradient) X(dropout_apply) \
     X(classifier) X(exact_sum_squares) X(sum_of_squares) X(vector_checksum) X(exact_add) X(exact_merge) X(exact_read) \
     X(cast_to_float) X(cast_from_float) X(vector_add_stored) X(residual_forward) \
@@ -212,6 +213,32 @@ static void test(void) {
     same_bits("sum", sum);
     for (size_t i = 0; i < N * ROW; i++)
         expect("sum of copies", real(sum.host[i]), real(rows.host[i]) * (i % ROW < H * HEAD ? 1 : COPIES), 0);
+}
+#endif
+
+#ifdef PIECE_NF4
+static void test(void) {
+    enum { N = 640, BLOCKS = N / NF4_BLOCK };
+    Stored out(N);
+    Array<uint8_t> codes = std::vector<uint8_t>(N / 2), scale_codes = std::vector<uint8_t>(BLOCKS);
+    std::vector<float> weights(N);
+    Floats scales(1), map(DYNAMIC_CODES);
+    Nf4 q = {N, codes.host.data(), scales.host.data(), map.host.data(), scale_codes.host.data(), 0};
+    Error error;
+    for (size_t i = 0; i < N; i++) weights[i] = number(i) * (float)(1 + i / NF4_BLOCK);
+    expect("quantized", nf4_quantize(&q, weights.data(), "weights", &error), true, 0);
+    CUDA_CHECK(cudaMemcpy(codes.copy, q.codes, N / 2, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(scale_codes.copy, q.scale_codes, BLOCKS, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(scales.copy, q.scales, sizeof(float), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(map.copy, q.map, DYNAMIC_CODES * sizeof(float), cudaMemcpyHostToDevice));
+    auto there = [&] {
+        q.codes = codes, q.scales = scales, q.map = map, q.scale_codes = scale_codes;
+        return (const Nf4*)&q;
+    };
+    RUN(nf4_dequantize, out, there(), 64, N - 64);
+    same_bits("numbers", out);
+    for (size_t i = 0; i < N - 64; i++)  // half of the largest distance between numbers, and the rounding of scales
+        expect("weight", real(out.host[i]), weights[64 + i], 0.16 * (double)(2 + i / NF4_BLOCK));
 }
 #endif
 

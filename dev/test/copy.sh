@@ -106,6 +106,7 @@ piece DECODE llmtrain/ops/decode.cuh
 piece HEADS llmtrain/ops/heads.cuh
 piece LEAVES llmtrain/ops/leaves.cuh
 piece MATMUL llmtrain/ops/matmul.cuh
+piece NF4 llmtrain/ops/nf4.cuh
 piece QK_NORM llmtrain/ops/qk_norm.cuh
 piece RANDOM llmtrain/ops/base.h
 piece KERNELS_CPU kernels_cpu.h

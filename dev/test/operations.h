@@ -50,6 +50,7 @@
 #define LLMTRAIN_OPERATIONS_H
 
 #include "harness.h"
+#include "llmtrain/ops/nf4.h"
 #include "reference.h"
 
 #ifdef PRECISION_FP16
@@ -824,6 +825,50 @@ static void test_leaves_sum(size_t count, size_t M, size_t C, bool biased) {
     release();
 }
 
+// ------------------------------------------------------------------------------------------------
+// Weights in 4 bits: test_nf4.c has more of them
+
+// Arrays: out, codes, scales, map, scale_codes. N weights from `first` on, of M.
+static void call_nf4_dequantize(const Case* c) {
+    Nf4 q = {.n = c->s.M, .codes = (uint8_t*)at(c, 1), .scales = f(c, 2), .map = f(c, 3),
+             .scale_codes = (uint8_t*)at(c, 4), .offset = 0.75f};
+    RUN(nf4_dequantize, x(c, 0), &q, c->s.first_position, c->s.N);
+}
+static const Operation operation_nf4_dequantize = {"nf4_dequantize", call_nf4_dequantize};
+
+// Of `whole` weights those from `first` on, all codes being random; doubled: the scales have codes, too.
+static void test_nf4(size_t first, size_t N, size_t whole, bool doubled) {
+    if (!wanted("nf4_dequantize")) return;
+    Shape s = {.M = whole, .N = N, .first_position = first};
+    size_t blocks = divide_up(whole, NF4_BLOCK), groups = doubled ? divide_up(blocks, NF4_SCALES) : blocks;
+    Case c = case_begin(operation_nf4_dequantize, &s, "%zu to %zu of %zu%s", first, first + N, whole,
+                        doubled ? " doubled" : "");
+    Result* out = output(&c, "out", OUTPUT, STORED, N, ON_CUDA ? SAME_BITS : 1);
+    const Array* arrays[4] = {array(&c, "codes", INPUT, BYTE, divide_up(whole, 2), 1)};
+    for (size_t i = 0; i < divide_up(whole, 2); i++)
+        ((uint8_t*)arrays[0]->start)[i] = (uint8_t)random_bits(3, RANDOM_TEST, cases, i);
+    arrays[1] = array(&c, "scales", INPUT, FLOAT, groups, 1);
+    newest(&c)->live = first / NF4_BLOCK / (doubled ? NF4_SCALES : 1);
+    arrays[2] = array(&c, "map", INPUT, FLOAT, doubled ? DYNAMIC_CODES : 0, 1);
+    arrays[3] = array(&c, "scale_codes", INPUT, BYTE, doubled ? blocks : 0, 1);
+    for (size_t i = 0; doubled && i < blocks; i++)
+        ((uint8_t*)arrays[3]->start)[i] = (uint8_t)random_bits(4, RANDOM_TEST, cases, i);
+    if (doubled) c.arrays[3].live = ((uint8_t*)arrays[3]->start)[first / NF4_BLOCK];
+    for (size_t i = 0; i < N; i++) {
+        size_t e = first + i, block = e / NF4_BLOCK;
+        unsigned byte = ((uint8_t*)arrays[0]->start)[e / 2], code = e % 2 ? byte & 15 : byte >> 4;
+        double scale = array_get(arrays[1], arrays[1]->start, block / (doubled ? NF4_SCALES : 1)), size = fabs(scale);
+        if (doubled) {
+            scale = scale * array_get(arrays[2], arrays[2]->start, ((uint8_t*)arrays[3]->start)[block]) + 0.75;
+            size = fabs(scale - 0.75) + 0.75;
+        }
+        double number = (double)NF4_TABLE.values[code];
+        result_add(out, i, number * scale, fabs(number) * size);
+    }
+    case_prove(&c);
+    release();
+}
+
 // Arrays: out (N, C), token_weight (parts, V, C), position_weight, tokens, positions, memory (parts, N, C).
 static void call_embedding_parts(const Case* c) {
     const Shape* s = &c->s;
@@ -1583,6 +1628,16 @@ static void test_odd_shapes(void) {
     for (size_t count = 1, i = 0; count <= LEAVES_MAX; count *= 2, i++) {
         test_leaves_sum(count, 1 + i, 7, i % 2);
         test_leaves_sum(count, 3, i % 3 == 2 ? 1100 : 40, i % 2 == 0);
+    }
+    for (int doubled = 0; doubled < 2; doubled++) {
+        test_nf4(0, 1, 1, doubled);
+        test_nf4(0, 64, 64, doubled);
+        test_nf4(3, 130, 140, doubled);
+        test_nf4(2, 256, 300, doubled);
+        test_nf4(64, 4096, 5003, doubled);
+        test_nf4(40, 72 * 8, 16384 + 64 * 3, doubled);
+        test_nf4(16320, 264, 16384 + 64 * 4, doubled);
+        test_nf4(0, 20001, 20001, doubled);
     }
     for (int positioned = 0; positioned < 2; positioned++) {
         test_embedding_parts(1, 3, 1, 1, positioned, TOKENS_RANDOM);

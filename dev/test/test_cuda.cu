@@ -557,6 +557,8 @@ static void test_large_shapes(void) {
     test_heads_copies(3, 1024, 12, 4, 66);
     test_columns(4096, 1536, 1536, 12288);
     test_leaves_sum(8, 1024, 1024, true);
+    test_nf4(1024 * 768, 2048 * 768, 4096 * 768, true);
+    test_nf4(777, 1000003, 1000803, false);
     test_embedding_parts(8, 6288, 4096, 768, true, TOKENS_RANDOM);
     test_attention(1, 1024, 4, 4, 64, 1.0);
     test_attention(1, 777, 4, 1, 128, 1.0);
@@ -601,6 +603,8 @@ static void test_tiny_shapes(void) {
     test_columns(3, 8, 16, 24);
     test_leaves_sum(16, 2, 8, true);
     test_leaves_sum(4, 3, 7, false);
+    test_nf4(3, 130, 140, false);
+    test_nf4(64, 512, 640, true);
     test_embedding_parts(2, 5, 33, 8, true, TOKENS_RANDOM);
     test_attention(1, 3, 2, 1, 2, 1.0);
     test_attention(1, 33, 4, 2, 10, 1.0);

@@ -60,6 +60,7 @@ shapes() {
             echo "--count 1 --rows 1 --channels 1 --vocab 5"; echo "--count 32 --rows 3 --channels 7 --vocab 1000" ;;
         muon) echo "--rows 1 --cols 1"; echo "--rows 9 --cols 5" ;;
         matmul) echo "--rows 1 --outputs 8 --inputs 8"; echo "--rows 131 --outputs 136 --inputs 40" ;;
+        nf4) echo "--rows 1 --channels 1"; echo "--rows 7 --channels 129"; echo "--rows 300 --channels 64" ;;
         qk_norm) echo "--rows 1 --head-size 7"; echo "--rows 17 --heads 9 --kv-heads 3 --head-size 72" ;;
         rope) echo "--seq 1 --head-size 2"; echo "--head-size 6 --heads 3 --kv-heads 3"; echo "--head-size 128 --heads 2" ;;
     esac

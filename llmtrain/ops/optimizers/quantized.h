@@ -133,8 +133,6 @@ HOST_DEVICE ALWAYS_INLINE uint32_t magnitude_bits(float x) { return bits_from_fl
 // The factor for the elements of a block; a block whose scale has no inverse is stored as zeros.
 HOST_DEVICE ALWAYS_INLINE float dynamic_inverse(float scale) { return scale < FLT_MIN ? 0.0f : 1.0f / scale; }
 
-LLMTRAIN_CPU_BEGIN
-
 // ------------------------------------------------------------------------------------------------
 // 2. 8 bits
 //
@@ -168,6 +166,8 @@ static inline float quantize_block(uint8_t* codes, const float* x, const Dynamic
     }
     return scale;
 }
+
+LLMTRAIN_CPU_BEGIN
 
 static inline void adamw_8bit_update(const OptimizerSlice* slice, const OptimizerStep* o) {
     uint8_t *m_codes = (uint8_t*)slice->states[0], *v_codes = (uint8_t*)slice->states[1];
