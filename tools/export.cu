@@ -113,6 +113,7 @@ static bool export_model(const Options* o, Error* error) {
     }
     char name[16];
     choice_name(EXPORT_TYPES, (int)e.type, name, sizeof name);
+    if (ok) source_say_quantized(&source, stdout);
     if (ok) say(stdout, "%s: %zu parameters as %s, from %s", o->dir, source.parameters.true_size, name, source.path);
     source_close(&source);
     return ok;

@@ -88,6 +88,7 @@ static inline bool open_source(Model* model, Tokenizer* tokenizer, const ModelOp
     ModelSource source;
     if (!source_open(&source, opening->init_from, error)) return false;
     bool ok = open_create(model, tokenizer, opening, &source.config, source.tokenizer, error);
+    if (ok) source_say_quantized(&source, stderr);
     if (ok && !source_load(model, &source, "init-from", error)) {
         model_free(model);
         tokenizer_close(tokenizer);

@@ -6,7 +6,8 @@
 //   3. wide        tensors of more elements than any loop handles at a time, through every format, to the bit
 //   4. runs        a checkpoint of several pieces; a run from an imported model; a shorter context; its tokenizer
 //   5. keys        each key of config.json deleted, null, or of another value: refused, or what transformers takes
-//   6. bad files   configurations, headers, indices, shapes, types: each refused with a message; nothing is written
+//   6. 4 bits      a model that bitsandbytes has quantized: transformers' bits; in shards; other kinds refused
+//   7. bad files   configurations, headers, indices, shapes, types: each refused with a message; nothing is written
 //
 //   build/test_convert [--export build/export] [--train build/train-FP32]
 
@@ -1132,7 +1133,7 @@ static void test_keys(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Bad files
+// 7. Bad files
 
 // Replaces the first `old` in a file, which must be there.
 static void replace(const char* path, const char* old, const char* new_text) {
@@ -1167,7 +1168,7 @@ static void test_bad_configs(void) {
         {"gpt2", "\"n_layer\": 2,", "\"n_layer\": 2, \"new_a\": 1, \"new_b\": [2],",
          "gpt2: \"new_a\", \"new_b\"; remove"},
         {"gpt2", "\"n_layer\": 2,", "\"n_layer\": 2, \"quantization_config\": {\"quant_method\": \"fp8\"},",
-         "\"quantization_config\" is an object, which this program does not support"},
+         "\"quant_method\" is fp8, which this program does not support: it supports bitsandbytes"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": \"16\"", "\"n_embd\" is 16, which is not a valid value"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": -16", "\"n_embd\" is -16"},
         {"gpt2", "\"n_head\": 4", "\"n_head\": 5", "do not divide"},
@@ -1558,6 +1559,7 @@ static void test_programs(void) {
     expect(directory_count("p.3000", "-of-") > 3, "--shard-size");
     expect_program(1, "exists", text_of("%s --init-from %s --to hf --dir p.hf", e, fixture("llama")));
     expect_program(0, "p.slash:", text_of("%s --init-from %s --to hf --dir p.slash//", e, fixture("llama")));
+    expect_program(0, "note: 7 matrices of", text_of("%s --init-from %s --to hf --dir p.nf4", e, fixture("llama_nf4")));
     expect_program(2, "--step", text_of("%s --init-from %s --step 7 --to hf --dir p.no", e, fixture("llama")));
     expect_program(1, "step_00000008", text_of("%s --out qwen2.run --step 8 --to hf --dir p.8", e));
     expect_program(0, "step_00000007", text_of("%s --out qwen2.run --step 7 --to hf --dtype f16 --dir p.7", e));
@@ -1642,6 +1644,8 @@ static void test_programs(void) {
         expect_program(0, "starting from the weights of", line);
         expect(same_weights(text_of("t.%s", NAMES[i]), fixture(NAMES[i])), "%s: weights of the run", NAMES[i]);
     }
+    expect_program(0, "note: 7 matrices of", text_of("%s %s --out t.nf4", usual, fixture("llama_nf4")));
+    expect(same_weights("t.nf4", fixture("llama_nf4")), "llama_nf4: weights of the run");
     expect_program(0, "starting from the weights", text_of("%s llmc/model.bin --out t.llmc", usual));
     expect_program(0, "context 12", text_of("%s %s --context 12 --out t.12", usual, fixture("gpt2")));
     expect_program(1, "--heads is 4", text_of("%s %s --layers 2 --heads 2 --channels 16 --vocab 40 --out t.no", usual,
@@ -1680,6 +1684,173 @@ static void test_programs(void) {
     test_generation_config();
 }
 
+// ------------------------------------------------------------------------------------------------
+// 6. 4 bits
+
+// checksum() of dev/peers/finetune.py, of 16-bit numbers.
+static uint64_t checksum(const uint16_t* x, size_t n) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (i + 1) * (uint64_t)x[i];
+    return sum;
+}
+
+// Copies tensors of a file to another: all, or those with an even or odd number (part 0 or 1). That called `old` gets
+// another name.
+static void copy_tensors(const char* from, const char* to, int part, const char* old, const char* name) {
+    Error error;
+    SafetensorsFile file;
+    SafetensorsWriter w;
+    need(safetensors_open(&file, from, &error) && safetensors_create(&w, to, &error), "%s", error.text);
+    for (int write = 0; write < 2; write++) {
+        for (size_t i = 0; i < file.header.count; i++) {
+            const SafetensorsTensor* t = &file.header.tensors[i];
+            const char* called = strcmp(t->name, old) == 0 ? name : t->name;
+            if (part >= 0 && i % 2 != (size_t)part) continue;
+            void* data = malloc(t->bytes);
+            need(data && safetensors_read(&file, t, data, t->bytes, NULL, &error) &&
+                 (write ? safetensors_write(&w, data, t->bytes, &error)
+                        : safetensors_declare(&w, called, t->type, t->shape, t->dims, &error)), "%s", error.text);
+            free(data);
+        }
+        need(write || safetensors_begin(&w, &error), "%s", error.text);
+    }
+    need(safetensors_end(&w, &error), "%s", error.text);
+    safetensors_writer_free(&w);
+    safetensors_close(&file);
+}
+
+static void test_quantized(void) {
+    const char* expected = text_of("%s/expected.safetensors", fixture("llama_nf4"));
+    double loss, apart = logits_apart(fixture("llama_nf4"), expected, &loss);
+    check_bound(apart, 1e-5, "4 bits: logits of transformers");
+    check_bound(loss, 1e-6, "4 bits: loss of transformers");
+
+    // Every weight, as it leaves in its own type.
+    Error error;
+    ModelSource s;
+    SafetensorsFile sums;
+    size_t count = 0, bytes;
+    need(source_open(&s, fixture("llama_nf4"), &error), "%s", error.text);
+    expect(s.quantized_count == 7 && s.dtype == DTYPE_BF16, "%zu matrices, type %d", s.quantized_count, (int)s.dtype);
+    source_close(&s);
+    need(export_to(fixture("llama_nf4"), "nf4.hf", EXPORT_BF16, (size_t)5e9, export_hf, &error) &&
+         safetensors_open(&sums, expected, &error), "%s", error.text);
+    for (size_t i = 0; i < sums.header.count; i++) {
+        const char* name = sums.header.tensors[i].name;
+        if (strncmp(name, "weight.", 7) != 0) continue;
+        uint64_t* sum = (uint64_t*)tensor_of(expected, name, NULL);
+        uint16_t* weight = (uint16_t*)tensor_of("nf4.hf/model.safetensors", name + 7, &bytes);
+        expect(checksum(weight, bytes / 2) == *sum, "%s has other bits", name);
+        free(sum);
+        free(weight);
+        count++;
+    }
+    safetensors_close(&sums);
+    expect(count == 11, "%zu weights", count);
+    expect(same_weights("nf4.hf", fixture("llama_nf4")), "exported to bf16 and read again");
+    verdict("a model of 4 bits, of scales quantized once or twice, has the bits of bitsandbytes");
+
+    // The tensors of a matrix in two files.
+    copy_tree(fixture("llama_nf4"), "halves");
+    char* index = NULL;
+    size_t size = 0;
+    FILE* text = open_memstream(&index, &size);
+    need(text != NULL, "memory");
+    fputs("{\"weight_map\": {", text);
+    for (int part = 0; part < 2; part++) {
+        const char* path = text_of("halves/half%d.safetensors", part);
+        copy_tensors("halves/model.safetensors", path, part, "", "");
+        need(safetensors_open(&sums, path, &error), "%s", error.text);
+        for (size_t i = 0; i < sums.header.count; i++)
+            fprintf(text, "%s\"%s\": \"half%d.safetensors\"", i + (size_t)part ? ", " : "", sums.header.tensors[i].name,
+                    part);
+        safetensors_close(&sums);
+    }
+    fputs("}}", text);
+    fclose(text);
+    put_text("halves/model.safetensors.index.json", index);
+    free(index);
+    need(remove("halves/model.safetensors") == 0, "halves");
+    expect(same_weights("halves", fixture("llama_nf4")), "in two files");
+    verdict("tensors of one matrix may be in different files");
+
+    // The first states in the file are those of mlp.down_proj, quantized once, and mlp.gate_proj. With equal lengths
+    // bytes are replaced, otherwise a tensor gets another name.
+#define DOWN "model.layers.0.mlp.down_proj.weight"
+#define QUERIES "model.layers.0.self_attn.q_proj"
+    static const struct { const char *old, *with, *words; } cases[] = {
+        {"quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4", "it is quantized to FP4"},
+        {"quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__nf5", "a tensor of it is missing"},
+        {DOWN ".quant_map", "other", "a tensor of it is missing"},
+        {QUERIES ".weight.nested_absmax", "other", "a tensor of it is missing"},
+        {QUERIES ".weight.absmax", QUERIES ".SCB", "it is quantized to 8 bits (LLM.int8)"},
+        {QUERIES ".weight.absmax", "other", QUERIES ".weight is not 64 x 64, the shape"},
+        {"model.norm.weight", DOWN ".nested_absmax", "its scales have two forms"},
+        {"\"quant_type\": \"nf4\"", "\"quant_type\": \"nf3\"", "its quant_type is not nf4"},
+        {"\"blocksize\": 64", "\"blocksize\": 32", "its blocksize is not 64"},
+        {"\"nested_blocksize\": 256", "\"nested_blocksize\": 128", "its nested_blocksize is not 256"},
+        {"\"nested_dtype\": \"float32\"", "\"nested_dtype\": \"float64\"", "its nested_dtype is not float32"},
+        {"\"nested_offset\"", "\"nested_affset\"", "it has no nested_offset"},
+        {"\"shape\": [64, 64], \"nested_blocksize\": 256, "
+         "\"nested_dtype\": \"float32\", \"nested_offset\": 0.",
+         "\"shape\":[64,64],\"nested_blocksize\":256,"
+         "\"nested_dtype\":\"float32\",\"nested_offset\":1e39,\"a\":1", "its nested_offset is not a finite float"},
+        {"\"dtype\": \"bfloat16\"", "\"dtype\": \"bfloat17\"", "its dtype is none of bfloat16, float16, float32"},
+        {"\"shape\": [64, 64]", "\"shape\": [64, -4]", "its shape is not that of a matrix"},
+        {"\"shape\": [64, 64]", "\"shape\": [64, 99]", "the sizes of its tensors do not agree"},
+        {"\"shape\": [64, 64]", "\"shape\": [32,128]", "a matrix of 32 x 128, which is not the shape that config.json"},
+        {"\"shape\": [64, 64]", "\"shape\": [64, 64[", "its state is not JSON"},
+        {"\xb3\x13\x39\x3f", "\xb3\x13\x38\x3f", "its quant_map is not that of NF4"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        remove_tree("bad");
+        copy_tree(fixture("llama_nf4"), "bad");
+        if (strlen(cases[i].old) == strlen(cases[i].with))
+            replace("bad/model.safetensors", cases[i].old, cases[i].with);
+        else
+            copy_tensors(text_of("%s/model.safetensors", fixture("llama_nf4")), "bad/model.safetensors", -1,
+                         cases[i].old, cases[i].with);
+        expect_bad("bad", cases[i].words, cases[i].with);
+    }
+
+    // A scale that is not finite, of the fourth block.
+    const float* values;
+    const float not_finite = NAN;
+    remove_tree("bad");
+    copy_tree(fixture("llama_nf4"), "bad");
+    need(safetensors_open(&sums, "bad/model.safetensors", &error), "%s", error.text);
+    const SafetensorsTensor* scales = safetensors_find(&sums, DOWN ".absmax");
+    need(scales != NULL && scales->type == DTYPE_F32, "scales of " DOWN);
+    patch("bad/model.safetensors", sums.data_start + scales->offset + 3 * 4, &not_finite, 4);
+    safetensors_close(&sums);
+    need(source_open(&s, "bad", &error), "%s", error.text);
+    bool read = true;
+    for (size_t i = 0; read && i < s.parameters.count; i++) read = source_read(&values, &s, i, &error);
+    expect_refusal(read, &error, "element 192 of block.0.ffn_out_weight is not finite", "a scale that is NaN");
+    source_close(&s);
+    verdict("other quantizations, and tensors that do not belong together, are refused by name");
+
+    static const struct { const char *old, *with, *words; } configs[] = {
+        {"\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"gptq\"", "\"quant_method\" is gptq"},
+        {"\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"awq\"", "\"quant_method\" is awq"},
+        {"\"load_in_8bit\": false", "\"load_in_8bit\": true", "\"load_in_8bit\" is true"},
+        {"\"bnb_4bit_quant_type\": \"nf4\"", "\"bnb_4bit_quant_type\": \"fp4\"", "\"bnb_4bit_quant_type\" is fp4"},
+        {"\"bnb_4bit_quant_storage\": \"uint8\"", "\"bnb_4bit_quant_storage\": \"bfloat16\"",
+         "\"bnb_4bit_quant_storage\" is bfloat16, which this program does not support: it supports uint8"},
+        {"\"load_in_4bit\": true", "\"load_in_5bit\": true", "\"quantization_config\" is an object, which"},
+        {",\n    \"quant_method\": \"bitsandbytes\"", "", NULL},  // of before transformers 4.34
+        {"\"llm_int8_threshold\": 6.0", "\"llm_int8_threshold\": 7.0", NULL},
+    };
+    for (size_t i = 0; i < COUNT_OF(configs); i++) {
+        remove_tree("bad");
+        copy_tree(fixture("llama_nf4"), "bad");
+        replace("bad/config.json", configs[i].old, configs[i].with);
+        if (configs[i].words) expect_bad("bad", configs[i].words, configs[i].with);
+        else expect(same_weights("bad", fixture("llama_nf4")), "%s", configs[i].old);
+    }
+    verdict("what config.json says of other quantizations is refused by name");
+}
+
 int main(int argc, char** argv) {
     const char *export_path = "build/export", *train = "build/train-FP32";
     const Flag rows[] = {
@@ -1706,6 +1877,7 @@ int main(int argc, char** argv) {
     test_bad_configs();
     test_bad_weights();
     test_not_finite();
+    test_quantized();
     test_heads();
     test_programs();
     return tests_end();

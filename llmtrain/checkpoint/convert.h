@@ -226,6 +226,7 @@ typedef enum {
     RULE_UNREAD,   // changes no result of the model
     RULE_VALUES,   // must have one of the values, the only ones that our model computes; an export writes `written`
     RULE_ROPE,     // an object with ROPE_KEYS, or null
+    RULE_QUANTIZED,  // null, or an object that describes 4 bits of bitsandbytes: NF4
     RULE_WINDOW,   // null, or at least the context: such a window hides nothing
     RULE_LAYERS    // an array whose elements all have one of the values
 } RuleKind;
@@ -255,7 +256,7 @@ static const ConfigRule CONFIG_RULES[] = {
     {RULE_LLAMAS, "layer_types", RULE_LAYERS, "full_attention", NULL},
     {"", "is_encoder_decoder|add_cross_attention", RULE_VALUES, "false", NULL},
     {"", "pruned_heads", RULE_LAYERS, "", NULL},
-    {"", "quantization_config", RULE_VALUES, "null", NULL},  // what the bytes of the weights mean
+    {"", "quantization_config", RULE_QUANTIZED, NULL, NULL},  // what the bytes of the weights mean
     {"gpt2", "n_ctx|n_special|predict_special_tokens|attn_pdrop|embd_pdrop|resid_pdrop|reorder_and_upcast_attn|"
      "summary_activation|summary_first_dropout|summary_proj_to_labels|summary_type|summary_use_proj",
      RULE_UNREAD, NULL, NULL},
@@ -328,6 +329,23 @@ static inline bool hf_read_rope(Config* c, const Json* json, uint32_t object, co
     return true;
 }
 
+// Checks "quantization_config". Which matrices are quantized, and how, their own tensors say.
+static inline bool hf_check_quantized(const Json* json, uint32_t object, const char* path, Error* error) {
+    static const struct { const char *key, *value; } keys[] = {
+        {"quant_method", "bitsandbytes"}, {"load_in_8bit", "false"}, {"load_in_4bit", "true"},
+        {"bnb_4bit_quant_type", "nf4"}, {"bnb_4bit_quant_storage", "uint8"}};
+    char value[64];
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        uint32_t node = json_get(json, object, keys[i].key);
+        if (node != JSON_NONE) json_scalar_text(value, json, node);
+        if (node != JSON_NONE && strcmp(value, keys[i].value) != 0)
+            return hf_refuse(path, keys[i].key, value, keys[i].value, error);
+    }
+    bool four = json_get(json, object, "load_in_4bit") != JSON_NONE;  // older files have no quant_method
+    if (!four) json_scalar_text(value, json, object);
+    return four || hf_refuse(path, "quantization_config", value, "null, and 4 bits of bitsandbytes (NF4)", error);
+}
+
 // Checks a key against its rule.
 static inline bool hf_check_key(Config* c, const ConfigRule* rule, const Json* json, uint32_t node, const char* path,
                                 Error* error) {
@@ -347,6 +365,7 @@ static inline bool hf_check_key(Config* c, const ConfigRule* rule, const Json* j
             if (json_count(json, json_get(json, 0, "rope_scaling")) > 0 && strcmp(key, "rope_scaling") != 0)
                 return true;
             return null || empty || hf_read_rope(c, json, node, path, error);
+        case RULE_QUANTIZED: return null || hf_check_quantized(json, node, path, error);
         case RULE_WINDOW:
             if (null || (json_number(json, node, &window) && window >= (double)c->context)) return true;
             return hf_refuse(path, key, value, "no window, or one of at least max_position_embeddings", error);

@@ -12,12 +12,14 @@
 //   if (source_read(&values, &source, i, &error)) ...                     tensor i of the table, as float
 //   source_close(&source);
 //
-// Weights may be F32, F16 or BF16. Only the headers are kept in memory: a tensor is read when it is asked for. A tensor
-// that is missing, superfluous, or of the wrong shape or type is refused by name, before any is read.
+// Weights may be F32, F16 or BF16; those of Hugging Face also NF4 (bnb.h), which is dequantized. Only the headers are
+// kept in memory: a tensor is read when it is asked for. A tensor that is missing, superfluous, or of the wrong shape
+// or type is refused by name, before any is read.
 
 #ifndef LLMTRAIN_SOURCE_H
 #define LLMTRAIN_SOURCE_H
 
+#include "bnb.h"
 #include "record.h"
 #include "convert.h"
 #include "../text/tokenizer.h"
@@ -36,6 +38,7 @@ typedef struct {
     bool transposed;             // a whole matrix that is stored as (cols, rows)
     bool checked;                // it has a checksum, XXH64
     uint64_t hash;
+    const BnbWeight* quantized;  // a whole matrix of 4 bits, which has no position; NULL: it is not
 } SourcePiece;
 
 typedef struct {
@@ -48,7 +51,9 @@ typedef struct {
     size_t file_count;
     SourcePiece* pieces;         // (piece_count), owned; in the order of the table once the source is open
     size_t piece_count, piece_capacity;
-    Dtype dtype;                 // of all weights; F32 where they differ
+    BnbWeight* quantized;        // (quantized_count), owned
+    size_t quantized_count;
+    Dtype dtype;                 // of all weights; F32 where they differ; of quantized ones, that before
     float *chunk, *widened;      // (CHECKPOINT_CHUNK) scratch: elements as in the file, and as float; owned
     float* values;               // (largest tensor) tensor `held`; NULL: none; owned
     size_t held;
@@ -59,6 +64,7 @@ static inline void source_close(ModelSource* s) {
     parameters_free(&s->parameters);
     free(s->files);
     free(s->pieces);
+    free(s->quantized);
     free(s->chunk);
     free(s->widened);
     free(s->values);
@@ -122,6 +128,24 @@ static inline PartRun source_run(const Tensor* t, const SourcePiece* piece, size
     return part_run(&part, piece->first - piece->before + e);
 }
 
+// Reads a matrix of 4 bits as floats, to (count), each rounded to the type that it had, as bitsandbytes does.
+static inline bool source_read_quantized(float* to, ModelSource* s, const SourcePiece* piece, Error* error) {
+    Nf4 q;
+    const char* path = s->files[piece->quantized->file[BNB_CODES]].path;
+    if (!bnb_read(&q, piece->quantized, s->files, error)) return false;
+    nf4_floats(to, &q, 0, piece->count);
+    free(q.codes);
+    for (size_t done = 0, n; done < piece->count; done += n) {
+        n = min_size(CHECKPOINT_CHUNK, piece->count - done);
+        convert_from_float(s->chunk, to + done, piece->dtype, n);
+        convert_to_float(to + done, s->chunk, piece->dtype, n);
+    }
+    size_t bad = convert_find_bad(to, DTYPE_F32, piece->count);
+    return bad == piece->count ||
+           fail_with(error, "%.600s: element %zu of %s is not finite; use another copy", path, piece->first + bad,
+                     s->parameters.tensors[piece->tensor].name);
+}
+
 // Reads a tensor as floats: *values (elements), until the next call for another one.
 static inline bool source_read(const float** values, ModelSource* s, size_t tensor, Error* error) {
     const Tensor* t = &s->parameters.tensors[tensor];
@@ -135,6 +159,10 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
     while (p < s->piece_count && s->pieces[p].tensor < tensor) p++;
     for (; p < s->piece_count && s->pieces[p].tensor == tensor; p++) {
         const SourcePiece* piece = &s->pieces[p];
+        if (piece->quantized) {
+            if (!source_read_quantized(s->values + piece->first, s, piece, error)) return false;
+            continue;
+        }
         const SafetensorsFile* f = &s->files[piece->file];
         size_t at = piece->position, size = dtype_bytes(piece->dtype);
         size_t bad = piece->count;
@@ -369,6 +397,30 @@ static inline HfTensor* hf_find_weight(const HfTensors* h, const char* name) {
     return found == NULL && dot && strncmp(name, "lm_head", 7) != 0 ? hf_find(h, dot + 1) : found;
 }
 
+// Adds a matrix that bitsandbytes has quantized.
+static inline bool source_add_quantized(ModelSource* s, HfTensors* h, const ForeignTensor* f, const char* name,
+                                        Error* error) {
+    BnbWeight* w;
+    if (s->quantized == NULL) s->quantized = (BnbWeight*)memory_allocate(s->piece_capacity * sizeof *w);
+    if (s->quantized == NULL) return fail_memory(error, s->path, s->piece_capacity * sizeof *w);
+    w = &s->quantized[s->quantized_count++];
+    if (!bnb_open(w, s->files, s->file_count, name, error)) return false;
+    if (f->cols == 0 || w->rows != f->rows || w->cols != f->cols)
+        return fail_with(error, "%.600s: %.100s is a matrix of %zu x %zu, which is not the shape that config.json asks "
+                         "for; they are of different models", s->files[w->file[BNB_CODES]].path, name, w->rows,
+                         w->cols);
+    for (int k = 0; k < BNB_PARTS; k++) {
+        char part[SAFETENSORS_NAME_MAX + 64];
+        snprintf(part, sizeof part, "%s%s", name, BNB_SUFFIXES[k]);
+        HfTensor* found = hf_find(h, part);
+        if (found) found->used = true;
+    }
+    const SourcePiece piece = {.tensor = f->tensor, .first = f->first * f->cols, .count = f->rows * f->cols,
+                               .file = w->file[BNB_CODES], .dtype = w->dtype, .quantized = w};
+    source_add_piece(s, &piece);
+    return true;
+}
+
 // Adds one of their tensors as a piece, if its shape and type are right.
 static inline bool source_add_foreign(ModelSource* s, HfTensors* h, const ForeignTensor* f, Error* error) {
     HfTensor* found = hf_find_weight(h, f->name);
@@ -377,6 +429,7 @@ static inline bool source_add_foreign(ModelSource* s, HfTensors* h, const Foreig
                          "config.json says, or was saved with a wrapper's prefix", s->path, f->name,
                          h->count ? h->tensors[0].tensor->name : "none");
     const SafetensorsTensor* saved = found->tensor;
+    if (bnb_is(s->files, s->file_count, saved->name)) return source_add_quantized(s, h, f, saved->name, error);
     size_t shape[2] = {f->transposed ? f->cols : f->rows, f->transposed ? f->rows : f->cols};
     char expected[64];
     int dims = f->cols ? 2 : 1;
@@ -613,6 +666,13 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
     ok = ok && source_read_ids(&s->ids, s->tokenizer, false, error);
     if (!ok) source_close(s);
     return ok;
+}
+
+// Says on a stream if weights of a source are not used as they are stored.
+static inline void source_say_quantized(const ModelSource* s, FILE* out) {
+    if (s->quantized_count > 0)
+        say(out, "note: %zu matrices of %s are stored in 4 bits (NF4) and are dequantized", s->quantized_count,
+            s->path);
 }
 
 // Sets a tensor of a model, or this rank's part of it, from the values of the whole tensor.

@@ -488,6 +488,7 @@ static inline bool run_init_from(Run* run, Error* error) {
     ModelSource* from = run_source(run, error);
     bool ok = from && source_load(&run->model, from, "init-from", error);
     if (ok) say(stdout, "starting from the weights of %s", from->path);
+    if (ok) source_say_quantized(from, stdout);
     source_close(&run->source);
     return ok;
 }
