@@ -104,7 +104,9 @@ static bool export_model(const Options* o, Error* error) {
     Export e = {&source, NULL, EXPORT_F32, NULL, (size_t)(1e9 * o->shard_gb)};
     if (o->type) e.type = (ExportType)(o->type - 1);
     else e.type = source.dtype == DTYPE_BF16 ? EXPORT_BF16 : source.dtype == DTYPE_F16 ? EXPORT_F16 : EXPORT_F32;
-    bool ok = format_holds(o->format, (int)e.type, error) &&
+    bool ok = source.config.lora == 0 || fail_with(error, "%.600s has pairs of LoRA, which no format here has room for; "
+                                                    "evaluate and generate read it as it is", source.path);
+    ok = ok && format_holds(o->format, (int)e.type, error) &&
               source_open_tokenizer(&tokenizer, source.tokenizer, source.config.vocab, error);
     if (ok) {
         if (tokenizer.vocabulary > 0) e.tokenizer = &tokenizer;
