@@ -20,6 +20,10 @@ typedef struct {
     double counted[OBJECTIVE_SUMS];  // by an objective: whole numbers, which are added up (run/objective.h)
 } StepFlags;
 
+// What the log has of an objective that prefers answers to others: how often the model preferred the right one to the
+// reference, by how much, and its log-probabilities of the answers. Means over a step.
+typedef struct { double accuracy, margin, chosen, rejected; } ObjectiveLog;
+
 // The outcome of a step, the same on all ranks except for wait_share.
 typedef struct {
     double loss;             // mean over the targets of all ranks' micro-batches

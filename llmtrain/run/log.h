@@ -19,7 +19,6 @@
 #include "../checkpoint/state.h"
 #include "../ranks/step_result.h"
 #include "../text/data.h"
-#include "objectives.h"
 
 #include <sys/file.h>
 

@@ -292,10 +292,7 @@ static inline void objective_weigh_group(ObjectiveRun* r, const Answer* chosen, 
     if (rejected) objective_add(r, SUM_COUNT_REJECTED, 1);
 }
 
-// What the log has of a step of all ranks: how often the model preferred the right answer to the reference, by how much,
-// and its log-probabilities of the answers.
-typedef struct { double accuracy, margin, chosen, rejected; } ObjectiveLog;
-
+// Means over a step of all ranks.
 static inline ObjectiveLog objective_log(int kind, const double counted[OBJECTIVE_SUMS]) {
     double chosen = counted[SUM_COUNT], rejected = counted[SUM_COUNT_REJECTED];
     double all = OBJECTIVES[kind].pairs ? chosen : chosen + rejected;

@@ -14,6 +14,7 @@
 
 #include "../checkpoint/record.h"
 #include "log.h"
+#include "objectives.h"
 #include "heartbeat.h"
 #include "presets.h"
 #include "run_tokenizer.h"
