@@ -588,8 +588,8 @@ static const struct { const char *site, *reason; } NOT_MADE[] = {
 static const char CANNOT_FAIL[] =
     " atoi bsearch ldexp memchr memcmp memcpy memmove memset qsort strchr strcmp strcspn strerror strftime strlen"
     " strncmp strrchr strsignal strspn strstr strtod strtol strtoul strtoull snprintf sscanf vsnprintf fnmatch ntohs"
-    " ceil exp expf fabs fabsf floor fmax fmaxf fmin fminf fmod llrint log logf lrint lrintf pow powf round roundf sqrt"
-    " sqrtf clock_gettime gmtime_r localtime_r nanosleep time getenv getpid getppid getsid geteuid isatty sysconf"
+    " ceil exp expf expm1 fabs fabsf floor fmax fmaxf fmin fminf fmod llrint log log1p logf lrint lrintf pow powf rint"
+    " round roundf sqrt sqrtf toupper clock_gettime gmtime_r localtime_r nanosleep time getenv getpid getppid getsid geteuid isatty sysconf"
     " sigaction sigaddset sigemptyset sigfillset signal sigprocmask pthread_sigmask"
     " pthread_cond_broadcast pthread_cond_destroy pthread_cond_init pthread_cond_signal pthread_cond_wait"
     " pthread_getspecific pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock"
