@@ -4,11 +4,13 @@
 //   output    block_output in the middle of a model: the rest of it gives the same losses and gradients
 //   slots     two micro-batches in flight, in their own slots, against one after the other
 //   step      model_step against the calls that it consists of
+//   lora      pairs whose b is 0 change no bit, and others do; their gradients against differences of the loss
+//   objectives  the derivatives of each objective against differences
 //   tensors   shapes, splits, weight decay, hidden matrices and shared second moments of both families, by hand
 //
 //   make build/test_seams && build/test_seams
 
-#include "llmtrain.h"
+#include "llmtrain/run/objectives.h"
 #include "harness.h"
 
 enum { B = 2, T = 10, N = B * T, V = 61, L = 3, C = 24 };
@@ -170,6 +172,88 @@ static void test_step(const char* name, const Config* config) {
     model_free(&model);
 }
 
+static double batch_loss(Model* model, const int32_t* tokens, const int32_t* targets) {
+    ExactSum sum;
+    fill_zero(&model->flat.sums->losses, sizeof sum, model->stream);
+    model_losses(model, tokens, targets, B, T);
+    device_download(&sum, &model->flat.sums->losses, sizeof sum, model->stream);
+    return exact_value(sum) / (double)targets_count(targets, N);
+}
+
+// The pairs of every layer, plain or divided by the root of the rank: without b the model is the base.
+static void test_lora(const char* name, const Config* base, LoraScale scale) {
+    Model plain, model;
+    Config config = *base;
+    int32_t tokens[N], targets[N];
+    float b[C * 4 * 3];
+    double worst = 0;
+    config.lora = 3;
+    config.lora_alpha = 6;
+    config.lora_scale = scale;
+    model_open(&plain, base, 1);
+    model_open(&model, &config, 1);
+    batch_fill(tokens, targets, 1);
+    double expected = batch_loss(&plain, tokens, targets);
+    check(batch_loss(&model, tokens, targets) == expected, "%s: pairs whose b is zero give the losses of the base", name);
+    for (uint32_t i = 0; i < model.parameters.count; i++) {
+        const TensorId id = {i};
+        const Tensor* t = &model.parameters.tensors[i];
+        size_t n = tensor_elements(t);
+        check(t->trains == (t->adapter != 0), "%s: %s trains, or does not", name, t->name);
+        if (t->adapter != 'b') continue;
+        need(n <= COUNT_OF(b), "%zu elements", n);
+        for (size_t e = 0; e < n; e++) b[e] = 0.1f * random_normal(3, RANDOM_TEST, i, e);
+        need(flat_set_params(&model.flat, id, 0, b, n, &error), "%s", error.text);
+    }
+    check(fabs(batch_loss(&model, tokens, targets) - expected) > 1e-3, "%s: others change them", name);
+    model.layers.adapters.scale = 0;
+    check(batch_loss(&model, tokens, targets) == expected, "%s: switched off, the losses of the base", name);
+    model.layers.adapters.scale = config_lora_scale(&config);
+    model_begin_step(&model, 1, 1);
+    model_gradients(&model, tokens, targets, B, T);
+    double mean = (double)N / (double)targets_count(targets, N);
+    for (uint32_t i = 0; i < model.parameters.count; i++) {
+        const Tensor* t = &model.parameters.tensors[i];
+        if (!t->adapter) continue;
+        const float* gradient = flat_gradient(&model.flat, t);
+        size_t e = 0;
+        for (size_t k = 0; k < tensor_elements(t); k++) e = fabsf(gradient[k]) > fabsf(gradient[e]) ? k : e;
+        floatX *w = (floatX*)(uintptr_t)flat_param(&model.flat, t) + e, was = *w;
+        double loss[2], exact = (double)gradient[e] * mean, step = 0.02;
+        for (int side = 0; side < 2; side++) {
+            *w = was + (floatX)(side ? step : -step);
+            loss[side] = batch_loss(&model, tokens, targets);
+        }
+        *w = was;
+        worst = fmax(worst, fabs((loss[1] - loss[0]) / (2 * step) - exact) / (fabs(exact) + 1e-3));
+    }
+    check(worst < 0.05, "%s: the largest gradients of the pairs are %.1e from differences of the loss", name, worst);
+    model_free(&plain);
+    model_free(&model);
+}
+
+static void test_objectives(void) {
+    ObjectiveOptions o = {.beta = 0.3, .margin = 0.4, .label_smoothing = 0.1};
+    for (int kind = OBJECTIVE_DPO; kind < OBJECTIVE_COUNT; kind++) {
+        double worst = 0;
+        for (int i = 0; i < 40; i++) {
+            double x[2] = {-0.05 - 0.11 * i, -0.3 - 0.07 * (i * 7 % 40)}, d[2], other[2], h = 1e-6;
+            double value = OBJECTIVES[kind].loss(d, x, &o);
+            if (kind == OBJECTIVE_HINGE && fabs(value) < 1e-3) continue;  // its corner
+            for (int k = 0; k < (kind == OBJECTIVE_KTO ? 1 : 2); k++) {
+                double y[2][2] = {{x[0], x[1]}, {x[0], x[1]}};
+                y[0][k] -= h;
+                y[1][k] += h;
+                double slope = (OBJECTIVES[kind].loss(other, y[1], &o) - OBJECTIVES[kind].loss(other, y[0], &o)) / (2 * h);
+                worst = fmax(worst, fabs(slope - d[k]) / (fabs(d[k]) + 1e-3));
+            }
+        }
+        check(worst < 1e-6, "%s: its derivatives are %.1e from differences", OBJECTIVES[kind].name, worst);
+    }
+    double d[2], even[2] = {0, 0};
+    check(fabs(objective_dpo(d, even, &o) - log(2)) < 1e-15, "dpo of equal answers is ln 2");
+}
+
 // What is known of each tensor, in the order of the flat vector. Weight decay is for matrices alone, embeddings
 // included (nanoGPT). Muon's, GaLore's and LDAdam's matrices are those inside the blocks; queries, keys and values, and
 // Llama's gate and up, are matrices of their own ("Muon is Scalable for LLM Training"). A second moment of Adam-mini
@@ -282,7 +366,10 @@ int main(void) {
         test_output(families[i].name, families[i].config);
         test_slots(families[i].name, families[i].config);
         test_step(families[i].name, families[i].config);
+        test_lora(text_of("%s, plain", families[i].name), families[i].config, LORA_PLAIN);
+        test_lora(text_of("%s, rs", families[i].name), families[i].config, LORA_RS);
         test_tensors(families[i].name, families[i].config, families[i].known, families[i].count);
     }
+    test_objectives();
     return tests_end();
 }
