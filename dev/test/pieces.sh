@@ -14,7 +14,8 @@ GEMM_PIECE_UNITS: a multiple of what instructions take
 GEMM_TILE_MAX MATMUL_TILE: of registers and shared memory; matrices of the tests are no multiples of it
 MAX_PIECES: a limit, which its test reaches
 OFFLOAD_PIECE_MOST OFFLOAD_PIECE_SHARE: between them lies OFFLOAD_PIECE_LEAST, which has a small value
-OPTIMIZER_BLOCK Q8_BLOCK: the format of a file says them
+OPTIMIZER_BLOCK Q8_BLOCK NF4_BLOCK: the format of a file says them
+SHARED_PIECE: a ring between ranks, which has pieces of its own in tests
 RELAY_CHUNK: what a pipe takes at once, in which a sentence must fit
 SORT_TILE: of SORT_THREADS, which has a small value
 "

@@ -6,6 +6,8 @@
 #   1. networks    two hosts with addresses of their own, joined by a cable: 2 x 2 ranks, then the cable is cut
 #   2. Slurm       slurm.sbatch with an srun of our own
 set -u
+# These machines are one: its ranks could share memory, which no cut cable would stop.
+export LLMTRAIN_TEST_SOCKETS=1
 [ $# -eq 2 ] || { echo "usage: sh dev/test/test_machines.sh TRAIN BUILD" >&2; exit 2; }
 here=$(cd "$(dirname "$0")/../../launch" && pwd) || exit 2
 train=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
