@@ -43,9 +43,9 @@ typedef struct {
 // Of a step: which elements are dropped is a function of the seed and of an element's place in the run.
 typedef struct {
     float p;                  // probability of dropping an element; 0 for evaluation
-    float adapters;           // the same of what LoRA's pairs see
     uint64_t seed;
     uint64_t first_token;     // index of the batch's first token in the whole run
+    float adapters;           // the probability for what LoRA's pairs see
 } Dropout;
 
 static inline void slots_free(Activations* slots, size_t count) {
