@@ -309,7 +309,7 @@ static inline bool model_create(Model* model, const Config* config, ModelOptions
 
 // Sets the initial weights, which depend only on the seed.
 static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
-    return flat_randomize(&model->flat, seed, error);
+    return flat_randomize(&model->flat, seed, false, error);
 }
 
 static inline const Tensor* model_tensor(const Model* model, TensorId id) { return layer_tensor(&model->layers, id); }

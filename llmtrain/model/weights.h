@@ -33,19 +33,23 @@ typedef struct {
     Linear head;                              // (Vp, C), without bias; the token embedding when tied
 } Weights;
 
+// Whether the matrices of a name have pairs of LoRA.
+static inline bool weights_have_pairs(const Config* c, const char* name) {
+    return c->lora_targets == 0 || (c->lora_targets >> choice_find(LORA_TARGETS, name) & 1);
+}
+
 // Adds the pairs of LoRA to a linear layer of block l, if it is one of those asked for. parts: Llama's names of the
 // matrices that its weight is a stack of, each of which has a pair of its own; NULL: it is one.
 static inline void weights_add_pairs(Linear* linear, Parameters* p, const Config* c, size_t l, const char* name,
                                      const char* parts) {
     if (c->lora == 0 || p->failed) return;
     const Tensor whole = p->tensors[linear->weight.row];
-    bool stack = parts && c->family == FAMILY_LLAMA, all = c->lora_targets == 0;
-    all |= c->lora_targets >> choice_find(LORA_TARGETS, name) & 1;
+    bool stack = parts && c->family == FAMILY_LLAMA;
     for (size_t m = 0, first = 0, rows; (rows = stack ? part_matrix(&whole.part, m) : m ? 0 : whole.rows) > 0; m++) {
         char part[16];
         if (stack) choice_name(parts, (int)m, part, sizeof part);
         else snprintf(part, sizeof part, "%s", name);
-        if (all || (c->lora_targets >> choice_find(LORA_TARGETS, part) & 1))
+        if (weights_have_pairs(c, name) || weights_have_pairs(c, part))
             parameters_add_pair(p, linear, l, part, first, rows, c->lora, whole.cols);
         first += rows;
     }

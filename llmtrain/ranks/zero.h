@@ -667,15 +667,16 @@ static inline bool flat_set_params(FlatVector* flat, TensorId id, size_t first, 
     return ok;
 }
 
-// Initial weights, which depend only on the seed and an element's index (Tensor.init_index). False: out of memory.
-static inline bool flat_randomize(FlatVector* flat, uint64_t seed, Error* error) {
+// Initial weights, which depend only on the seed and an element's index (Tensor.init_index); with `adapters` of LoRA's
+// pairs alone. False: out of memory.
+static inline bool flat_randomize(FlatVector* flat, uint64_t seed, bool adapters, Error* error) {
     float* values = (float*)memory_allocate(INIT_PIECE * sizeof(float));
     if (values == NULL) return fail_with(error, "out of memory for a piece of the weights");
     bool ok = true;
     for (uint32_t i = 0; i < flat->parameters->count; i++) {
         const TensorId id = {i};
         const Tensor* t = &flat->parameters->tensors[i];
-        size_t n = tensor_elements(t);
+        size_t n = adapters && !t->adapter ? 0 : tensor_elements(t);
         for (size_t first = 0; ok && first < n; first += INIT_PIECE) {
             size_t count = min_size(INIT_PIECE, n - first);
             #pragma omp parallel for

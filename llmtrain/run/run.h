@@ -507,9 +507,10 @@ static inline bool run_start(Run* run, Error* error) {
     run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);
     run->saved = 0;
     if (!flat_reset_optimizer(&run->model.flat, error)) return false;
-    const char* from = run->options->init_from;
-    bool random = from == NULL || run->record.config.lora > 0;  // most models have no pairs of LoRA
-    return (!random || model_randomize(&run->model, run->record.seed, error)) && (!from || run_init_from(run, error));
+    // Most models have no pairs of LoRA: these begin as those of a new model, unless --init-from has them.
+    if (run->options->init_from)
+        return flat_randomize(&run->model.flat, run->record.seed, true, error) && run_init_from(run, error);
+    return model_randomize(&run->model, run->record.seed, error);
 }
 
 #endif  // LLMTRAIN_RUN_H
