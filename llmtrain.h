@@ -193,7 +193,7 @@ static inline void model_free(Model* model) {
     if (model->memory.base) device_free(model->memory.base, arena_bytes(&model->memory));
     slots_free(model->slots, model->options.slots);
     pipeline_free(&model->pipeline);
-    free(model->positions);
+    free(model->positions), kv_cache_close(&model->cache);
     free(model->weights.blocks);
     parameters_free(&model->parameters);
     memset(model, 0, sizeof *model);
@@ -273,11 +273,12 @@ static inline bool model_allocate(Model* model, Error* error) {
     model->layers.stream = model->stream;
     model_layout(model);
     model->positions = (int32_t*)memory_allocate(o->B * o->T * sizeof(int32_t));
-    if (model->positions == NULL) return fail_with(error, "out of memory for a batch; make --batch smaller");
-    if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
-    if (!flat_prepare(&model->flat, model->stream, error)) return false;
-    if (!pipeline_allocate_batches(&model->pipeline, o->B * o->T, error)) return false;
-    if (!stats_open(&model->stats, &o->ranks, model->flat.count, error)) return false;
+    if (!model->positions || !kv_cache_open(&model->cache))
+        return fail_with(error, "out of memory for a batch; make --batch smaller");
+    if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error) ||
+        !flat_prepare(&model->flat, model->stream, error) ||
+        !pipeline_allocate_batches(&model->pipeline, o->B * o->T, error) ||
+        !stats_open(&model->stats, &o->ranks, model->flat.count, error)) return false;
     if (!offload_blocks_open(&model->offloaded, o->offload_dir, o->ranks.rank, o->ranks.local_rank, model->stream,
                              error)) return false;
     if (c->family == FAMILY_LLAMA) {
@@ -405,7 +406,7 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
                                 bool decoding) {
     Activations* a = model->activations;
     DocumentSpan whole = {0, B, T};
-    size_t N = B * T, first = decoding ? model->cache.length : 0;
+    size_t N = B * T;
     Slice own = model_own_rows(model, N), group = context_rows(&model->context, N);
     model->decoding = decoding;
     a->B = B;
@@ -414,7 +415,7 @@ static inline void model_upload(Model* model, const int32_t* tokens, const int32
     a->first_token = model->dropout.first_token + own.first;
     a->spans[0] = whole;
     a->span_count = 1;
-    for (size_t row = 0; row < N; row++) model->positions[row] = (int32_t)(first + row % T);
+    kv_cache_positions(model->positions, decoding ? &model->cache : NULL, B, T);
     if (model->options.mask_documents && !decoding)
         a->span_count = documents_find(a->spans, model->positions, tokens, targets, model->options.end_of_text, B, T);
     const int32_t* batch = device_upload_batch(model->batches, tokens, targets, model->positions, N * sizeof(int32_t),
@@ -452,14 +453,13 @@ static inline void block_attention(const Model* model, size_t l) {
     const Activations* a = model->activations;
     const BlockActivations* s = &a->blocks[l];
     BlockPart p = model_block_part(model);
-    size_t D = p.D;
+    size_t D = p.D, cp = model->context.cp, h = p.H / cp, k = p.K * model->context.copies / cp;  // this rank's heads
     if (model->decoding) {
         KvLayer cached = kv_cache_layer(&model->cache, l);
-        attention_decode(s->attention, cached.keys, cached.values, cached.scales, s->qkv, model->cache.length, a->B,
-                         a->T, model->cache.context, p.H, p.K, D, model->stream);
+        attention_decode(s->attention, cached.keys, cached.values, cached.scales, s->qkv, a->positions, a->B, a->T,
+                         model->cache.context, p.H, p.K, D, model->stream);
         return;
     }
-    size_t cp = model->context.cp, h = p.H / cp, k = p.K * model->context.copies / cp;  // the heads of this rank
     floatX* attended = cp > 1 ? s->attended : s->attention;
     for (size_t i = 0; i < a->span_count; i++) {
         DocumentSpan d = a->spans[i];
@@ -562,7 +562,7 @@ static inline void model_forward(Model* model) {
     model_embed(model);
     for (size_t l = 0; l < model->config.layers; l++) block_forward(model, l);
     model_final_norm(model);
-    if (model->decoding) model->cache.length += model->activations->T;
+    if (model->decoding) kv_cache_advance(&model->cache, model->activations->B, model->activations->T);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -3,21 +3,22 @@
 //   make build/generate && build/generate --out runs/x --prompt 'Once upon a time'
 //
 // It takes the newest undamaged checkpoint of --out, or the model in --init-from. An fp32 build loads the master
-// weights of any run. With --chat the lines of standard input are a conversation. Exit code: 0 done; 1 something
-// failed; 2 a flag is wrong.
+// weights of any run. With --chat the lines of standard input are a conversation; with --prompts a file has many
+// prompts (prompts.h). Exit code: 0 done; 1 something failed; 2 a flag is wrong.
 
 #include "../llmtrain/base/container.h"
 #include "../llmtrain/text/generate.h"
 #include "open.h"
-#include "../llmtrain/text/templates.h"
+#include "prompts.h"
 
 typedef struct {
     const char *out, *init_from, *matmul_algorithms;
     uint64_t threads;
     int kv;  // index in KV_NAMES
     uint64_t kv_tokens;
-    bool chat, prompt_given;
+    bool chat, prompt_given, batch_given;
     const char* system;
+    Prompts prompts;
     Sampler sampler;
 } Options;
 
@@ -35,7 +36,7 @@ static bool show_kv_error(Model* model, const Tokens* prompt, Error* error) {
     double mean = 0, squares = 0, worst = 0, off = 0;
     if (!logits) return fail_with(error, "out of memory for %zu logits; close other programs", 2 * V);
     n = min_size(n, model->cache.context);
-    model->cache.length = 0;
+    model->cache.lengths[0] = 0;
     for (int cached = 0; cached < 2; cached++) {
         model_upload(model, prompt->ids, NULL, 1, n, cached);
         model_forward(model);
@@ -80,41 +81,24 @@ static bool chat_add(Chat* chat, const char* role, const char* text, size_t byte
     return true;
 }
 
-static const char* token_text(char text[TOKEN_BYTES_MAX + 1], const Tokenizer* tokenizer, int32_t token) {
-    size_t bytes = 0;
-    const char* piece = token < 0 ? "" : tokenizer_piece(&bytes, tokenizer, token);
-    memcpy(text, piece, bytes);
-    text[bytes] = 0;
-    return text;
-}
-
 // Gives the conversation to the generator, which keeps the part that it has read already.
 static bool chat_read(Chat* chat, const Model* model, const Tokenizer* tokenizer, Error* error) {
-    Generator* g = &chat->generator;
-    char begin[TOKEN_BYTES_MAX + 1], end[TOKEN_BYTES_MAX + 1], *text;
-    size_t bytes, same = 0;
-    if (!template_render(&text, &bytes, tokenizer->chat_template, chat->messages, chat->count,
-                         token_text(begin, tokenizer, tokenizer->begin_token),
-                         token_text(end, tokenizer, tokenizer->end_of_text), true, error)) return false;
     chat->ids.count = 0;
-    bool ok = sampler_encode(&chat->ids, tokenizer, text, bytes, false, model->config.vocab, error);
-    free(text);
-    if (ok && chat->ids.count == 0) ok = fail_with(error, "the chat template produces no text for the conversation");
-    if (ok && chat->ids.count >= CHAT_TOKENS) ok = fail_with(error, "the conversation is too long; start another");
-    if (!ok) return false;
-    while (same < min_size(g->known, chat->ids.count) && g->tokens[same] == chat->ids.ids[same]) same++;
-    generator_cut(g, same);
-    generator_append(g, chat->ids.ids + same, chat->ids.count - same);
+    if (!conversation_encode(&chat->ids, tokenizer, chat->messages, chat->count, model->config.vocab, error))
+        return false;
+    if (chat->ids.count >= CHAT_TOKENS) return fail_with(error, "the conversation is too long; start another");
+    generator_start(&chat->generator, 0, 0, chat->ids.ids, chat->ids.count);
     return true;
 }
 
 static bool chat_answer(Chat* chat, const Options* o, const Tokenizer* tokenizer, Error* error) {
     const TextList* stops = &o->sampler.stops;
     SampleText* answer = &chat->answer;
+    Generator* g = &chat->generator;
     bool ok = true;
     sample_text_begin(answer, tokenizer, NULL);
-    for (uint64_t n = 0; ok && n < o->sampler.tokens && !answer->ended && chat->generator.known < CHAT_TOKENS; n++) {
-        ok = sample_text_add(answer, *generator_step(&chat->generator), tokenizer, stops, error);
+    for (uint64_t n = 0; ok && n < o->sampler.tokens && !answer->ended && g->rows[0].known < CHAT_TOKENS; n++) {
+        ok = sample_text_add(answer, *generator_step(g), tokenizer, stops, error);
         if (ok) sample_text_show(answer, stops, stdout);
     }
     if (!ok || !sample_text_end(answer, stops, error)) return false;
@@ -146,7 +130,7 @@ static bool chat(const Options* o, Model* model, const Tokenizer* tokenizer, Err
     }
     free(line);
     for (size_t i = 0; i < c->count; i++) free((char*)c->messages[i].content);
-    free(c->answer.text);
+    sample_text_free(&c->answer);
     tokens_free(&c->ids);
     if (c->generator.model) generator_close(&c->generator);
     free(c);
@@ -160,6 +144,14 @@ static bool plan_cache(ModelOptions* options, const Config* config, const Tokeni
                        Error* error) {
     Options* o = (Options*)context;
     Sampler* s = &o->sampler;
+    if (o->prompts.path) {
+        size_t room = o->kv_tokens ? min_size(o->kv_tokens, config->context) : config->context;
+        if (!prompts_read(&o->prompts, tokenizer, room, config->vocab, error)) return false;
+        options->B = options->cached_sequences = min_size(o->prompts.batch, o->prompts.count * s->samples);
+        options->T = min_size(max_size(PROMPT_ROWS / options->B, 1), config->context);
+        options->kv_context = min_size(o->prompts.longest + s->tokens, room);
+        return true;
+    }
     if (!o->chat && !sampler_read_prompt(s, tokenizer, config->vocab, error)) return false;
     options->kv_context = o->kv_tokens ? o->kv_tokens : o->chat ? (size_t)CHAT_KV_TOKENS : s->ids.count + s->tokens;
     return true;
@@ -175,9 +167,12 @@ static bool generate(Options* o, Error* error) {
                     .kv_q8 = o->kv == KV_Q8, .matmul_algorithms = o->matmul_algorithms},
         .plan = plan_cache, .context = o};
     bool ok = model_open_planned(&model, &tokenizer, &opening, error);
-    if (!ok) tokens_free(&o->sampler.ids);
+    if (!ok) tokens_free(&o->sampler.ids), prompts_free(&o->prompts);
     if (!ok) return false;
-    if (o->chat) {
+    if (o->prompts.path) {
+        ok = prompts_write(&o->prompts, &o->sampler, &model, &tokenizer, error);
+        prompts_free(&o->prompts);
+    } else if (o->chat) {
         ok = chat(o, &model, &tokenizer, error);
     } else {
         ok = sampler_open(&o->sampler, &model, &tokenizer, error);
@@ -209,6 +204,16 @@ static bool options_check(const Options* o, Error* error) {
         return fail_with(error, "--chat writes one text; leave out --prompt-ids, --print-ids and --samples");
     for (size_t i = 0; i < o->sampler.stops.count; i++)
         if (o->sampler.stops.texts[i][0] == 0) return fail_with(error, "--stop is empty; give at least one character");
+    bool file = o->prompts.path != NULL;
+    if (file && (o->chat || o->prompt_given || o->sampler.prompt_ids || o->sampler.print_ids))
+        return fail_with(error, "--prompts has the prompts, and --jsonl gets ids and texts; leave out --%s",
+                         o->chat ? "chat" : o->prompt_given ? "prompt" : o->sampler.prompt_ids ? "prompt-ids"
+                                                                                               : "print-ids");
+    if (file != (o->prompts.jsonl != NULL))
+        return fail_with(error, "give --prompts, the file to read, and --jsonl, the file to write, together");
+    if (file && strcmp(o->prompts.path, o->prompts.jsonl) == 0)
+        return fail_with(error, "--jsonl %.600s would replace the prompts; name another file", o->prompts.jsonl);
+    if (o->batch_given && !file) return fail_with(error, "--batch is for --prompts; use --samples to sample a prompt");
     if (o->system && !o->chat)
         return fail_with(error, "--system is the first message of a conversation; give --chat too");
     if (run == directory)
@@ -228,7 +233,7 @@ int main(int argc, char** argv) {
                   "instead of --prompt: token ids, such as '1 2 3'; no begin-of-text token is added"),
         FLAG_SWITCH("print-ids", &s->print_ids, false, 0,
                     "print token ids instead of text: one line per sample, beginning with the ids of the prompt"),
-        FLAG_COUNT("samples", &s->samples, 1, 1, 4096, 0, "samples to generate at once"),
+        FLAG_COUNT("samples", &s->samples, 1, 1, SAMPLES_MAX, 0, "samples of a prompt"),
         {"stop", KIND_TEXTS, &s->stops, "TEXT", 0, 0,
          "end a sample before this text; may be given several times", 0},
         FLAG_SWITCH("past-end", &s->past_end, false, 0, "continue after a token that ends a text"),
@@ -236,6 +241,12 @@ int main(int argc, char** argv) {
                     "dtype of the KV cache: full, the dtype that this program computes with, or q8, 8 bits"),
         FLAG_SWITCH("chat", &o.chat, false, 0,
                     "answer each line of standard input, using the model's chat template, with up to --tokens tokens"),
+        FLAG_TEXT("prompts", &o.prompts.path, NULL, "FILE", 0,
+                  "sample each prompt of a file: a line of JSON each, {\"prompt\": TEXT} or {\"messages\": [...]}"),
+        FLAG_TEXT("jsonl", &o.prompts.jsonl, NULL, "FILE", 0,
+                  "with --prompts: the file to write, with a line of JSON for each sample"),
+        FLAG_COUNT("batch", &o.prompts.batch, 8, 1, SAMPLES_MAX, 0,
+                   "with --prompts: samples to generate at a time, of any prompts"),
         FLAG_TEXT("system", &o.system, NULL, "TEXT", 0, "with --chat: the system message"),
         FLAG_COUNT("kv-tokens", &o.kv_tokens, 0, 0, 1e9, 0,
                    "size of the KV cache in tokens; when it is full, only the later half of the text is kept; 0: the "
@@ -252,6 +263,7 @@ int main(int argc, char** argv) {
     sampler_flags(&flags, s);
     if (!flags_begin(&code, "generate", "generate: continues a text with a model", &flags, argc, argv)) return code;
     o.prompt_given = flag_was_given(&flags, "prompt");
+    o.batch_given = flag_was_given(&flags, "batch");
     bool right = options_check(&o, &error);
     threads_choose(o.threads, 1, false, stderr);
     if (right && generate(&o, &error)) return 0;

@@ -275,9 +275,10 @@ static void test(void) {
     enum { H = 2, K = 1, HEAD = 16, CONTEXT = 4, ROW = (H + 2 * K) * HEAD };
     Stored out(2 * H * HEAD), keys(CONTEXT * HEAD), values(CONTEXT * HEAD);
     Stored first = numbers(ROW, 1), more = numbers(2 * ROW, 2);
-    RUN(attention_decode, out, keys, values, NULL, first, 0, 1, 1, CONTEXT, H, K, HEAD);
+    Array<int32_t> positions = std::vector<int32_t>{0, 1, 2};
+    RUN(attention_decode, out, keys, values, NULL, first, positions, 1, 1, CONTEXT, H, K, HEAD);
     same("the only value", out, 0);
-    RUN(attention_decode, out, keys, values, NULL, more, 1, 1, 2, CONTEXT, H, K, HEAD);
+    RUN(attention_decode, out, keys, values, NULL, more, positions + 1, 1, 2, CONTEXT, H, K, HEAD);
     same("of two and of three values", out, 0.01);
 }
 #endif

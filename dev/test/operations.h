@@ -937,15 +937,36 @@ static void test_embedding_parts(size_t parts, size_t rows, size_t N, size_t C, 
 
 OPERATION(attention_forward, x(c, 0), f(c, 1), x(c, 2), s->B, s->T, s->H, s->K, s->D)
 OPERATION(attention_backward, x(c, 0), f(c, 1), x(c, 2), x(c, 3), f(c, 4), x(c, 5), s->B, s->T, s->H, s->K, s->D)
-// The first positions one at a time, then the later half at once, in a context with three more positions, which are not
-// read.
+// Of one sequence the first positions one at a time, then the later half at once; of several, first a part of each
+// alone, of another length, then a token of all that have one left at a time. In a context with three more positions,
+// which are not read.
+static size_t decode_alone(size_t b, size_t B, size_t T) { return b * T / B; }
 static void call_attention_decode(const Case* c) {
-    size_t B = c->s.B, H = c->s.H, K = c->s.K, D = c->s.D, row = (H + 2 * K) * D, T = c->s.T;
+    size_t B = c->s.B, H = c->s.H, K = c->s.K, D = c->s.D, row = (H + 2 * K) * D, T = c->s.T, context = T + 3;
     float* scales = c->s.q8 ? f(c, 3) : NULL;
-    for (size_t t = 0, count; t < T; t += count) {
-        count = B > 1 ? T : t < T / 2 ? 1 : T - t;
-        RUN(attention_decode, x(c, 0) + t * H * D, x(c, 1), x(c, 2), scales, x(c, 4) + t * row, t, B, count, T + 3, H,
+    for (size_t t = 0, count; B == 1 && t < T; t += count) {
+        count = t < T / 2 ? 1 : T - t;
+        RUN(attention_decode, x(c, 0) + t * H * D, x(c, 1), x(c, 2), scales, x(c, 4) + t * row, i32(c, 5) + t, B, count,
+            context, H, K, D);
+    }
+    for (size_t b = 1; b < B; b++) {
+        size_t vectors = b * context * K, bytes = vectors * D * (scales ? 1 : sizeof(floatX));
+        if (decode_alone(b, B, T) == 0) continue;
+        RUN(attention_decode, x(c, 0) + b * T * H * D, (char*)at(c, 1) + bytes, (char*)at(c, 2) + bytes,
+            scales ? scales + 2 * vectors : NULL, x(c, 4) + b * T * row, i32(c, 5), 1, decode_alone(b, B, T), context, H,
             K, D);
+    }
+    for (size_t round = 0; B > 1 && round < T; round++) {
+        size_t left = 0;
+        while (left < B && decode_alone(left, B, T) + round < T) left++;
+        for (size_t b = 0; b < left; b++)
+            RUN(columns_copy, x(c, 6) + b * row, row, x(c, 4) + (b * T + decode_alone(b, B, T) + round) * row, row, 1,
+                row);
+        RUN(attention_decode, x(c, 7), x(c, 1), x(c, 2), scales, x(c, 6), i32(c, 5) + T + round * B, left, 1, context, H,
+            K, D);
+        for (size_t b = 0; b < left; b++)
+            RUN(columns_copy, x(c, 0) + (b * T + decode_alone(b, B, T) + round) * H * D, H * D, x(c, 7) + b * H * D,
+                H * D, 1, H * D);
     }
 }
 static const Operation operation_attention_decode = {"attention_decode", call_attention_decode};
@@ -974,6 +995,12 @@ static void test_decode(Shape s, const Array* qkv, const double* values, size_t 
     array(&c, "scales", UNREAD, FLOAT, q8 ? 2 * heads : 0, 1);
     input_again(&c, qkv);
     newest(&c)->live = 0;
+    int32_t* positions = (int32_t*)hold((T + T * s.B) * sizeof(int32_t));
+    for (size_t t = 0; t < T; t++) positions[t] = (int32_t)t;
+    for (size_t i = 0; i < T * s.B; i++) positions[T + i] = (int32_t)(decode_alone(i % s.B, s.B, T) + i / s.B);
+    input_from(&c, "positions", INTEGER, T + T * s.B, positions);
+    array(&c, "rows", UNREAD, STORED, s.B * row, 1);
+    array(&c, "outs", UNREAD, STORED, s.B * H * D, 1);
     c.witness = 0;
     case_prove(&c);
 }

@@ -201,7 +201,7 @@ static void cache_forward(float* hidden, Model* model, const int32_t* tokens, si
     size_t C = model->config.channels;
     int32_t* part = (int32_t*)memory_allocate(B * step * sizeof(int32_t));
     float* rows = (float*)memory_allocate(B * step * C * sizeof(float));
-    model->cache.length = 0;
+    memset(model->cache.lengths, 0, B * sizeof(size_t));
     for (size_t t = 0, count; t < T; t += count) {
         count = min_size(step, T - t);
         for (size_t b = 0; b < B; b++) memcpy(part + b * count, tokens + b * T + t, count * sizeof(int32_t));
@@ -269,18 +269,19 @@ static void test_cache(Family family) {
     free(cached);
 }
 
-// What the cache's sequences share: after kv_cache_share the filled positions of each are those of sequence 0, in every
-// layer, and the others are as they were.
-static void test_cache_shared(bool q8) {
-    enum { LAYERS = 3, SEQUENCES = 4, CONTEXT = 9, K = 2, D = 8, FILLED = 5 };
+// After kv_cache_copy the first positions of a sequence are those of another, in every layer, and all others are as they
+// were.
+static void test_cache_copy(bool q8) {
+    enum { LAYERS = 3, SEQUENCES = 4, CONTEXT = 9, K = 2, D = 8, FILLED = 5, TO = 1, FROM = 2 };
     Arena arena = {.base = NULL};
-    KvCache cache = {.length = FILLED};
+    KvCache cache = {.layers = 0};
     Stream stream;
     Error error;
     need(device_open(&stream, false, &error), "%s", error.text);
     kv_cache_layout(&cache, &arena, LAYERS, SEQUENCES, CONTEXT, K, D, q8);
     need(arena_allocate(&arena, 1, stream, &error), "%s", error.text);
     kv_cache_layout(&cache, &arena, LAYERS, SEQUENCES, CONTEXT, K, D, q8);
+    need(kv_cache_open(&cache), "memory for four lengths");
     const size_t vectors = LAYERS * SEQUENCES * CONTEXT * K, element = q8 ? 1 : sizeof(floatX);
     void* const arrays[] = {cache.keys, cache.values, cache.scales};
     const size_t position[] = {K * D * element, K * D * element, 2 * K * sizeof(float)};  // bytes of one
@@ -289,21 +290,24 @@ static void test_cache_shared(bool q8) {
         unsigned char* before = (unsigned char*)memory_allocate(bytes);
         for (size_t i = 0; i < bytes; i++) before[i] = (unsigned char)random_bits(5, RANDOM_TEST, (uint64_t)a, i);
         device_upload(arrays[a], before, bytes, stream);
-        kv_cache_share(&cache, stream);
+        kv_cache_copy(&cache, TO, FROM, FILLED, stream);
         unsigned char* after = (unsigned char*)memory_allocate(bytes);
         device_download(after, arrays[a], bytes, stream);
         for (size_t l = 0; l < LAYERS; l++)
             for (size_t b = 0; b < SEQUENCES; b++)
                 for (size_t t = 0; t < CONTEXT; t++) {
                     size_t at = ((l * SEQUENCES + b) * CONTEXT + t) * position[a];
-                    size_t from = ((l * SEQUENCES + (t < FILLED ? 0 : b)) * CONTEXT + t) * position[a];
+                    size_t from = ((l * SEQUENCES + (b == TO && t < FILLED ? FROM : b)) * CONTEXT + t) * position[a];
                     expect(memcmp(after + at, before + from, position[a]) == 0,
                            "array %d, layer %zu, sequence %zu, position %zu", a, l, b, t);
                 }
         free(before);
         free(after);
     }
-    verdict("cache%s: all sequences share the positions of the first, and nothing else", q8 ? " of 8 bits" : "");
+    for (size_t b = 0; b < SEQUENCES; b++)
+        expect(cache.lengths[b] == (b == TO ? FILLED : 0), "sequence %zu has %zu positions", b, cache.lengths[b]);
+    verdict("cache%s: a sequence gets the first positions of another, and nothing else", q8 ? " of 8 bits" : "");
+    kv_cache_close(&cache);
     device_free(arena.base, arena_bytes(&arena));
     device_close(stream);
 }
@@ -1055,7 +1059,7 @@ static void generate_all(int32_t* tokens, Model* model, const SamplingOptions* o
     Error error;
     need(generator_open(&g, model, o, samples, total, &error), "%s", error.text);
     generator_append(&g, tokens, known);
-    while (g.known < total) generator_step(&g);
+    while (g.rows[0].known < total) generator_step(&g);
     memcpy(tokens, g.tokens, samples * total * sizeof(int32_t));
     generator_close(&g);
 }
@@ -1136,6 +1140,122 @@ static void test_generation_shares(bool q8) {
     }
     verdict("generation%s: every sample of several attends to what one alone does", q8 ? ", cache of 8 bits" : "");
     model_free(&model);
+}
+
+// Prompts of different lengths in one batch, of which a row that is done takes the next, or leaves: each sample is the
+// one that its number, prompt and length give alone, and no row is computed for those that are done.
+static void test_generation_lengths(Family family) {
+    enum { ROWS = 3, COUNT = 8, SIZE = 60 };
+    static const size_t prompts[COUNT] = {5, 1, 12, 7, 7, 3, 20, 4}, more[COUNT] = {6, 9, 1, 3, 8, 2, 16, 5};
+    Config c = small_config(family);
+    Model model;
+    Generator g;
+    Error error;
+    ModelOptions options = small_options(ROWS, 3);
+    SamplingOptions o = {.temperature = 1, .top_p = 1, .seed = 3, .repetition_penalty = 1.2};
+    options.training = false;
+    int32_t texts[COUNT][SIZE], alone[SIZE];
+    size_t next = 0, computed = 0, needed = 0, differ = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        random_tokens(texts[i], SIZE, c.vocab, i == 4 ? 3 : i);  // 3 and 4 have the same prompt
+        needed += more[i];
+    }
+    small_create(&model, &c, options, 2);
+    need(generator_open(&g, &model, &o, ROWS, SIZE, &error), "%s", error.text);
+    for (; next < ROWS; next++) generator_start(&g, next, next, texts[next], prompts[next]);
+    while (g.samples > 0) {
+        generator_step(&g);
+        computed += g.samples;
+        expect(model.activations->B == g.samples && model.activations->T == 1, "a batch of %zu", model.activations->B);
+        for (size_t r = g.samples; r-- > 0;) {
+            size_t i = (size_t)g.rows[r].number, total = prompts[i] + more[i];
+            if (g.rows[r].known < total) continue;
+            memcpy(texts[i], g.tokens + r * g.size, total * sizeof(int32_t));
+            if (next == COUNT) generator_drop(&g, r);
+            else generator_start(&g, r, next, texts[next], prompts[next]), next++;
+        }
+    }
+    expect(computed == needed, "%zu tokens were computed, not %zu", computed, needed);
+    generator_close(&g);
+    for (size_t i = 0; i < COUNT; i++) {
+        size_t total = prompts[i] + more[i];
+        need(generator_open(&g, &model, &o, 1, SIZE, &error), "%s", error.text);
+        generator_start(&g, 0, i, texts[i], prompts[i]);
+        while (g.rows[0].known < total) generator_step(&g);
+        memcpy(alone, g.tokens, total * sizeof(int32_t));
+        generator_close(&g);
+        expect(memcmp(alone, texts[i], total * sizeof(int32_t)) == 0, "sample %zu is not the one alone", i);
+        differ += memcmp(texts[i] + prompts[i], texts[(i + 1) % COUNT] + prompts[i], sizeof(int32_t)) != 0;
+    }
+    expect(memcmp(texts[3] + prompts[3], texts[4] + prompts[3], more[3] * sizeof(int32_t)) != 0 && differ > COUNT / 2,
+           "samples are the same");
+    verdict("%s, generation: samples of different lengths, together and in turn, are those alone", family_name(family));
+    model_free(&model);
+}
+
+// The log-probabilities of drawn tokens are minus the losses of a training forward of the same text: to the bit in FP32
+// on a CPU. At another temperature they are those of a softmax in double of that model's logits.
+static void test_logps(Family family) {
+    enum { ROWS = 3, PROMPT = 5, TOTAL = 24 };
+    static const double temperatures[] = {1, 0.6, 2.5, 0};
+    Config c = small_config(family);
+    Model model, trained;
+    Error error;
+    ModelOptions options = small_options(ROWS, 3);
+    options.training = false;
+    small_create(&model, &c, options, 2);
+    small_create(&trained, &c, small_options(1, TOTAL - 1), 2);
+    size_t V = c.vocab;
+    for (size_t k = 0; k < COUNT_OF(temperatures); k++) {
+        // The cuts and the penalty change what is drawn, and neither logarithm.
+        SamplingOptions o = {.temperature = temperatures[k], .top_k = 9, .top_p = 0.9, .seed = 8 + k,
+                             .repetition_penalty = 1.3};
+        int32_t texts[ROWS * TOTAL], targets[TOTAL - 1];
+        float logps[ROWS][TOTAL] = {{0}}, sampled[ROWS][TOTAL] = {{0}}, losses[TOTAL - 1];
+        floatX logits[61];
+        double worst = 0, worst_sampled = 0;
+        size_t other_bits = 0;
+        Generator g;
+        need(V == COUNT_OF(logits), "a vocabulary of 61");
+        need(generator_open(&g, &model, &o, ROWS, TOTAL, &error), "%s", error.text);
+        g.scores = true;
+        for (size_t s = 0; s < ROWS; s++) {
+            random_tokens(texts + s * TOTAL, PROMPT, V, s);
+            generator_start(&g, s, s, texts + s * TOTAL, PROMPT);
+        }
+        for (size_t t = PROMPT; t < TOTAL; t++) {
+            generator_step(&g);
+            for (size_t s = 0; s < ROWS; s++) logps[s][t] = g.logps[s], sampled[s][t] = g.sampled_logps[s];
+        }
+        memcpy(texts, g.tokens, sizeof texts);
+        generator_close(&g);
+        for (size_t s = 0; s < ROWS; s++) {
+            const int32_t* text = texts + s * TOTAL;
+            memcpy(targets, text + 1, sizeof targets);
+            model_losses(&trained, text, targets, 1, TOTAL - 1);
+            device_download(losses, trained.activations->losses, sizeof losses, trained.stream);
+            for (size_t t = PROMPT; t < TOTAL; t++) {
+                double loss = (double)losses[t - 1], T = o.temperature, sum = 0, maximum = -INFINITY, expected = 0;
+                model_logits(&trained, t - 1, 1);
+                device_download(logits, trained.activations->logits, sizeof logits, trained.stream);
+                for (size_t v = 0; v < V; v++) maximum = fmax(maximum, (double)float_of(logits[v]));
+                for (size_t v = 0; v < V && T > 0; v++) sum += exp(((double)float_of(logits[v]) - maximum) / T);
+                if (T > 0) expected = ((double)float_of(logits[text[t]]) - maximum) / T - log(sum);
+                other_bits += logps[s][t] != -losses[t - 1] || (T == 1 && sampled[s][t] != logps[s][t]);
+                worst = fmax(worst, fabs((double)logps[s][t] + loss) / loss);
+                worst_sampled = fmax(worst_sampled, fabs((double)sampled[s][t] - expected) / fmax(-expected, 1));
+            }
+        }
+        const char* name = family_name(family);
+        check_bound(worst, bound_of(1e-5, c.layers), "%s, temperature %g: log p against a training forward's losses",
+                    name, o.temperature);
+        check_bound(worst_sampled, bound_of(1e-5, c.layers), "%s, temperature %g: log p at that temperature", name,
+                    o.temperature);
+        if (rows_are_exact() && FLOATX_DTYPE == DTYPE_F32)
+            check(other_bits == 0, "%s, temperature %g: the same bits as the losses", name, o.temperature);
+    }
+    model_free(&model);
+    model_free(&trained);
 }
 
 // A text that comes in pieces of any length ends before the first stop string in it, wherever the pieces are cut; what
@@ -1270,7 +1390,7 @@ static void test_generation(void) {
     generate_all(first, &model, &o, 1, 3, total);
     generate_all(second, &model, &o, 1, 3, total);
     check(memcmp(first, second, bytes) == 0, "generation: the same seed gives the same text");
-    check(model.cache.length <= c.context, "generation: the cache stays within the context");
+    check(model.cache.lengths[0] <= c.context, "generation: the cache stays within the context");
     generate_all(many, &model, &o, SAMPLES, 3, total);
     check(memcmp(first, many, bytes) == 0, "generation: the first of several samples is the one alone");
     check(memcmp(many, many + total, bytes) != 0 && memcmp(many + total, many + 2 * total, bytes) != 0,
@@ -1307,7 +1427,7 @@ static void test_generation(void) {
     need(generator_open(&g, &model, &o, 1, total, &error), "%s", error.text);
     generator_append(&g, longer, 15);
     generator_step(&g);
-    generator_cut(&g, 9);
+    generator_cut(&g, 0, 9);
     generator_append(&g, longer + 20, 5);
     generator_step(&g);
     memcpy(second, longer, 9 * sizeof(int32_t));
@@ -1321,7 +1441,7 @@ static void test_generation(void) {
     generator_append(&g, longer, 10);
     for (int i = 0; i < 4; i++) generator_step(&g);
     g.options.temperature = 0;
-    generator_cut(&g, 12);
+    for (size_t r = 0; r < SAMPLES; r++) generator_cut(&g, r, 12);
     generator_append(&g, longer + 20, 3);
     generator_step(&g);
     same = true;
@@ -1608,10 +1728,14 @@ static void test_model(void) {
     test_sampling_order();
     test_generation();
     for (int q8 = 0; q8 < 2; q8++) {
-        test_cache_shared(q8);
+        test_cache_copy(q8);
         test_generation_shares(q8);
     }
     for (int family = 0; family < 2 && rows_are_exact(); family++) test_generated_tokens((Family)family);
+    for (int family = 0; family < 2; family++) {
+        test_generation_lengths((Family)family);
+        test_logps((Family)family);
+    }
     test_stop_strings();
     if (device_is_host()) test_stopped_samples();
     test_two_models();

@@ -434,11 +434,12 @@ static inline void json_write_raw(JsonWriter* w, const char* text) {
     json_put(w, text, strlen(text));
 }
 
-// Bytes that are not UTF-8 (a path may have some) become U+FFFD, so that the reader can read every text of the writer.
-static inline void json_write_string(JsonWriter* w, const char* text) {
+// A text of `bytes` bytes, and a zero byte after it. Bytes that are not UTF-8 (a path may have some) become U+FFFD, so
+// that the reader can read every text of the writer.
+static inline void json_write_text(JsonWriter* w, const char* text, size_t bytes) {
     json_put_separator(w);
     json_put(w, "\"", 1);
-    while (*text) {
+    for (const char* end = text + bytes; text < end;) {
         char escaped[8];
         size_t n = utf8_bytes(text);
         if (n == 0) json_put(w, "\xEF\xBF\xBD", 3);
@@ -449,6 +450,8 @@ static inline void json_write_string(JsonWriter* w, const char* text) {
     }
     json_put(w, "\"", 1);
 }
+
+static inline void json_write_string(JsonWriter* w, const char* text) { json_write_text(w, text, strlen(text)); }
 
 static inline void json_write_key(JsonWriter* w, const char* key) {
     json_write_string(w, key);

@@ -17,11 +17,12 @@ enum { DECODE_WARPS = 8 };
 
 // Stores the K heads of keys and the K of values of each of N = B T tokens.
 static __global__ void __launch_bounds__(DECODE_WARPS * WARP) decode_store_kernel(
-        void* keys, void* values, float* scales, const floatX* qkv, size_t first, size_t N, size_t T, size_t context,
-        size_t H, size_t K, size_t D) {
+        void* keys, void* values, float* scales, const floatX* qkv, const int32_t* positions, size_t N, size_t T,
+        size_t context, size_t H, size_t K, size_t D) {
     size_t lane = threadIdx.x % WARP, step = (size_t)gridDim.x * DECODE_WARPS;
     for (size_t i = (size_t)blockIdx.x * DECODE_WARPS + threadIdx.x / WARP; i < N * 2 * K; i += step) {
-        size_t row = i / (2 * K), head = i % (2 * K), at = (row / T * context + first + row % T) * K + head % K;
+        size_t row = i / (2 * K), head = i % (2 * K);
+        size_t at = (row / T * context + (size_t)positions[row]) * K + head % K;
         const floatX* x = qkv + (row * (H + 2 * K) + H + head) * D;
         void* cache = head < K ? keys : values;
         float maximum = 0.0f;
@@ -48,14 +49,15 @@ static __device__ inline float decode_element(const void* cache, const float* sc
 
 static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 4) attention_decode_kernel(
         floatX* out, const void* keys, const void* values, const float* scales, const floatX* qkv, float root,
-        size_t first, size_t T, size_t context, size_t H, size_t K, size_t D) {
+        const int32_t* positions, size_t T, size_t context, size_t H, size_t K, size_t D) {
     __shared__ float shared[WARP], sums[DECODE_WARPS][ATTENTION_MAX_D];
     const int STRIPS = ATTENTION_MAX_D / WARP;
     size_t row = blockIdx.x / H, h = blockIdx.x % H, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     size_t cached = row / T * context * K + h / (H / K);  // position 0 of this head
     const floatX* q = qkv + (row * (H + 2 * K) + h) * D;
+    size_t own = (size_t)positions[row];
     float maximum = -FLT_MAX, total = 0.0f, sum[STRIPS] = {};
-    for (size_t t = warp; t <= first + row % T; t += DECODE_WARPS) {
+    for (size_t t = warp; t <= own; t += DECODE_WARPS) {
         size_t at = cached + t * K;
         float dot = 0.0f;
         for (size_t d = lane; d < D; d += WARP) dot += float_of(q[d]) * decode_element(keys, scales, at, d, D);
@@ -83,14 +85,14 @@ static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 4) attention_decod
 }
 
 static inline void attention_decode(floatX* out, void* keys, void* values, float* scales, const floatX* qkv,
-                                    size_t first, size_t B, size_t T, size_t context, size_t H, size_t K, size_t D,
-                                    Stream stream) {
+                                    const int32_t* positions, size_t B, size_t T, size_t context, size_t H, size_t K,
+                                    size_t D, Stream stream) {
     unsigned stores = grid_blocks(divide_up(B * T * 2 * K, DECODE_WARPS));
-    decode_store_kernel<<<stores, DECODE_WARPS * WARP, 0, stream->compute>>>(keys, values, scales, qkv, first, B * T, T,
-                                                                             context, H, K, D);
+    decode_store_kernel<<<stores, DECODE_WARPS * WARP, 0, stream->compute>>>(
+        keys, values, scales, qkv, positions, B * T, T, context, H, K, D);
     LAUNCH_CHECK();
     attention_decode_kernel<<<(unsigned)(B * T * H), DECODE_WARPS * WARP, 0, stream->compute>>>(
-        out, keys, values, scales, qkv, sqrtf((float)D), first, T, context, H, K, D);
+        out, keys, values, scales, qkv, sqrtf((float)D), positions, T, context, H, K, D);
     LAUNCH_CHECK();
 }
 

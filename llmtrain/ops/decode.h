@@ -1,16 +1,16 @@
 // decode.h: attention of new tokens against a KV cache, in plain C: the specification of the kernels of the same name,
 // and the CPU backend.
 //
-//   attention_decode(out, keys, values, scales, qkv, first, B, T, context, H, K, D, stream);
+//   attention_decode(out, keys, values, scales, qkv, positions, B, T, context, H, K, D, stream);
 //
-// Each of B sequences has `first` positions in its cache and gets T more: their keys and values are stored there, then
-// their queries see all positions up to their own. T is 1 when tokens are generated, and larger when a prompt is read.
+// Each of B sequences, of any lengths, gets T tokens more: their keys and values are stored in its cache, then their
+// queries see all positions up to their own. T is 1 when tokens are generated, and larger when a prompt is read.
 //
 // A cache holds floatX, or, if `scales` is given, 8-bit integers: a key or value vector x of one head at one position
 // becomes round(x / scale) with scale = max |x| / 127, so that each element is off by at most scale / 2.
 //
 // The order of all sums is that of attention_forward in attention_cpu.h, tile of keys by tile of keys. So the bits are
-// the same for any T, and for the sequence read at once without a cache (if the cache holds floatX).
+// the same for any B and T, and for the sequence read at once without a cache (if the cache holds floatX).
 
 #ifndef LLMTRAIN_DECODE_H
 #define LLMTRAIN_DECODE_H
@@ -25,13 +25,13 @@ enum {
     DECODE_SPARE = GEMM_PACK_EXTRA * DECODE_KEYS  // floats that packing may write past a tile
 };
 
-// Stores positions [first, first + T) of each sequence in cache (B, context, K, D) and every second of scales
-// (B, context, K, 2), from rows (B, T), which are `stride` apart and begin with the K heads.
-static inline void decode_store(void* cache, float* scales, const floatX* rows, size_t first, size_t B, size_t T,
-                                size_t context, size_t stride, size_t K, size_t D) {
+// Stores rows (B, T), which are `stride` apart and begin with the K heads, at their positions (B, T) in cache
+// (B, context, K, D) and every second of scales (B, context, K, 2).
+static inline void decode_store(void* cache, float* scales, const floatX* rows, const int32_t* positions, size_t B,
+                                size_t T, size_t context, size_t stride, size_t K, size_t D) {
     #pragma omp parallel for if (B * T > 1)
     for (size_t head = 0; head < B * T * K; head++) {
-        size_t row = head / K, kv = head % K, at = (row / T * context + first + row % T) * K + kv;
+        size_t row = head / K, kv = head % K, at = (row / T * context + (size_t)positions[row]) * K + kv;
         const floatX* x = rows + row * stride + kv * D;
         if (scales == NULL) {
             memcpy((floatX*)cache + at * D, x, D * sizeof(floatX));
@@ -126,22 +126,22 @@ static inline void decode_queries(floatX* out, const void* keys, const void* val
 }
 
 // out (B, T, H, D); keys, values (B, context, K, D) of floatX with scales NULL, or of int8_t with scales
-// (B, context, K, 2) of key and value; qkv (B, T, (H + 2K) D), at positions [first, first + T), which fit the context.
+// (B, context, K, 2) of key and value; qkv (B, T, (H + 2K) D), at positions (B, T), consecutive and below context.
 static inline void attention_decode(floatX* out, void* keys, void* values, float* scales, const floatX* qkv,
-                                    size_t first, size_t B, size_t T, size_t context, size_t H, size_t K, size_t D,
-                                    Stream stream) {
+                                    const int32_t* positions, size_t B, size_t T, size_t context, size_t H, size_t K,
+                                    size_t D, Stream stream) {
     (void)stream;
     size_t stride = (H + 2 * K) * D, blocks = divide_up(T, DECODE_QUERIES);
-    decode_store(keys, scales, qkv + H * D, first, B, T, context, stride, K, D);
-    decode_store(values, scales ? scales + 1 : NULL, qkv + (H + K) * D, first, B, T, context, stride, K, D);
+    decode_store(keys, scales, qkv + H * D, positions, B, T, context, stride, K, D);
+    decode_store(values, scales ? scales + 1 : NULL, qkv + (H + K) * D, positions, B, T, context, stride, K, D);
     Tasks tasks;
     tasks_share(&tasks, B * H * blocks, threads_count());
     #pragma omp parallel
     for (size_t task; tasks_take(&tasks, &task);) {
         size_t b = task / (H * blocks), h = task / blocks % H, t = task % blocks * DECODE_QUERIES;
         decode_queries(out + ((b * T + t) * H + h) * D, keys, values, scales,
-                       qkv + (b * T + t) * stride + h * D, stride, first + t, min_size(DECODE_QUERIES, T - t),
-                       b * context * K + h / (H / K), H, K, D);
+                       qkv + (b * T + t) * stride + h * D, stride, (size_t)positions[b * T + t],
+                       min_size(DECODE_QUERIES, T - t), b * context * K + h / (H / K), H, K, D);
     }
 }
 

@@ -11,8 +11,10 @@
 //   generator_close(&g);
 //
 // The model must have been made with options.cached_sequences. A token is a function of the text before it, the seed,
-// the number of its sample and its position: on a CPU neither the number of samples nor how much of the prompt is read
-// at a time changes a bit (except in BF16 builds with AMX or BFMMLA).
+// the number of its sample and its position: on a CPU neither the other samples nor how much of the prompt is read at a
+// time changes a bit (except in BF16 builds with AMX or BFMMLA). With g.scores generator_step also gives the
+// log-probabilities of its tokens; those of the model are to the bit minus the losses of model_losses in an FP32 build
+// on a CPU, unless the cache holds 8 bits or the text has outgrown it.
 
 #ifndef LLMTRAIN_GENERATE_H
 #define LLMTRAIN_GENERATE_H
@@ -24,34 +26,51 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Generator
 //
-// S samples of the same length: a common beginning, which is read once, and the continuation of each.
+// S samples, each a row of the batch with its own text and length. What a prompt has in common with one that another
+// row has read is copied, not read again. A sample that is done leaves the batch (generator_drop), or another takes its
+// row (generator_start).
+
+typedef struct {
+    uint64_t number;          // of the sample, for its random numbers
+    size_t known;             // tokens so far
+    size_t seen;              // how many of them the model has read
+} GeneratorRow;
 
 typedef struct {
     Model* model;
     SamplingOptions options;
-    size_t samples, size;     // S; the tokens that each has room for
+    size_t most, size;        // samples that there is room for; the tokens that each has room for
+    size_t samples;           // S
+    GeneratorRow* rows;       // (S)
     int32_t* tokens;          // (S, size)
-    size_t known;             // tokens of each sample so far
-    size_t common;            // how many of them are the same in all samples
-    size_t seen;              // how many of them the model has read
-    int32_t* batch;           // (rows) the tokens of a forward
+    int32_t* batch;           // (rows of the model) the tokens of a forward
     int32_t* newest;          // (S)
+    bool scores;              // fill in logps and sampled_logps; off after generator_open
+    float* logps;             // (S) log p of the newest tokens under the model, as in training
+    float* sampled_logps;     // (S) under softmax(logits / temperature), from which top-k and others cut
     floatX* logits;           // (V) of one sample, on the host
     Candidate* candidates;    // (V)
 } Generator;
 
 static inline void generator_close(Generator* g) {
+    free(g->rows);
     free(g->tokens);
     free(g->batch);
     free(g->newest);
+    free(g->logps);
     free(g->logits);
     free(g->candidates);
     memset(g, 0, sizeof *g);
 }
 
+// All samples are empty, and are numbered from 0.
 static inline void generator_begin(Generator* g) {
-    g->known = g->common = g->seen = 0;
-    g->model->cache.length = 0;
+    g->samples = g->most;
+    for (size_t r = 0; r < g->most; r++) {
+        const GeneratorRow empty = {r, 0, 0};
+        g->rows[r] = empty;
+        g->model->cache.lengths[r] = 0;
+    }
 }
 
 static inline bool generator_open(Generator* g, Model* model, const SamplingOptions* options, size_t samples,
@@ -63,77 +82,143 @@ static inline bool generator_open(Generator* g, Model* model, const SamplingOpti
                          min_size(model->options.cached_sequences, rows));
     g->model = model;
     g->options = *options;
-    g->samples = samples;
+    g->most = samples;
     g->size = size;
     bool fits = size <= SIZE_MAX / sizeof(int32_t) / samples;
+    g->rows = (GeneratorRow*)memory_allocate(samples * sizeof(GeneratorRow));
     g->tokens = fits ? (int32_t*)memory_allocate(samples * size * sizeof(int32_t)) : NULL;
     g->batch = (int32_t*)memory_allocate(rows * sizeof(int32_t));
     g->newest = (int32_t*)memory_allocate(samples * sizeof(int32_t));
+    g->logps = (float*)memory_allocate(2 * samples * sizeof(float));
+    g->sampled_logps = g->logps + samples;
     g->logits = (floatX*)memory_allocate(V * sizeof(floatX));
     g->candidates = (Candidate*)memory_allocate(V * sizeof(Candidate));
-    generator_begin(g);
-    if (g->tokens && g->batch && g->newest && g->logits && g->candidates) return true;
+    if (g->rows && g->tokens && g->batch && g->newest && g->logps && g->logits && g->candidates) {
+        generator_begin(g);
+        return true;
+    }
     generator_close(g);
     return fail_with(error, "out of memory for %zu samples of %zu tokens; make --samples or --tokens smaller", samples,
                      size);
 }
 
-// Adds tokens to every sample; there is room for them.
+// Adds tokens to a row; there is room for them.
+static inline void generator_append_row(Generator* g, size_t r, const int32_t* ids, size_t count) {
+    memcpy(g->tokens + r * g->size + g->rows[r].known, ids, count * sizeof(int32_t));
+    g->rows[r].known += count;
+}
+
+// Adds tokens to every sample.
 static inline void generator_append(Generator* g, const int32_t* ids, size_t count) {
-    for (size_t s = 0; s < g->samples; s++)
-        memcpy(g->tokens + s * g->size + g->known, ids, count * sizeof(int32_t));
-    if (g->common == g->known) g->common += count;
-    g->known += count;
+    for (size_t r = 0; r < g->samples; r++) generator_append_row(g, r, ids, count);
 }
 
-// Cuts every sample back to its first `count` tokens.
-static inline void generator_cut(Generator* g, size_t count) {
-    size_t slid = g->seen - g->model->cache.length;  // tokens that have left the context
-    if (count <= slid) {
-        generator_begin(g);
-    } else if (g->seen >= count) {
-        g->seen = count - 1;  // so that there is one to read
-        g->model->cache.length = g->seen - slid;
+// The tokens of a row that have left the context.
+static inline size_t generator_slid(const Generator* g, size_t r) {
+    return g->rows[r].seen - g->model->cache.lengths[r];
+}
+
+// Cuts a row back to its first `count` tokens.
+static inline void generator_cut(Generator* g, size_t r, size_t count) {
+    GeneratorRow* row = &g->rows[r];
+    size_t slid = generator_slid(g, r);
+    if (row->seen >= count) row->seen = count > slid ? count - 1 : 0;  // so that there is one to read
+    g->model->cache.lengths[r] = row->seen > slid ? row->seen - slid : 0;
+    row->known = count;
+}
+
+// Makes row r sample `number`, with a prompt of at least 1 token; what the model has read of it in this row is kept.
+static inline void generator_start(Generator* g, size_t r, uint64_t number, const int32_t* ids, size_t count) {
+    GeneratorRow* row = &g->rows[r];
+    const int32_t* tokens = g->tokens + r * g->size;
+    size_t same = 0;
+    while (same < min_size(row->known, count) && tokens[same] == ids[same]) same++;
+    generator_cut(g, r, same);
+    generator_append_row(g, r, ids + same, count - same);
+    row->number = number;
+}
+
+// Takes row r from the batch; the last row takes its place.
+static inline void generator_drop(Generator* g, size_t r) {
+    KvCache* cache = &g->model->cache;
+    size_t last = --g->samples;
+    if (r == last) return;
+    g->rows[r] = g->rows[last];
+    memcpy(g->tokens + r * g->size, g->tokens + last * g->size, g->rows[r].known * sizeof(int32_t));
+    kv_cache_copy(cache, r, last, cache->lengths[last], g->model->stream);
+}
+
+// One forward over `count` unread tokens of each of `samples` rows, from `first` on.
+static inline void generator_forward(Generator* g, size_t first, size_t samples, size_t count) {
+    for (size_t s = 0; s < samples; s++) {
+        GeneratorRow* row = &g->rows[first + s];
+        memcpy(g->batch + s * count, g->tokens + (first + s) * g->size + row->seen, count * sizeof(int32_t));
+        row->seen += count;
     }
-    g->known = count;
-    g->common = min_size(g->common, count);
-}
-
-// One forward over `count` unread tokens of the first `samples` samples.
-static inline void generator_forward(Generator* g, size_t samples, size_t count) {
-    for (size_t s = 0; s < samples; s++)
-        memcpy(g->batch + s * count, g->tokens + s * g->size + g->seen, count * sizeof(int32_t));
+    g->model->cache.first = first;
     model_upload(g->model, g->batch, NULL, samples, count, true);
     model_forward(g->model);
-    g->seen += count;
+    g->model->cache.first = 0;
 }
 
-// Runs the model on all tokens that it has not read, the last one by itself, so that its hidden states are the first S
-// rows. When the context, or what the cache holds of it, is full, its second half becomes the start of a new one; or
-// what the model has not read, if that is more: of a prompt that does not fit, its end.
+// Copies to the cache of row r what another row has read of the same text, if that is more, except for the last token.
+static inline void generator_share(Generator* g, size_t r) {
+    GeneratorRow* row = &g->rows[r];
+    const int32_t* tokens = g->tokens + r * g->size;
+    size_t slid = generator_slid(g, r), best = row->seen, from = r;
+    for (size_t other = 0; other < g->samples; other++) {
+        size_t same = slid, most = min_size(g->rows[other].seen, row->known - 1);
+        if (other == r || generator_slid(g, other) != slid) continue;
+        while (same < most && tokens[same] == g->tokens[other * g->size + same]) same++;
+        if (same > best) best = same, from = other;
+    }
+    if (from == r) return;
+    kv_cache_copy(&g->model->cache, r, from, best - slid, g->model->stream);
+    row->seen = best;
+}
+
+// Runs the model on all tokens that it has not read, the last of each sample in one batch, so that their hidden states
+// are the first S rows. When the context, or what the cache holds of it, is full, its second half becomes the start of
+// a new one; or what the model has not read, if that is more: of a prompt that does not fit, its end.
 static inline void generator_read(Generator* g) {
     KvCache* cache = &g->model->cache;
-    size_t context = cache->context, rows = g->model->options.B * g->model->options.T, last = g->known - 1;
-    size_t unread = g->known - g->seen;
-    if (unread > context - cache->length) {
-        g->seen = g->known - max_size(context / 2, min_size(unread, context));
-        cache->length = 0;
+    size_t context = cache->context, most = g->model->options.B * g->model->options.T;
+    for (size_t r = 0; r < g->samples; r++) {
+        GeneratorRow* row = &g->rows[r];
+        size_t last = row->known - 1, unread = row->known - row->seen;
+        if (unread > context - cache->lengths[r]) {
+            row->seen = row->known - max_size(context / 2, min_size(unread, context));
+            cache->lengths[r] = 0;
+        }
+        if (row->seen < last) generator_share(g, r);
+        while (row->seen < last) generator_forward(g, r, 1, min_size(most, last - row->seen));
     }
-    size_t common = min_size(g->common, last);
-    bool alone = g->samples > 1 && g->seen < common;
-    while (g->seen < common) generator_forward(g, 1, min_size(rows, common - g->seen));
-    if (alone) kv_cache_share(cache, g->model->stream);
-    while (g->seen < last) generator_forward(g, g->samples, min_size(rows / g->samples, last - g->seen));
-    generator_forward(g, g->samples, 1);
+    generator_forward(g, 0, g->samples, 1);
 }
 
-// Draws a token from row `row` of the logits for sample s.
-static inline int32_t generator_draw(Generator* g, size_t s, size_t row) {
-    size_t V = g->model->config.vocab;
+// Draws a token from row `row` of the logits for row r of the batch.
+static inline void generator_draw(Generator* g, size_t r, size_t row) {
+    size_t V = g->model->config.vocab, known = g->rows[r].known;
     device_download(g->logits, g->model->activations->logits + row * config_padded_vocab(&g->model->config),
                     V * sizeof(floatX), g->model->stream);
-    float uniform = random_uniform(g->options.seed, RANDOM_SAMPLING, s, g->known);
-    return sample_token(g->candidates, g->logits, g->tokens + s * g->size, g->known, &g->options, uniform, V);
+    float uniform = random_uniform(g->options.seed, RANDOM_SAMPLING, g->rows[r].number, known);
+    g->newest[r] = sample_token(g->candidates, g->logits, g->tokens + r * g->size, known, &g->options, uniform, V);
+    if (g->scores) g->sampled_logps[r] = sample_logp(g->logits, g->newest[r], g->options.temperature, V);
+}
+
+// The log-probabilities of the newest tokens of `samples` rows, from `first` on, whose logits the model has: by the
+// operation that computes the losses in training.
+static inline void generator_score(Generator* g, size_t first, size_t samples) {
+    Model* model = g->model;
+    const Activations* a = model->activations;
+    float* logps = g->logps + first;
+    int32_t* targets = (int32_t*)(uintptr_t)a->targets;  // those of a batch that is decoded are not used
+    device_upload(targets, g->newest + first, samples * sizeof(int32_t), model->stream);
+    classifier(a->logits, a->losses, targets, 0.0f, NULL, samples, model->config.vocab,
+               config_padded_vocab(&model->config), model->stream);
+    device_download(logps, a->losses, samples * sizeof(float), model->stream);
+    for (size_t s = 0; s < samples; s++) logps[s] = 0.0f - logps[s];
+    for (size_t s = 0; s < samples && g->options.temperature == 1; s++) g->sampled_logps[first + s] = logps[s];
 }
 
 // Adds a token to every sample, which must have room for it; returns the tokens (S).
@@ -145,10 +230,10 @@ static inline const int32_t* generator_step(Generator* g) {
     for (size_t first = 0; first < g->samples; first += model->logits_rows) {
         size_t rows = min_size(model->logits_rows, g->samples - first);
         model_logits(model, first, rows);
-        for (size_t i = 0; i < rows; i++) g->newest[first + i] = generator_draw(g, first + i, i);
+        for (size_t i = 0; i < rows; i++) generator_draw(g, first + i, i);
+        if (g->scores) generator_score(g, first, rows);
     }
-    for (size_t s = 0; s < g->samples; s++) g->tokens[s * g->size + g->known] = g->newest[s];
-    g->known++;
+    for (size_t r = 0; r < g->samples; r++) generator_append_row(g, r, &g->newest[r], 1);
     model->dropout = dropout;
     return g->newest;
 }
@@ -161,7 +246,7 @@ typedef struct {
     char* text;               // (bytes) owned
     size_t bytes, capacity;
     size_t written;           // bytes that have been shown
-    size_t tokens;            // added
+    Tokens ids;               // that were added, with the one that ended it
     bool ended;               // by a stop string, or the end-of-text token
 } SampleText;
 
@@ -171,7 +256,7 @@ static inline void sample_text_begin(SampleText* t, const Tokenizer* tokenizer, 
     if (tokenizer) decoder_begin(&t->decoder, tokenizer);  // it was zeroed
     for (size_t i = 0; tokenizer && before && i < before->count; i++) decoder_add(&bytes, &t->decoder, before->ids[i]);
     if (tokenizer) decoder_end(&bytes, &t->decoder);  // all bytes of these tokens were written elsewhere
-    t->bytes = t->written = t->tokens = 0;
+    t->bytes = t->written = t->ids.count = 0;
     t->ended = false;
 }
 
@@ -197,12 +282,18 @@ static inline bool sample_text_grow(SampleText* t, const char* text, size_t byte
 // Adds a token, which may end the text, unless `ends` is NULL. Without a tokenizer there is no text.
 static inline bool sample_text_add(SampleText* t, int32_t token, const Tokenizer* ends, const TextList* stops,
                                    Error* error) {
-    t->tokens++;
+    if (!tokens_append(&t->ids, &token, 1, error)) return false;
     t->ended = ends && tokenizer_ends(ends, token);
     if (t->ended || t->decoder.tokenizer == NULL) return true;
     size_t bytes;
     const char* text = decoder_add(&bytes, &t->decoder, token);
     return sample_text_grow(t, text, bytes, stops, error);
+}
+
+static inline void sample_text_free(SampleText* t) {
+    free(t->text);
+    tokens_free(&t->ids);
+    memset(t, 0, sizeof *t);
 }
 
 // Ends the text: adds the bytes that the decoder has held back.
@@ -327,10 +418,10 @@ static inline bool sampler_open(Sampler* s, Model* model, const Tokenizer* token
 }
 
 static inline void sampler_write_ids(const Sampler* s, FILE* out) {
-    const Generator* g = &s->generator;
     for (size_t i = 0; i < s->samples; i++) {
-        size_t count = s->ids.count + s->texts[i].tokens;
-        for (size_t t = 0; t < count; t++) fprintf(out, "%s%d", t ? " " : "", (int)g->tokens[i * g->size + t]);
+        const Tokens* drawn = &s->texts[i].ids;
+        for (size_t t = 0; t < s->ids.count; t++) fprintf(out, "%s%d", t ? " " : "", (int)s->ids.ids[t]);
+        for (size_t t = 0; t < drawn->count; t++) fprintf(out, " %d", (int)drawn->ids[t]);
         fputc('\n', out);
     }
 }
@@ -350,18 +441,16 @@ static inline void sampler_write_prompt(const Sampler* s, FILE* out) {
 static inline bool sampler_write(Sampler* s, FILE* out, Error* error) {
     Generator* g = &s->generator;
     bool ok = true, streams = s->samples == 1 && !s->print_ids;
-    size_t running = s->samples;
     generator_begin(g);
     generator_append(g, s->ids.ids, s->ids.count);
     for (size_t i = 0; i < s->samples; i++) sample_text_begin(&s->texts[i], s->tokenizer, &s->ids);
     if (streams) sampler_write_prompt(s, out);
-    for (uint64_t n = 0; ok && n < s->tokens && running > 0 && !(s->stop && *s->stop); n++) {
+    for (uint64_t n = 0; ok && n < s->tokens && g->samples > 0 && !(s->stop && *s->stop); n++) {
         const int32_t* newest = generator_step(g);
-        for (size_t i = 0; ok && i < s->samples; i++) {
-            SampleText* t = &s->texts[i];
-            if (t->ended) continue;
-            ok = sample_text_add(t, newest[i], s->ends, &s->stops, error);
-            running -= t->ended;
+        for (size_t r = g->samples; ok && r-- > 0;) {  // backwards: the row that takes the place of r was seen
+            SampleText* t = &s->texts[g->rows[r].number];
+            ok = sample_text_add(t, newest[r], s->ends, &s->stops, error);
+            if (t->ended) generator_drop(g, r);
         }
         if (ok && streams) sample_text_show(s->texts, &s->stops, out);
     }
@@ -381,7 +470,7 @@ static inline bool sampler_write(Sampler* s, FILE* out, Error* error) {
 }
 
 static inline void sampler_close(Sampler* s) {
-    for (size_t i = 0; s->texts && i < s->samples; i++) free(s->texts[i].text);
+    for (size_t i = 0; s->texts && i < s->samples; i++) sample_text_free(&s->texts[i]);
     free(s->texts);
     if (s->generator.model) generator_close(&s->generator);
     tokens_free(&s->ids);

@@ -1,4 +1,4 @@
-// sampling.h: draws one token from logits: temperature, top-k, top-p, min-p, repetition penalty.
+// sampling.h: draws one token from logits: temperature, top-k, top-p, min-p, repetition penalty; and its log p.
 //
 //   SamplingOptions o = {.temperature = 0.8, .top_p = 1, .seed = 1};
 //   float uniform = random_uniform(o.seed, RANDOM_SAMPLING, sample, position);
@@ -148,6 +148,16 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
         if (target < passed) return candidates[V - i].token;
     }
     return candidates[V - taken].token;
+}
+
+// The logarithm of softmax(logits / temperature)[token], of all tokens: before the penalty, top k, top p and min p. 0 at
+// temperature 0, where nothing is drawn. In floats, as `classifier` computes losses.
+static inline float sample_logp(const floatX* logits, int32_t token, double temperature, size_t V) {
+    float maximum = -INFINITY, inverse = (float)(1 / temperature);
+    if (temperature == 0) return 0.0f;
+    for (size_t v = 0; v < V; v++) maximum = float_of(logits[v]) > maximum ? float_of(logits[v]) : maximum;
+    float sum = VECTOR_SUM(v, V, exp_fast((float_of(logits[v]) - maximum) * inverse));
+    return (float_of(logits[token]) - maximum) * inverse - (float)log_double((double)sum);
 }
 
 #endif  // LLMTRAIN_SAMPLING_H
