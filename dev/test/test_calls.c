@@ -67,6 +67,8 @@ static const char START[] =
     "$P/export --out $S/words --to hf --dir $S/hf\n"
     "cp -r $S/hf $S/chat\n"
     "echo '{{ messages[0].content }}' > $S/chat/chat_template.jinja\n"
+    "printf '%s\\n' '{\"prompt\": \"Tom\"}' '{\"messages\": [{\"role\": \"user\", \"content\": \"Lily has\"}]}'"
+    " > $S/prompts.jsonl\n"
     "echo '{\"ctx\": \"Tom is\", \"endings\": [\"a dog\", \"a cat\"], \"label\": 1}' > $S/choices.jsonl\n";
 
 static const struct {
@@ -119,6 +121,8 @@ static const struct {
      .command = "$P/generate --init-from $S/hf --prompt-ids '1 2' --tokens 8"},
     {.name = "chat", .prints = true, .more = true,
      .command = "echo Tom | $P/generate --init-from $S/chat --chat --tokens 8"},
+    {.name = "prompts", .command = "$P/generate --init-from $S/chat --prompts $S/prompts.jsonl --samples 3 --batch 2"
+     " --tokens 8 --jsonl $W/samples.jsonl"},
     {.name = "score", .prints = true, .more = true,
      .command = "$P/evaluate --init-from $S/run/step_00000004 --text $S/two.txt --scores $W/scores"},
     {.name = "part", .prints = true, .more = true,
