@@ -953,8 +953,8 @@ static void call_attention_decode(const Case* c) {
         size_t vectors = b * context * K, bytes = vectors * D * (scales ? 1 : sizeof(floatX));
         if (decode_alone(b, B, T) == 0) continue;
         RUN(attention_decode, x(c, 0) + b * T * H * D, (char*)at(c, 1) + bytes, (char*)at(c, 2) + bytes,
-            scales ? scales + 2 * vectors : NULL, x(c, 4) + b * T * row, i32(c, 5), 1, decode_alone(b, B, T), context, H,
-            K, D);
+            scales ? scales + 2 * vectors : NULL, x(c, 4) + b * T * row, i32(c, 5), 1, decode_alone(b, B, T), context,
+            H, K, D);
     }
     for (size_t round = 0; B > 1 && round < T; round++) {
         size_t left = 0;
@@ -962,8 +962,8 @@ static void call_attention_decode(const Case* c) {
         for (size_t b = 0; b < left; b++)
             RUN(columns_copy, x(c, 6) + b * row, row, x(c, 4) + (b * T + decode_alone(b, B, T) + round) * row, row, 1,
                 row);
-        RUN(attention_decode, x(c, 7), x(c, 1), x(c, 2), scales, x(c, 6), i32(c, 5) + T + round * B, left, 1, context, H,
-            K, D);
+        RUN(attention_decode, x(c, 7), x(c, 1), x(c, 2), scales, x(c, 6), i32(c, 5) + T + round * B, left, 1, context,
+            H, K, D);
         for (size_t b = 0; b < left; b++)
             RUN(columns_copy, x(c, 0) + (b * T + decode_alone(b, B, T) + round) * H * D, H * D, x(c, 7) + b * H * D,
                 H * D, 1, H * D);

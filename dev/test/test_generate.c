@@ -248,12 +248,13 @@ static const struct { const char *text, *says; } REFUSED[] = {
     {"{\"prompt\": \"a\"}\n{\"prompt\": \"\"}", "bad.jsonl, line 2: the prompt is empty"},
     {"{\"prompt\": \"a\"\n", "bad.jsonl, line 1 is not valid JSON"},
     {"{\"messages\": []}", "bad.jsonl, line 1: \"messages\" is an empty conversation"},
-    {"{\"messages\": [{\"role\": \"users\", \"content\": \"a\"}]}", "bad.jsonl, line 1: message 1 has the unknown role"},
+    {"{\"messages\": [{\"role\": \"users\", \"content\": \"a\"}]}",
+     "bad.jsonl, line 1: message 1 has the unknown role"},
     {"{\"messages\": [{\"role\": \"user\"}]}", "bad.jsonl, line 1: message 1 has no \"content\""},
     {"{\"messages\": [{\"role\": \"user\", \"content\": \"\"}, {\"role\": \"user\", \"content\": \"@\"}]}",
      "bad.jsonl, line 1: the chat template refuses the conversation: no at"},
-    {"{\"prompt\": \"a\"}\n{\"prompt\": \"zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz\"}",
-     "bad.jsonl, line 2: the prompt has 75 tokens, and there is room for 64; make it shorter"},
+    {"{\"prompt\": \"a\"}\n{\"prompt\": \"zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz\"}",
+     "bad.jsonl, line 2: the prompt has 65 tokens, and there is room for 64; make it shorter"},
 };
 
 static const struct { int code; const char *flags, *says; } FLAGS[] = {
@@ -318,8 +319,8 @@ int main(int argc, char** argv) {
     put_text("tokenizer/tokenizer_config.json", "{\"chat_template\": \"{% for m in messages %}{% if m.content == '@' %}"
              "{{ raise_exception('no at') }}{% endif %}{{ m.content }}.{% endfor %}\"}");
     expect_run(0, "", "tokenize --tokenizer tokenizer --text stories_train.txt --out stories --val 0");
-    expect_run(0, "", "train-FP32 --data stories_train_000000.bin --out run --layers 2 --heads 2 --channels 32 --seq 64 "
-               "--batch 4 --steps 20 --warmup 1 --lr 3e-3");
+    expect_run(0, "", "train-FP32 --data stories_train_000000.bin --out run --layers 2 --heads 2 --channels 32 "
+               "--seq 64 --batch 4 --steps 20 --warmup 1 --lr 3e-3");
     verdict("a model and its tokenizer");
     test_batches();
     test_numbers();

@@ -150,8 +150,8 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
     return candidates[V - taken].token;
 }
 
-// The logarithm of softmax(logits / temperature)[token], of all tokens: before the penalty, top k, top p and min p. 0 at
-// temperature 0, where nothing is drawn. In floats, as `classifier` computes losses.
+// The logarithm of softmax(logits / temperature)[token], over all tokens: before the penalty, top k, top p and min p.
+// 0 at temperature 0, where nothing is drawn. In floats, as `classifier` computes losses.
 static inline float sample_logp(const floatX* logits, int32_t token, double temperature, size_t V) {
     float maximum = -INFINITY, inverse = (float)(1 / temperature);
     if (temperature == 0) return 0.0f;
