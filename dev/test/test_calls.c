@@ -360,11 +360,11 @@ typedef struct {
     unsigned ordinal;
     int way;
     size_t site;
-} Fault;
+} CallFault;
 
 static const char* const WAYS[] = {"error", "interrupted", "part"};
 
-static Fault faults[16384];
+static CallFault faults[16384];
 static size_t fault_count;
 
 // made: by any job; tried: chains of callers, for each way, and in the end when a chain makes the call again
@@ -418,7 +418,7 @@ static void faults_read(void) {
         sites[s].made = true;
         for (size_t i = 0; i < COUNT_OF(partial); i++) parts = parts || begins_with(site, partial[i]);
         for (int way = 0; way < (parts && ordinal == 1 ? 3 : 1); way++)
-            faults[fault_count++] = (Fault){hash, ordinal, way, s};
+            faults[fault_count++] = (CallFault){hash, ordinal, way, s};
     }
     free(log);
 }
@@ -462,7 +462,7 @@ static void complete(size_t j, const char* name, bool reported, bool kept) {
 }
 
 // Returns whether the call was made.
-static bool fault_try(size_t j, const Fault* f) {
+static bool fault_try(size_t j, const CallFault* f) {
     char name[512];
     snprintf(name, sizeof name, "%s, %s, call %u (%s)", JOBS[j].name, sites[f->site].text, f->ordinal, WAYS[f->way]);
     begin(j);
@@ -516,7 +516,7 @@ static void test_job(size_t j) {
     memset(&sums, 0, sizeof sums);
     for (size_t s = 0; s < site_count && test.chains; s++) memset(sites[s].tried, 0, sizeof sites[s].tried);
     for (size_t i = 0; i < fault_count && (test.chains || !JOBS[j].more); i++) {
-        const Fault* f = &faults[(i + (size_t)test.seed * 7919) % fault_count];
+        const CallFault* f = &faults[(i + (size_t)test.seed * 7919) % fault_count];
         size_t* tried = &sites[f->site].tried[f->ordinal > 1 ? COUNT_OF(WAYS) : (size_t)f->way];
         if (*tried < (test.chains ? test.chains : f->ordinal == 1)) *tried += fault_try(j, f);
     }
