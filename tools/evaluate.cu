@@ -14,7 +14,7 @@
 #include "../llmtrain/run/run_tokenizer.h"
 
 typedef struct {
-    const char *out, *init_from, *text, *data, *choices, *scores, *logps, *matmul_algorithms;
+    const char *out, *init_from, *adapter, *text, *data, *choices, *scores, *logps, *matmul_algorithms;
     bool answers;
     uint64_t seq, batch, overlap, ranks, threads;
     double timeout;
@@ -27,6 +27,7 @@ static Flags options_flags(Options* o) {
         FLAG_TEXT("out", &o->out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
         FLAG_TEXT("init-from", &o->init_from, NULL, "DIR", 0,
                   "instead of --out: a checkpoint or run, a Hugging Face directory, or an llm.c file"),
+        FLAG_TEXT("adapter", &o->adapter, NULL, "DIR", 0, ADAPTER_HELP),
         FLAG_TEXT("text", &o->text, NULL, "FILE", 0, "text file to compute the loss of"),
         FLAG_TEXT("data", &o->data, NULL, "GLOB", 0, "instead of --text: token shards"),
         FLAG_TEXT("choices", &o->choices, NULL, "FILE", 0,
@@ -172,11 +173,12 @@ static bool evaluate_choices(Model* model, const Tokenizer* tokenizer, const Opt
 static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
     Model model;
     Tokenizer tokenizer;
-    const ModelOptions options = {
-        .B = o->batch, .T = o->seq ? o->seq : (uint64_t)SEQUENCE, .matmul_algorithms = o->matmul_algorithms,
-        .ranks = {.transport = &comm->transport, .rank = comm->rank, .world = comm->world,
-                  .local_rank = comm->local_rank}};
-    if (!model_open(&model, &tokenizer, o->out, o->init_from, &options, "evaluate", error)) return false;
+    const ModelOpening opening = {
+        .out = o->out, .init_from = o->init_from, .adapter = o->adapter, .program = "evaluate",
+        .options = {.B = o->batch, .T = o->seq ? o->seq : (uint64_t)SEQUENCE, .matmul_algorithms = o->matmul_algorithms,
+                    .ranks = {.transport = &comm->transport, .rank = comm->rank, .world = comm->world,
+                              .local_rank = comm->local_rank}}};
+    if (!model_open_planned(&model, &tokenizer, &opening, error)) return false;
     bool ok = true;
     if (o->seq > model.config.context)
         ok = fail_with(error, "--seq %llu is longer than the model's context of %zu; make it smaller",

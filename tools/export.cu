@@ -3,6 +3,7 @@
 //   make build/export && build/export --out runs/x --to hf --dir models/x           the newest checkpoint of a run
 //   build/export --init-from models/x --to llm.c --dir models/y                     from format to format
 //   build/export --out runs/x --to gguf --dtype q8_0 --dir models/z                 models/z/model.gguf, for llama.cpp
+//   build/export --out runs/x --to peft --dir adapters/x                            the pairs of a run with --lora
 //
 // A model is read and written a tensor at a time, whatever the number of ranks and the ZeRO stage that saved it. It is
 // written under a temporary name and renamed at the end: --dir is complete or does not exist. Exit code: 0 done; 1
@@ -24,11 +25,12 @@ static const ExportFormat FORMATS[] = {
     {"hf", "f32|f16|bf16", export_hf},
     {"llm.c", "f32|bf16", export_llmc},
     {"gguf", GGUF_TYPE_NAMES, export_gguf},
+    {"peft", "f32|f16|bf16", export_peft},
 };
-#define FORMAT_NAMES "hf|llm.c|gguf"  // in the same order
+#define FORMAT_NAMES "hf|llm.c|gguf|peft"  // in the same order
 
 typedef struct {
-    const char *out, *init_from, *dir;
+    const char *out, *init_from, *adapter, *base, *dir;
     uint64_t step;
     int format, type;         // type: 0 as saved; otherwise ExportType + 1
     double shard_gb;
@@ -94,19 +96,72 @@ static bool write_model(Export* e, const Options* o, Error* error) {
     return ok;
 }
 
+// Puts the weights of --base in the place of those that a run with LoRA has frozen, if they are the same but for their
+// dtype or a quantization.
+static bool replace_base(ModelSource* source, const char* path, Error* error) {
+    ModelSource base;
+    uint64_t hash;
+    if (!source_open(&base, path, error)) return false;
+    Config same = base.config;
+    same.context = source->config.context;
+    bool ok = fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &same, &source->config, "base", path, error) &&
+              source_hash(&hash, &base, error);
+    if (ok && hash != source->base.hash)
+        ok = fail_with(error, "%.600s has other weights than those that %.600s was trained on; give that model with "
+                       "--base", path, source->path);
+    if (ok) {
+        base.config.context = source->config.context;
+        const SourcePairs pairs = source->merged, none = {0};
+        const RunBase named = source->base;
+        source->merged = none;
+        memcpy(base.tokenizer, source->tokenizer, sizeof base.tokenizer);
+        base.ids = source->ids;
+        base.merged = pairs;
+        base.base = named;
+        memcpy(base.base.path, path, min_size(strlen(path) + 1, sizeof base.base.path));
+        base.pairs_dtype = source->pairs_dtype;
+    }
+    source_close(ok ? source : &base);
+    if (ok) *source = base;
+    return ok;
+}
+
+// Makes the weights of a source those that are exported: merged with its own pairs and with --adapter.
+static bool prepare(Export* e, const Options* o, bool pairs_alone, Error* error) {
+    ModelSource* s = e->source;
+    e->lora = s->config;
+    if (pairs_alone && s->config.lora == 0)
+        return fail_with(error, "%.600s has no pairs of LoRA, so there is no adapter to write; export it with --to hf",
+                         s->path);
+    if (pairs_alone && s->trains_more)
+        return fail_with(error, "%.600s has trained other tensors than its pairs (--train), which an adapter does not "
+                         "hold; export it with --to hf", s->path);
+    if (s->config.lora == 0 && o->base)
+        return fail_with(error, "--base is for a run with --lora, and %.600s has no pairs; leave it out", s->path);
+    if (o->base && s->trains_more)
+        return fail_with(error, "%.600s has trained other tensors than its pairs (--train), which are not in --base; "
+                         "leave it out", s->path);
+    if (s->config.lora && s->base.path[0] == 0 && !source_hash(&s->base.hash, s, error)) return false;
+    if (!source_merge(s, error) || (o->base && !replace_base(s, o->base, error))) return false;
+    if (pairs_alone && s->base.path[0] == 0)
+        return fail_with(error, "%.600s does not say which model it began with; give its directory with --base", s->path);
+    return !o->adapter || source_add_adapters(s, o->adapter, stdout, error);
+}
+
 static bool export_model(const Options* o, Error* error) {
     char path[FILE_PATH_MAX];
     ModelSource source;
     Tokenizer tokenizer;
+    bool pairs_alone = FORMATS[o->format].write == export_peft;
     if (access(o->dir, F_OK) == 0)
         return fail_with(error, "%.600s exists; move it away, or give another --dir", o->dir);
     if (!options_path(path, o, error) || !source_open(&source, path, error)) return false;
-    Export e = {&source, NULL, EXPORT_F32, NULL, (size_t)(1e9 * o->shard_gb)};
+    Export e = {.source = &source, .type = EXPORT_F32, .shard_bytes = (size_t)(1e9 * o->shard_gb)};
+    bool ok = prepare(&e, o, pairs_alone, error);
+    Dtype saved = pairs_alone ? source.pairs_dtype : source.dtype;
     if (o->type) e.type = (ExportType)(o->type - 1);
-    else e.type = source.dtype == DTYPE_BF16 ? EXPORT_BF16 : source.dtype == DTYPE_F16 ? EXPORT_F16 : EXPORT_F32;
-    bool ok = source.config.lora == 0 || fail_with(error, "%.600s has pairs of LoRA, which no format here has room for; "
-                                                    "evaluate and generate read it as it is", source.path);
-    ok = ok && format_holds(o->format, (int)e.type, error) &&
+    else e.type = saved == DTYPE_BF16 ? EXPORT_BF16 : saved == DTYPE_F16 ? EXPORT_F16 : EXPORT_F32;
+    ok = ok && format_holds(o->format, (int)e.type, error) && (pairs_alone || export_describe_merge(&e, error)) &&
               source_open_tokenizer(&tokenizer, source.tokenizer, source.config.vocab, error);
     if (ok) {
         if (tokenizer.vocabulary > 0) e.tokenizer = &tokenizer;
@@ -116,7 +171,10 @@ static bool export_model(const Options* o, Error* error) {
     char name[16];
     choice_name(EXPORT_TYPES, (int)e.type, name, sizeof name);
     if (ok) source_say_quantized(&source, stdout);
-    if (ok) say(stdout, "%s: %zu parameters as %s, from %s", o->dir, source.parameters.true_size, name, source.path);
+    if (ok && pairs_alone)
+        say(stdout, "%s: %zu pairs as %s, from %s", o->dir, source.merged.count, name, path);
+    else if (ok)
+        say(stdout, "%s: %zu parameters as %s, from %s", o->dir, source.parameters.true_size, name, source.path);
     source_close(&source);
     return ok;
 }
@@ -130,6 +188,10 @@ int main(int argc, char** argv) {
         FLAG_COUNT("step", &o.step, 0, 0, 9e15, 0, "with --out: the checkpoint of this step; 0: the newest"),
         FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", 0,
                   "instead of --out: a checkpoint, a Hugging Face directory, or an llm.c file"),
+        FLAG_TEXT("adapter", &o.adapter, NULL, "DIR", 0, "LoRA adapter of PEFT to merge into the weights; DIR,DIR: the "
+                  "sum of several"),
+        FLAG_TEXT("base", &o.base, NULL, "DIR", 0, "of a run with --lora: the model that it began with, whose weights "
+                  "are taken instead of the run's (peft: its name in the adapter)"),
         FLAG_TEXT("to", &to, NULL, FORMAT_NAMES, 0, "format to write (required)"),
         FLAG_CHOICE("dtype", &o.type, 0, "same|" EXPORT_TYPES, 0, "dtype of the weights; same: as they are saved"),
         FLAG_TEXT("dir", &o.dir, NULL, "DIR", 0, "directory to write, which must not exist (required)"),
@@ -150,6 +212,8 @@ int main(int argc, char** argv) {
     else if (!o.dir || o.dir[0] == 0) fail_with(&error, "give --dir, the directory to write");
     else if (o.step && o.init_from)
         fail_with(&error, "--step is for --out; with --init-from give the step's directory");
+    else if (o.adapter && FORMATS[o.format].write == export_peft)
+        fail_with(&error, "--to peft writes the run's own pairs; leave out --adapter");
     else if (o.type && !format_holds(o.format, o.type - 1, &error)) wrong = true;
     else if (directory_name(dir, o.dir, &error)) wrong = false;
     if (!wrong) o.dir = dir;

@@ -1,4 +1,5 @@
-// export.h: writes a model in another program's format: a Hugging Face directory, a file of llm.c, a GGUF file.
+// export.h: writes a model in another program's format: a Hugging Face directory, a file of llm.c, a GGUF file; or its
+// pairs of LoRA in the format of PEFT.
 //
 //   Export e = {&source, &tokenizer, EXPORT_BF16, "models/x.tmp", 5e9};
 //   if (export_hf(&e, &error)) ...                                     into the directory, which exists
@@ -11,7 +12,7 @@
 #define LLMTRAIN_EXPORT_H
 
 #include "gguf_model.h"
-#include "../llmtrain/checkpoint/source.h"
+#include "../llmtrain/checkpoint/peft.h"
 
 typedef enum { EXPORT_F32, EXPORT_F16, EXPORT_BF16, EXPORT_Q8_0 } ExportType;
 #define EXPORT_TYPES "f32|f16|bf16|q8_0"
@@ -22,6 +23,7 @@ typedef struct {
     ExportType type;
     const char* directory;
     size_t shard_bytes;           // of a file of weights, at most, unless one tensor has more
+    Config lora;                  // what source_merge has taken from the source's configuration
 } Export;
 
 // The type of elements; for Q8_0, which has none, float.
@@ -224,6 +226,129 @@ static inline bool export_gguf(const Export* e, Error* error) {
     snprintf(path, sizeof path, "%.4000s/model.gguf", e->directory);
     return gguf_export(path, &s->config, &s->parameters, e->tokenizer, GGUF_TYPES[e->type].type, export_read,
                        e->source, error);  // the types are in the same order
+}
+
+// ------------------------------------------------------------------------------------------------
+// LoRA
+
+// Prints how much adapters change the weights, and how much the rounding of the sums does. A model may have many.
+static inline bool export_describe_merge(const Export* e, Error* error) {
+    ModelSource* s = e->source;
+    const SourcePairs merged = s->merged, none = {0};
+    double change = 0, rounding = 0;
+    float* sums = merged.count ? (float*)memory_allocate(parameters_largest(&s->parameters) * sizeof(float)) : NULL;
+    bool ok = sums != NULL || merged.count == 0 || fail_memory(error, s->path, parameters_largest(&s->parameters));
+    for (size_t i = 0; ok && i < s->parameters.count; i++) {
+        size_t n = tensor_elements(&s->parameters.tensors[i]), k = 0;
+        const float* values;
+        while (k < merged.count && merged.pairs[k].tensor != i) k++;
+        if (k == merged.count) continue;
+        ok = source_read(&values, s, i, error);
+        if (ok) memcpy(sums, values, n * sizeof(float));
+        s->merged = none;
+        s->held = SIZE_MAX;
+        ok = ok && source_read(&values, s, i, error);
+        s->merged = merged;
+        s->held = SIZE_MAX;
+        for (size_t j = 0; ok && j < n; j++) {
+            float stored, rounded;  // room for any dtype
+            convert_from_float(&stored, &sums[j], export_dtype(e->type), 1);
+            convert_to_float(&rounded, &stored, export_dtype(e->type), 1);
+            change = fmax(change, fabs((double)sums[j] - (double)values[j]));
+            rounding = fmax(rounding, fabs((double)sums[j] - (double)rounded));
+        }
+    }
+    if (ok && merged.count)
+        say(stdout, "merged %zu pairs: the largest change of a weight is %.3g, of its rounding afterwards %.3g",
+            merged.count, change, rounding);
+    free(sums);
+    return ok;
+}
+
+// The module of a pair at Hugging Face.
+static inline const ForeignTensor* peft_module(char module[96], const ForeignTensor* list, const SourcePair* pair) {
+    while (list->tensor != pair->tensor || list->first != pair->first || list->rows != pair->rows) list++;
+    snprintf(module, 96, "%.*s", (int)(strrchr(list->name, '.') - list->name), list->name);
+    return list;
+}
+
+// Writes adapter_config.json.
+static inline bool peft_write_config(const Export* e, const ForeignTensor* list, Error* error) {
+    JsonWriter w = {.line_depth = 1};
+    const SourcePairs* pairs = &e->source->merged;
+    char module[96], other[96];
+    json_write_begin(&w, '{');
+    json_member_string(&w, "peft_type", "LORA");
+    json_member_string(&w, "task_type", "CAUSAL_LM");
+    json_member_string(&w, "base_model_name_or_path", e->source->base.path);
+    json_member_bool(&w, "inference_mode", true);
+    json_member_u64(&w, "r", e->lora.lora);
+    json_member_number(&w, "lora_alpha", e->lora.lora_alpha);
+    json_member_bool(&w, "use_rslora", e->lora.lora_scale == LORA_RS);
+    json_member_bool(&w, "use_dora", false);
+    json_member_number(&w, "lora_dropout", 0);
+    json_member_bool(&w, "fan_in_fan_out", e->source->config.family == FAMILY_GPT2);
+    json_member_string(&w, "bias", "none");
+    json_member_begin(&w, "target_modules", '[');
+    for (size_t i = 0; i < pairs->count; i++) {  // the last part of each name, once; GPT-2 has c_proj twice
+        peft_module(module, list, &pairs->pairs[i]);
+        const char* last = module + (e->source->config.family == FAMILY_GPT2 ? strcspn(module, "0123456789") : 0);
+        last = e->source->config.family == FAMILY_GPT2 ? strchr(last, '.') + 1 : strrchr(module, '.') + 1;
+        bool before = false;
+        for (size_t k = 0; k < i && !before; k++) {
+            peft_module(other, list, &pairs->pairs[k]);
+            before = peft_matches(last, other);
+        }
+        if (!before) json_write_string(&w, last);
+    }
+    json_write_end(&w, ']');
+    json_write_end(&w, '}');
+    json_put(&w, "\n", 1);
+    bool ok = json_write_done(&w, error) && export_write_text(e, PEFT_CONFIG, &w, error);
+    json_writer_free(&w);
+    return ok;
+}
+
+// Writes adapter_model.safetensors.
+static inline bool peft_write_tensors(const Export* e, const ForeignTensor* list, Error* error) {
+    char path[FILE_PATH_MAX], module[96], name[160], hash[24];
+    const SourcePairs* pairs = &e->source->merged;
+    SafetensorsWriter w;
+    Dtype dtype = export_dtype(e->type);
+    snprintf(path, sizeof path, "%.4000s/" PEFT_TENSORS, e->directory);
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)e->source->base.hash);
+    bool ok = safetensors_create(&w, path, error) && safetensors_metadata(&w, "format", "pt", error) &&
+              safetensors_metadata(&w, PEFT_BASE, hash, error);
+    for (size_t i = 0; ok && i < 2 * pairs->count; i++) {
+        const SourcePair* pair = &pairs->pairs[i / 2];
+        size_t cols = peft_module(module, list, pair)->cols, a[2] = {pair->r, cols}, b[2] = {pair->rows, pair->r};
+        snprintf(name, sizeof name, PEFT_PREFIX "%s.lora_%c.weight", module, i % 2 ? 'B' : 'A');
+        ok = safetensors_declare(&w, name, dtype, i % 2 ? b : a, 2, error);
+    }
+    ok = ok && safetensors_begin(&w, error);
+    for (size_t i = 0; ok && i < 2 * pairs->count; i++) {
+        const SourcePair* pair = &pairs->pairs[i / 2];
+        size_t cols = peft_module(module, list, pair)->cols, n = pair->r * (i % 2 ? pair->rows : cols);
+        const float* values = i % 2 ? pair->b : pair->a;
+        for (size_t done = 0, count; ok && done < n; done += count) {
+            count = min_size(CHECKPOINT_CHUNK, n - done);
+            convert_from_float(e->source->chunk, values + done, dtype, count);
+            ok = safetensors_write(&w, e->source->chunk, count * dtype_bytes(dtype), error);
+        }
+    }
+    ok = ok && safetensors_end(&w, error);
+    safetensors_writer_free(&w);
+    return ok;
+}
+
+// Writes a directory that PeftModel.from_pretrained opens: the pairs that source_merge has found.
+static inline bool export_peft(const Export* e, Error* error) {
+    ForeignTensor* list = NULL;
+    size_t count = 0;
+    bool ok = convert_list(&list, &count, &e->source->config, &e->source->parameters, error) &&
+              peft_write_config(e, list, error) && peft_write_tensors(e, list, error);
+    free(list);
+    return ok;
 }
 
 #endif  // LLMTRAIN_EXPORT_H

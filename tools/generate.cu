@@ -12,7 +12,7 @@
 #include "prompts.h"
 
 typedef struct {
-    const char *out, *init_from, *matmul_algorithms;
+    const char *out, *init_from, *adapter, *matmul_algorithms;
     uint64_t threads;
     int kv;  // index in KV_NAMES
     uint64_t kv_tokens;
@@ -162,7 +162,7 @@ static bool generate(Options* o, Error* error) {
     Tokenizer tokenizer;
     size_t samples = max_size(o->sampler.samples, 1);
     const ModelOpening opening = {
-        .out = o->out, .init_from = o->init_from, .program = "generate",
+        .out = o->out, .init_from = o->init_from, .adapter = o->adapter, .program = "generate",
         .options = {.B = samples, .T = max_size(PROMPT_ROWS / samples, 1), .cached_sequences = samples,
                     .kv_q8 = o->kv == KV_Q8, .matmul_algorithms = o->matmul_algorithms},
         .plan = plan_cache, .context = o};
@@ -229,6 +229,7 @@ int main(int argc, char** argv) {
         FLAG_TEXT("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
         FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", 0,
                   "instead of --out: a checkpoint or run, a Hugging Face directory, or an llm.c file"),
+        FLAG_TEXT("adapter", &o.adapter, NULL, "DIR", 0, ADAPTER_HELP),
         FLAG_TEXT("prompt-ids", &s->prompt_ids, NULL, "IDS", 0,
                   "instead of --prompt: token ids, such as '1 2 3'; no begin-of-text token is added"),
         FLAG_SWITCH("print-ids", &s->print_ids, false, 0,

@@ -6,7 +6,7 @@
 //   options.cached_sequences = 1;
 //   if (model_open(&model, &tokenizer, "runs/x", NULL, &options, "generate", &error)) ...
 //
-// Where options depend on the model, model_open_planned asks for them when it is known.
+// Where options depend on the model, model_open_planned asks for them when it is known; it also merges adapters.
 //
 // A run is opened at its newest undamaged checkpoint: a damaged one is reported on standard error, and the previous one
 // is tried. An fp32 build loads the master weights of any run. source.h reads the models of other programs.
@@ -14,11 +14,14 @@
 #ifndef LLMTRAIN_OPEN_H
 #define LLMTRAIN_OPEN_H
 
-#include "../llmtrain/checkpoint/source.h"
+#include "../llmtrain/checkpoint/peft.h"
+
+#define ADAPTER_HELP "LoRA adapter of PEFT to merge into the model's weights; DIR,DIR: the sum of several"
 
 // Where a model is, and how to create it.
 typedef struct {
     const char *out, *init_from;  // the directory of a run; or, unless NULL, another model
+    const char* adapter;          // directories of adapters whose sum is merged into its weights; NULL: none
     const char* program;          // the name that reports begin with
     ModelOptions options;
     // Called when the model and its tokenizer are known, before memory is allocated for them, to check or change the
@@ -83,11 +86,13 @@ static inline bool open_newest(Model* model, Tokenizer* tokenizer, const ModelOp
     return fail_with(error, "%s holds no checkpoint; give the --out of a run that has saved one", opening->out);
 }
 
-// Opens another model: of Hugging Face, of llm.c, or a checkpoint.
+// Opens another model: of Hugging Face, of llm.c, or a checkpoint; or one to which adapters are added.
 static inline bool open_source(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
     ModelSource source;
-    if (!source_open(&source, opening->init_from, error)) return false;
-    bool ok = open_create(model, tokenizer, opening, &source.config, source.tokenizer, error);
+    FILE* notes = opening->options.ranks.rank == 0 ? stderr : NULL;
+    if (!source_open(&source, opening->init_from ? opening->init_from : opening->out, error)) return false;
+    bool ok = (!opening->adapter || source_add_adapters(&source, opening->adapter, notes, error)) &&
+              open_create(model, tokenizer, opening, &source.config, source.tokenizer, error);
     if (ok) source_say_quantized(&source, stderr);
     if (ok && !source_load(model, &source, "init-from", error)) {
         model_free(model);
@@ -102,15 +107,15 @@ static inline bool open_source(Model* model, Tokenizer* tokenizer, const ModelOp
 // directory). The caller frees it with model_free, and the tokenizer with tokenizer_close; an unknown tokenizer has a
 // vocabulary of 0.
 static inline bool model_open_planned(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
-    if (opening->init_from) return open_source(model, tokenizer, opening, error);
-    if (opening->out == NULL) return fail_with(error, "no model is named; give a run, or another model");
+    if (!opening->init_from && !opening->out) return fail_with(error, "no model is named; give a run, or another model");
+    if (opening->init_from || opening->adapter) return open_source(model, tokenizer, opening, error);
     return open_newest(model, tokenizer, opening, error);
 }
 
-// The same, with options that are known beforehand.
+// The same, with options that are known beforehand, and without adapters.
 static inline bool model_open(Model* model, Tokenizer* tokenizer, const char* out, const char* init_from,
                               const ModelOptions* options, const char* program, Error* error) {
-    ModelOpening opening = {out, init_from, program, *options, NULL, NULL};
+    ModelOpening opening = {out, init_from, NULL, program, *options, NULL, NULL};
     return model_open_planned(model, tokenizer, &opening, error);
 }
 

@@ -10,6 +10,12 @@
 #include "saver.h"
 #include "state.h"
 
+// The model whose weights a run with pairs of LoRA trains beside.
+typedef struct {
+    char path[FILE_PATH_MAX];  // "": not known
+    uint64_t hash;             // of its weights: source_hash
+} RunBase;
+
 typedef struct {
     Config config;
     OptimizerOptions optimizer;  // kind, rank (0 unless low-rank), master_weights: whether the saved weights are those
@@ -20,6 +26,7 @@ typedef struct {
     uint64_t kv_copies;     // RankOptions.kv_copies, which the bits of attention's gradients depend on
     uint64_t row_leaves;    // RankOptions.row_leaves, which the bits of gradients depend on
     RunState state;
+    RunBase base;           // of a run with LoRA
     SaveKind kind;
     const Flags* flags;     // those that change what the run computes are saved as text; NULL: none are
 } RunRecord;
@@ -53,6 +60,12 @@ static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVec
     json_member_u64(w, "kv_copies", max_size(r->kv_copies, 1));
     json_member_u64(w, "row_leaves", max_size(r->row_leaves, 1));
     json_member_string(w, "kind", SAVE_KIND_NAMES[r->kind]);
+    if (r->base.path[0]) {
+        json_member_begin(w, "base", '{');
+        json_member_string(w, "path", r->base.path);
+        json_member_hash(w, "hash", r->base.hash);
+        json_write_end(w, '}');
+    }
     record_write_object(w, "config", CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
     json_member_begin(w, "flags", '{');
     for (size_t i = 0; r->flags && i < r->flags->count; i++) {
@@ -78,6 +91,11 @@ static inline bool record_open(Json* manifest, RunRecord* r, const char* path, E
               fields_read(&r->config, CONFIG_FIELDS, CONFIG_FIELD_COUNT, manifest, json_get(manifest, 0, "config")) &&
               fields_read(&r->state, STATE_FIELDS, STATE_FIELD_COUNT, manifest, json_get(manifest, 0, "state"));
     r->data = fingerprint;
+    uint32_t base = json_get(manifest, 0, "base");
+    if (ok && json_string(manifest, json_get(manifest, base, "path"), r->base.path, sizeof r->base.path))
+        ok = json_string(manifest, json_get(manifest, base, "hash"), data, sizeof data) &&
+             sscanf(data, "%llx", &fingerprint) == 1;
+    r->base.hash = fingerprint;
     r->leaves = r->row_leaves = r->kv_copies = 1;  // of a checkpoint that lacks them
     json_u64(manifest, json_get(manifest, 0, "leaves"), &r->leaves);
     json_u64(manifest, json_get(manifest, 0, "row_leaves"), &r->row_leaves);

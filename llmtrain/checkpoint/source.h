@@ -6,6 +6,7 @@
 //   3. Hugging Face   config.json, and model.safetensors or model.safetensors.index.json with its shards
 //   4. llm.c          files of magic 20240326, version 3 (fp32) and 5 (bf16)
 //   5. opening        source_open finds out which of them a path is; source_open_tokenizer; source_load fills a model
+//   6. merging        pairs of LoRA become a part of the weights: source_merge
 //
 //   ModelSource source;
 //   if (source_open(&source, "models/x", &error)) ...                     source.config, source.parameters
@@ -27,6 +28,8 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Source
 
+#define PEFT_CONFIG "adapter_config.json"  // of a directory that holds an adapter: peft.h
+
 // A piece of one of our tensors, contiguous in a file.
 typedef struct {
     size_t tensor;               // of the table
@@ -41,12 +44,31 @@ typedef struct {
     const BnbWeight* quantized;  // a whole matrix of 4 bits, which has no position; NULL: it is not
 } SourcePiece;
 
+// What an adapter changes of one of our tensors: its rows [first, first + rows) += scale * b a; DoRA then gives each row
+// the length in `magnitude`. r 0: the rows become those of a.
+typedef struct {
+    size_t tensor, first, rows, r;
+    float scale;
+    float *a, *b;                // (r, cols), (rows, r); owned
+    float* magnitude;            // (rows); NULL: it is not DoRA; owned
+} SourcePair;
+
+typedef struct {
+    SourcePair* pairs;           // (capacity) owned
+    size_t count, capacity;
+} SourcePairs;
+
 typedef struct {
     char path[FILE_PATH_MAX];    // of the model: a checkpoint, a directory, a file
     char tokenizer[FILE_PATH_MAX];  // directory of the tokenizer, if there is one, and of MODEL_FILES
     Config config;               // complete
     TokenIds ids;                // of the config.json there
     Parameters parameters;       // its table
+    Weights weights;             // which row of it each weight is; owned
+    SourcePairs merged;          // what source_read adds to the weights
+    Dtype pairs_dtype;           // of the pairs that source_merge has taken from it
+    RunBase base;                // of a checkpoint with pairs: the model that it began with
+    bool trains_more;            // of such a checkpoint: not only its pairs were trained (--train)
     SafetensorsFile* files;      // (file_count), owned, without their headers; or a file of llm.c
     size_t file_count;
     SourcePiece* pieces;         // (piece_count), owned; in the order of the table once the source is open
@@ -59,9 +81,37 @@ typedef struct {
     size_t held;
 } ModelSource;
 
+static inline void source_pairs_free(SourcePairs* p) {
+    for (size_t i = 0; i < p->count; i++) {
+        free(p->pairs[i].a);
+        free(p->pairs[i].b);
+        free(p->pairs[i].magnitude);
+    }
+    free(p->pairs);
+    memset(p, 0, sizeof *p);
+}
+
+// Appends a pair with memory for a and, unless r is 0, b; NULL: there is none.
+static inline SourcePair* source_pairs_add(SourcePairs* p, SourcePair pair, size_t cols) {
+    if (p->count == p->capacity) {
+        size_t capacity = 2 * p->capacity + 64;
+        SourcePair* larger = (SourcePair*)realloc(p->pairs, capacity * sizeof(SourcePair));
+        if (larger == NULL) return NULL;
+        p->pairs = larger;
+        p->capacity = capacity;
+    }
+    SourcePair* added = &p->pairs[p->count++];
+    *added = pair;
+    added->a = (float*)memory_allocate((pair.r ? pair.r : pair.rows) * cols * sizeof(float));
+    added->b = (float*)memory_allocate(max_size(pair.rows * pair.r, 1) * sizeof(float));
+    return added->a && added->b ? added : NULL;
+}
+
 static inline void source_close(ModelSource* s) {
     for (size_t i = 0; i < s->file_count; i++) safetensors_close(&s->files[i]);
     parameters_free(&s->parameters);
+    source_pairs_free(&s->merged);
+    free(s->weights.blocks);
     free(s->files);
     free(s->pieces);
     free(s->quantized);
@@ -78,10 +128,8 @@ static inline bool source_allocate_files(ModelSource* s, size_t files, Error* er
 
 // Begins a source whose configuration is known, with room for pieces.
 static inline bool source_begin(ModelSource* s, size_t pieces, Error* error) {
-    Weights weights = {0};
     if (!convert_complete(&s->config, s->path, false, error)) return false;
-    bool ok = weights_create(&weights, &s->parameters, &s->config, NULL, 0, 1, error);
-    free(weights.blocks);
+    bool ok = weights_create(&s->weights, &s->parameters, &s->config, NULL, 0, 1, error);
     s->pieces = (SourcePiece*)memory_allocate(pieces * sizeof(SourcePiece));
     s->chunk = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));
     s->widened = (float*)memory_allocate(CHECKPOINT_CHUNK * sizeof(float));
@@ -146,6 +194,30 @@ static inline bool source_read_quantized(float* to, ModelSource* s, const Source
                      s->parameters.tensors[piece->tensor].name);
 }
 
+// Changes a tensor's rows by what an adapter says, in float. Each element is computed by one thread, in one order.
+static inline void source_apply(float* values, const SourcePair* p, size_t cols) {
+    enum { COLUMNS = 256 };
+    if (p->r == 0) memcpy(values + p->first * cols, p->a, p->rows * cols * sizeof(float));
+    #pragma omp parallel for
+    for (size_t row = 0; row < (p->r ? p->rows : 0); row++) {
+        float* w = values + (p->first + row) * cols;
+        double squares = 0;
+        for (size_t done = 0, n; done < cols; done += n) {
+            float sums[COLUMNS] = {0};
+            n = min_size(COLUMNS, cols - done);
+            for (size_t k = 0; k < p->r; k++)
+                for (size_t c = 0; c < n; c++)
+                    sums[c] = multiply_add(p->b[row * p->r + k], p->a[k * cols + done + c], sums[c]);
+            for (size_t c = 0; c < n; c++) {
+                w[done + c] = multiply_add(p->scale, sums[c], w[done + c]);
+                squares += (double)w[done + c] * (double)w[done + c];
+            }
+        }
+        for (size_t c = 0; p->magnitude && c < cols; c++)
+            w[c] = (float)((double)w[c] * (double)p->magnitude[row] / sqrt(squares));
+    }
+}
+
 // Reads a tensor as floats: *values (elements), until the next call for another one.
 static inline bool source_read(const float** values, ModelSource* s, size_t tensor, Error* error) {
     const Tensor* t = &s->parameters.tensors[tensor];
@@ -192,6 +264,8 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
             return fail_with(error, "%.600s: element %zu of %s is not finite; use another copy, or an earlier "
                              "checkpoint", f->path, source_run(t, piece, bad).whole, t->name);
     }
+    for (size_t i = 0; i < s->merged.count; i++)
+        if (s->merged.pairs[i].tensor == tensor) source_apply(s->values, &s->merged.pairs[i], max_size(t->cols, 1));
     s->held = tensor;
     return true;
 }
@@ -240,9 +314,13 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
 static inline bool source_open_checkpoint(ModelSource* s, Error* error) {
     Json manifest;
     RunRecord record;
+    char trained[FILE_PATH_MAX];
     if (!record_open(&manifest, &record, s->path, error)) return false;
     snprintf(s->tokenizer, sizeof s->tokenizer, "%.4000s/../tokenizer", s->path);
     s->config = record.config;
+    s->base = record.base;
+    s->trains_more = json_string(&manifest, json_get(&manifest, json_get(&manifest, 0, "flags"), "train"), trained,
+                                 sizeof trained) && trained[0];
     uint32_t files = json_get(&manifest, 0, "files");
     size_t pieces = 0;
     for (uint32_t e = json_first(&manifest, files); e != JSON_NONE; e = json_next(&manifest, e))
@@ -654,11 +732,11 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
     } else if (!known) {
         ok = false;
     } else {
-        bool adapter = source_has(&known, path, "adapter_config.json", error);
+        bool adapter = source_has(&known, path, PEFT_CONFIG, error);
         ok = source_open_newest(s, path, &found, error);
         if (ok && !found && adapter)
-            ok = fail_with(error, "%.600s holds a LoRA adapter, not a model; merge it with merge_and_unload(), and "
-                           "save_pretrained() the result", path);
+            ok = fail_with(error, "%.600s holds a LoRA adapter, not a model; give the model that it was trained on, and "
+                           "the adapter with --adapter", path);
         if (ok && !found)
             ok = fail_with(error, "%.600s holds no model: neither checkpoints nor config.json; give a run, a "
                            "checkpoint, a Hugging Face directory, or an llm.c file", path);
@@ -695,9 +773,38 @@ static inline bool source_set(Model* model, TensorId id, const float* values, Er
     return ok;
 }
 
+// Adds the values of a tensor to a hash, each rounded to bfloat16: so copies of a model in other dtypes have its hash.
+static inline void source_hash_add(Hash* hash, const float* values, size_t n) {
+    uint16_t rounded[4096];
+    for (size_t done = 0, count; done < n; done += count) {
+        count = min_size(sizeof rounded / sizeof rounded[0], n - done);
+        convert_from_float(rounded, values + done, DTYPE_BF16, count);
+        hash_add(hash, rounded, count * sizeof rounded[0]);
+    }
+}
+
+// The hash of a model's weights, without pairs, its own or others: *hash, by which an adapter knows its base.
+static inline bool source_hash(uint64_t* value, ModelSource* s, Error* error) {
+    const SourcePairs merged = s->merged, none = {0};
+    Hash hash = hash_begin(0);
+    bool ok = true;
+    s->merged = none;
+    s->held = SIZE_MAX;
+    for (size_t i = 0; ok && i < s->parameters.count; i++) {
+        const float* values;
+        if (s->parameters.tensors[i].adapter) continue;
+        ok = source_read(&values, s, i, error);
+        if (ok) source_hash_add(&hash, values, tensor_elements(&s->parameters.tensors[i]));
+    }
+    s->merged = merged;
+    s->held = SIZE_MAX;
+    *value = hash_end(&hash);
+    return ok;
+}
+
 // Fills in the weights of a model of the same configuration, except that its context may be shorter, and a llama's also
-// longer, and that it may have pairs of LoRA that the source does not have: these stay as they are. flag: the one that
-// named the source.
+// longer, and that it may have pairs of LoRA that the source does not have: these stay as they are. With pairs, s->base
+// is then what they were trained beside. flag: the one that named the source.
 static inline bool source_load(Model* model, ModelSource* s, const char* flag, Error* error) {
     const Config* here = &model->config;
     Config* there = &s->config;
@@ -707,13 +814,81 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
         there->context = model->config.context;
     if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error)) return false;
     bool ok = true;
+    Hash hash = hash_begin(0);
     for (uint32_t i = 0, theirs = 0; ok && i < model->parameters.count; i++) {
         const TensorId id = {i};
+        const Tensor* t = &model->parameters.tensors[i];
         const float* values;
-        if (added && model->parameters.tensors[i].adapter) continue;
+        if (added && t->adapter) continue;
         ok = source_read(&values, s, theirs++, error) && source_set(model, id, values, error);
+        if (ok && here->lora > 0 && !t->adapter) source_hash_add(&hash, values, part_whole_elements(&t->part));
     }
+    if (s->base.path[0] && !s->trains_more) return ok;
+    memcpy(s->base.path, s->path, sizeof s->path);
+    s->base.hash = hash_end(&hash);
     return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Merging
+
+// The layers of a block that may have pairs.
+enum { BLOCK_LINEARS = 4 };
+static inline void block_linears(const Linear* linears[BLOCK_LINEARS], const Block* b) {
+    const Linear* all[BLOCK_LINEARS] = {&b->qkv, &b->attention_out, &b->ffn_in, &b->ffn_out};
+    memcpy(linears, all, sizeof all);
+}
+
+// Reads the pairs of LoRA that the model has. renumber: the rows of its table in that of the same model without pairs.
+static inline bool source_read_pairs(ModelSource* s, const size_t* renumber, Error* error) {
+    for (size_t i = 0; i < s->config.layers * BLOCK_LINEARS; i++) {
+        const Linear* linears[BLOCK_LINEARS];
+        block_linears(linears, &s->weights.blocks[i / BLOCK_LINEARS]);
+        const Linear* linear = linears[i % BLOCK_LINEARS];
+        size_t cols = s->parameters.tensors[linear->weight.row].cols, r = s->config.lora;
+        for (size_t k = 0; k < linear->pair_count; k++) {
+            const LoraPair* from = &linear->pairs[k];
+            const float* values;
+            SourcePair pair = {.tensor = renumber[linear->weight.row], .first = from->first, .rows = from->rows, .r = r,
+                               .scale = config_lora_scale(&s->config)};
+            SourcePair* to = source_pairs_add(&s->merged, pair, cols);
+            if (to == NULL) return fail_memory(error, s->path, (cols + from->rows) * r * sizeof(float));
+            if (!source_read(&values, s, from->a.row, error)) return false;
+            memcpy(to->a, values, r * cols * sizeof(float));
+            if (!source_read(&values, s, from->b.row, error)) return false;
+            memcpy(to->b, values, from->rows * r * sizeof(float));
+        }
+    }
+    return true;
+}
+
+// Makes a model that has pairs of LoRA one that has none, and whose weights are merged with them as they are read.
+static inline bool source_merge(ModelSource* s, Error* error) {
+    Parameters with = s->parameters;
+    const Config none = {.lora = 0};
+    size_t kept = 0, *renumber;
+    s->pairs_dtype = s->dtype;
+    if (s->config.lora == 0) return true;
+    renumber = (size_t*)memory_allocate(with.count * sizeof(size_t));
+    if (renumber == NULL) return fail_memory(error, s->path, with.count * sizeof(size_t));
+    for (size_t i = 0, next = 0; i < with.count; i++) renumber[i] = with.tensors[i].adapter ? SIZE_MAX : next++;
+    bool ok = source_read_pairs(s, renumber, error);
+    for (size_t i = 0; ok && i < s->piece_count; i++) {
+        SourcePiece piece = s->pieces[i];
+        if (with.tensors[piece.tensor].adapter) s->pairs_dtype = piece.dtype;
+        piece.tensor = renumber[piece.tensor];
+        if (piece.tensor != SIZE_MAX) s->pieces[kept++] = piece;
+    }
+    free(renumber);
+    if (!ok) return false;
+    s->piece_count = kept;
+    s->held = SIZE_MAX;
+    memset(&s->parameters, 0, sizeof s->parameters);
+    parameters_free(&with);
+    free(s->weights.blocks);
+    memset(&s->weights, 0, sizeof s->weights);
+    config_copy_lora(&s->config, &none);
+    return weights_create(&s->weights, &s->parameters, &s->config, NULL, 0, 1, error) && source_finish(s, error);
 }
 
 #endif  // LLMTRAIN_SOURCE_H

@@ -12,7 +12,7 @@
 #ifndef LLMTRAIN_RUN_H
 #define LLMTRAIN_RUN_H
 
-#include "../checkpoint/record.h"
+#include "../checkpoint/peft.h"
 #include "log.h"
 #include "objectives.h"
 #include "heartbeat.h"
@@ -28,6 +28,7 @@
 
 typedef struct {
     const char *out, *init_from;          // the directory of the run; the model whose weights it begins with
+    const char* adapter;                  // directories of adapters, which are merged into it, or trained further
     bool resume;
     GuardOptions guard;
     double loss_scale;                    // of the first step (FP16)
@@ -71,6 +72,8 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
         FLAG_TEXT("init-from", &o->init_from, NULL, "DIR", FREE, "model from which a new run takes its weights and, "
                   "without --model or sizes, its configuration: a checkpoint or run (optimizer state, step and "
                   "schedule are not used), a Hugging Face directory, or an llm.c file"),
+        FLAG_TEXT("adapter", &o->adapter, NULL, "DIR", FREE, "with --init-from: directory of a LoRA adapter of PEFT, "
+                  "merged into its weights (DIR,DIR: the sum), or with --lora where its training continues"),
         FLAG_TEXT("ckpt-every", &o->ckpt_every, "0", "N|Nmin|auto", FREE,
                   "save every N steps, every N minutes, or at the interval optimal for --mtbf; 0: only at the end"),
         FLAG_SWITCH("ckpt-async", &o->ckpt_async, true, FREE,
@@ -404,6 +407,33 @@ static inline bool run_saved_record(RunRecord* saved, const RunOptions* o) {
     return false;
 }
 
+// Completes what --lora-alpha, --lora-scale and --lora-targets leave open from the adapter whose training continues, or
+// from the run's own checkpoint.
+static inline bool run_choose_lora(Run* run, Flags* flags, Error* error) {
+    static const char* const names[3] = {"lora-alpha", "lora-scale", "lora-targets"};
+    const RunOptions* o = run->options;
+    Config* c = &run->record.config;
+    RunRecord saved;
+    Adapter adapter;
+    bool given[3];
+    if (o->adapter && !o->init_from)
+        return fail_with(error, "--adapter changes the weights of --init-from; give the model that it was trained on") ||
+               fail_as(error, ERROR_USAGE);
+    if (!o->adapter || c->lora == 0) return true;
+    for (int i = 0; i < 3; i++) given[i] = flag_was_given(flags, names[i]);
+    if (run_saved_record(&saved, o)) {
+        if (!given[0]) c->lora_alpha = saved.config.lora_alpha;
+        if (!given[1]) c->lora_scale = saved.config.lora_scale;
+        if (!given[2]) c->lora_targets = saved.config.lora_targets;
+        return true;
+    }
+    const ModelSource* from = run_source(run, error);
+    if (from == NULL || !adapter_open(&adapter, o->adapter, from, error)) return false;
+    bool ok = adapter_configure(c, &adapter, from, given, error);
+    adapter_close(&adapter);
+    return ok;
+}
+
 // Opens the shards of --data and --val, if given, and the tokenizer that made them. The model of --init-from must have
 // the same; a run that has a checkpoint to resume from compared it when it began, and needs that model no longer.
 static inline bool run_open_data(Run* run, const char* data, const char* val, Error* error) {
@@ -452,7 +482,8 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
     Config* c = &run->record.config;
     RunRecord saved;
     if (run->options->init_from == NULL || preset || (asked->layers && asked->heads && asked->channels))
-        return config_choose(c, preset, asked, flags, error) || fail_as(error, ERROR_USAGE);
+        return (config_choose(c, preset, asked, flags, error) || fail_as(error, ERROR_USAGE)) &&
+               run_choose_lora(run, flags, error);
     bool resumes = run_saved_record(&saved, run->options);
     const ModelSource* from = resumes ? NULL : run_source(run, error);
     if (!resumes && from == NULL) return false;
@@ -462,7 +493,7 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
         if (field->help == NULL || !flag_was_given(flags, field->flag)) continue;
         memcpy((char*)c + field->offset, (const char*)asked + field->offset, field_bytes(field->kind));
     }
-    return true;
+    return run_choose_lora(run, flags, error);
 }
 
 // Completes the layout over `world` ranks. Without --leaves, --row-leaves and --kv-copies these are as in the
@@ -484,10 +515,25 @@ static inline bool run_choose_layout(Run* run, Layout* layout, uint64_t world, s
     return layout_check(layout, world, &run->record.config, T, samples, error);
 }
 
-// Loads the weights of --init-from: of a checkpoint, or of a model of another program.
+// Loads the pairs of --adapter.
+static inline bool run_init_adapter(Run* run, ModelSource* from, Error* error) {
+    Adapter adapter;
+    if (!adapter_open(&adapter, run->options->adapter, from, error)) return false;
+    bool ok = adapter_check_base(&adapter, from, error) && adapter_set(&run->model, &adapter, from, error);
+    if (ok) adapter_describe(stdout, &adapter);
+    adapter_close(&adapter);
+    return ok;
+}
+
+// Loads the weights of --init-from: of a checkpoint, or of a model of another program; with --adapter.
 static inline bool run_init_from(Run* run, Error* error) {
     ModelSource* from = run_source(run, error);
-    bool ok = from && source_load(&run->model, from, "init-from", error);
+    const char* adapter = run->options->adapter;
+    bool pairs = run->record.config.lora > 0;
+    bool ok = from && (!adapter || pairs || source_add_adapters(from, adapter, stdout, error)) &&
+              source_load(&run->model, from, "init-from", error) &&
+              (!adapter || !pairs || run_init_adapter(run, from, error));
+    if (ok && pairs) run->record.base = from->base;
     if (ok) say(stdout, "starting from the weights of %s", from->path);
     if (ok) source_say_quantized(from, stdout);
     source_close(&run->source);

@@ -215,6 +215,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
             resume_compare_parts("kv-copies", saved.kv_copies, run->record.kv_copies);
             char precision[16];
             run->record.state = saved.state;
+            run->record.base = saved.base;
             if (!resume_same_precision(precision, &manifest))  // a loss scale belongs to FP16
                 run->record.state.loss_scale = FLOATX_DTYPE == DTYPE_F16 ? run->options->loss_scale : 1;
             run->saved = tier ? 0 : step;

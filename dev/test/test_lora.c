@@ -1,0 +1,620 @@
+// test_lora.c: LoRA: the gradients of its pairs, training with it, and adapters in the format of PEFT.
+//
+//   build/test_lora --train build/train-FP32 --export build/export --generate build/generate-FP32
+//
+//   1. gradients   against PEFT in float64 (dev/peers/lora.py), and against differences of the loss, with dropout too
+//   2. training    what the pairs leave alone; recomputing; two models; the same bits on any layout; kill and resume
+//   3. adapters    in and out of the format of PEFT, merged, added up; refusals
+
+#define main train_main
+#include "train.cu"
+#undef main
+#include "tools/export.h"
+#include "tools/open.h"
+
+#include "pieces.h"
+#include "small_model.h"
+
+static char fixtures[PATH_MAX], train_program[PATH_MAX], export_program[PATH_MAX], generate_program[PATH_MAX];
+
+// Runs a program of the build, its output in the file "output"; returns its exit code.
+static int run_program(const char* program, const char* line) {
+    int status = system(text_of("OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive %s %s > output 2>&1", program, line));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+static bool output_has(const char* words) {
+    char* text = text_read("output", NULL);
+    bool found = strstr(text, words) != NULL;
+    free(text);
+    return found;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 1. Gradients
+
+enum { B = 2, T = 12, N = B * T };
+
+static const struct { const char *name, *base; } CASES[] = {
+    {"llama_all", "llama"}, {"llama_qv_rs", "llama"}, {"llama_tied_qv", "llama_tied"}, {"qwen2_all_rs", "qwen2"},
+    {"gpt2_all", "gpt2"}, {"gpt2_qv_rs", "gpt2"}};
+
+static void* tensor_of(const char* name, size_t* bytes) {
+    SafetensorsFile f;
+    Error error;
+    void* data = NULL;
+    need(safetensors_open(&f, "expected.safetensors", &error), "%s", error.text);
+    for (size_t i = 0; i < f.header.count; i++) {
+        const SafetensorsTensor* t = &f.header.tensors[i];
+        if (strcmp(t->name, name) != 0) continue;
+        data = memory_allocate(t->bytes);
+        need(safetensors_read_range(&f, t, 0, t->bytes, data, &error), "%s", error.text);
+        if (bytes) *bytes = t->bytes;
+    }
+    safetensors_close(&f);
+    need(data != NULL, "the fixture has no %s", name);
+    return data;
+}
+
+// The largest difference over the largest value.
+static double apart(const float* found, const char* name, size_t n, double scale, bool relative) {
+    size_t bytes;
+    float* expected = (float*)tensor_of(name, &bytes);
+    double worst = 0, most = 0;
+    need(bytes == n * sizeof(float), "%s", name);
+    for (size_t i = 0; i < n; i++) {
+        double difference = fabs((double)found[i] * scale - (double)expected[i]);
+        worst = difference > worst || isnan(difference) ? difference : worst;
+        most = fmax(most, fabs((double)expected[i]));
+    }
+    free(expected);
+    return relative ? worst / most : worst;
+}
+
+// Calls what for each pair of a model: with the tensor of a or b, and its name at PEFT.
+static void each_pair(const Model* model, const Adapter* a, ModelSource* s,
+                      void (*what)(const Model*, const Tensor*, const char* name, void* context), void* context) {
+    ForeignTensor* list;
+    size_t count;
+    Error error;
+    need(convert_list(&list, &count, &s->config, &s->parameters, &error), "%s", error.text);
+    for (size_t i = 0; i < model->config.layers * BLOCK_LINEARS; i++) {
+        const Linear* linears[BLOCK_LINEARS];
+        char module[96];
+        block_linears(linears, &model->weights.blocks[i / BLOCK_LINEARS]);
+        for (size_t k = 0; k < 2 * linears[i % BLOCK_LINEARS]->pair_count; k++) {
+            const LoraPair* p = &linears[i % BLOCK_LINEARS]->pairs[k / 2];
+            const char* weight = model_tensor(model, linears[i % BLOCK_LINEARS]->weight)->name;
+            peft_module(module, list, adapter_find(a, s, weight, p->first));
+            what(model, model_tensor(model, k % 2 ? p->b : p->a), text_of("%s.lora_%c", module, k % 2 ? 'B' : 'A'), context);
+        }
+    }
+    free(list);
+}
+
+static void compare_gradient(const Model* model, const Tensor* t, const char* name, void* worst) {
+    size_t n = tensor_elements(t);
+    float* found = (float*)memory_allocate(n * sizeof(float));
+    device_download(found, flat_gradient(&model->flat, t), n * sizeof(float), model->stream);
+    *(double*)worst = fmax(*(double*)worst, apart(found, text_of("grad.%s", name), n, flat_scale(&model->flat), true));
+    free(found);
+}
+
+static void compare_weight(const Model* model, const Tensor* t, const char* name, void* worst) {
+    size_t n = tensor_elements(t);
+    float* found = (float*)memory_allocate(n * sizeof(float));
+    floats_download(found, flat_param(&model->flat, t), n, model);
+    *(double*)worst = fmax(*(double*)worst, apart(found, text_of("after.%s", name), n, 1, false));
+    free(found);
+}
+
+static void test_fixtures(void) {
+    for (size_t c = 0; c < COUNT_OF(CASES); c++) {
+        const char* path = text_of("%s/%s", fixtures, CASES[c].name);
+        const bool given[3] = {false, false, false};
+        ModelSource s;
+        Adapter a;
+        Model model;
+        Error error;
+        int32_t tokens[N], targets[N];
+        double gradients = 0, weights = 0, merged = 0, first = 0;
+        ModelOptions options = small_options(B, T);
+        need(unlink("expected.safetensors") == 0 || errno == ENOENT, "unlink");
+        need(symlink(text_of("%s/expected.safetensors", path), "expected.safetensors") == 0, "symlink");
+        need(source_open(&s, text_of("%s/%s", fixtures, CASES[c].base), &error) && adapter_open(&a, path, &s, &error),
+             "%s", error.text);
+        Config config = s.config;
+        config.lora = a.r;
+        need(adapter_configure(&config, &a, &s, given, &error), "%s", error.text);
+        options.optimizer.beta2 = 0.95;
+        options.optimizer.weight_decay = 0.1;
+        need(model_create(&model, &config, options, &error) && source_load(&model, &s, "init-from", &error) &&
+             adapter_set(&model, &a, &s, &error), "%s", error.text);
+        int32_t* batch = (int32_t*)tensor_of("tokens", NULL);
+        double* loss = (double*)tensor_of("loss", NULL);
+        for (size_t i = 0; i < N; i++) tokens[i] = batch[i / T * (T + 1) + i % T], targets[i] = batch[i / T * (T + 1) + i % T + 1];
+        for (uint64_t step = 0; step < 5; step++) {
+            double found = batch_gradients(&model, NULL, tokens, targets, B, T);
+            if (step == 0) first = fabs(found / *loss - 1);
+            if (step == 0) each_pair(&model, &a, &s, compare_gradient, &gradients);
+            model_update(&model, step + 1, 1e-3, 1);
+        }
+        each_pair(&model, &a, &s, compare_weight, &weights);
+        check_bound(first, 1e-6, "%s: loss of PEFT", CASES[c].name);
+        check_bound(gradients, 2e-6, "%s: gradients of PEFT", CASES[c].name);
+        check_bound(weights, 1e-5, "%s: weights after 5 steps of AdamW", CASES[c].name);
+        model_free(&model);
+        const char* last = s.config.family == FAMILY_GPT2 ? "transformer.h.1.attn.c_attn.weight"
+                                                           : "model.layers.1.self_attn.v_proj.weight";
+        ForeignTensor* list;
+        size_t count, i = 0;
+        const float* values;
+        need(source_add_adapters(&s, path, NULL, &error) &&
+             convert_list(&list, &count, &s.config, &s.parameters, &error), "%s", error.text);
+        while (strcmp(list[i].name, last) != 0) i++;
+        need(source_read(&values, &s, list[i].tensor, &error), "%s", error.text);
+        size_t n = list[i].rows * list[i].cols;
+        float* theirs = (float*)memory_allocate(n * sizeof(float));
+        for (size_t e = 0; e < n; e++)
+            theirs[e] = values[list[i].first * list[i].cols +
+                               (list[i].transposed ? e % list[i].rows * list[i].cols + e / list[i].rows : e)];
+        merged = apart(theirs, text_of("merged.%s", last), n, 1, false);
+        check_bound(merged, 1e-6, "%s: weights of merge_and_unload", CASES[c].name);
+        free(theirs);
+        free(list);
+        free(batch);
+        free(loss);
+        adapter_close(&a);
+        source_close(&s);
+    }
+}
+
+// A model with pairs of which no element is zero.
+static void lora_model(Model* model, Family family, int targets, float dropout, ModelOptions options) {
+    Config c = small_config(family);
+    Error error;
+    c.lora = 3;
+    c.lora_alpha = 7;
+    c.lora_targets = targets;
+    options.lora_drops = dropout > 0;
+    small_create(model, &c, options, 5);
+    model->dropout.adapters = dropout;
+    model->dropout.seed = 3;
+    for (uint32_t i = 0; i < model->parameters.count; i++) {
+        const TensorId id = {i};
+        const Tensor* t = model_tensor(model, id);
+        size_t n = tensor_elements(t);
+        float* values = (float*)memory_allocate(n * sizeof(float));
+        for (size_t e = 0; e < n; e++) values[e] = (float)((double)random_bits(7, RANDOM_TEST, i, e) * 0x1p-32 - 0.5);
+        if (t->adapter == 'b') need(flat_set_params(&model->flat, id, 0, values, n, &error), "%s", error.text);
+        free(values);
+    }
+}
+
+// Differences of the loss along random directions in all a, and in all b, against the gradients.
+static void test_differences(void) {
+    static const struct { Family family; int targets; float dropout; } cases[] = {
+        {FAMILY_GPT2, LORA_QKV, 0}, {FAMILY_GPT2, LORA_ATTENTION_OUT, 0}, {FAMILY_GPT2, LORA_FFN_IN, 0},
+        {FAMILY_GPT2, LORA_FFN_OUT, 0}, {FAMILY_GPT2, 0, 0.3f}, {FAMILY_LLAMA, LORA_Q, 0}, {FAMILY_LLAMA, LORA_K, 0},
+        {FAMILY_LLAMA, LORA_V, 0}, {FAMILY_LLAMA, LORA_QKV, 0}, {FAMILY_LLAMA, LORA_ATTENTION_OUT, 0},
+        {FAMILY_LLAMA, LORA_GATE, 0}, {FAMILY_LLAMA, LORA_UP, 0}, {FAMILY_LLAMA, LORA_FFN_IN, 0},
+        {FAMILY_LLAMA, LORA_FFN_OUT, 0}, {FAMILY_LLAMA, 0, 0}, {FAMILY_LLAMA, 0, 0.3f}};
+    int32_t tokens[N], targets[N];
+    random_tokens(tokens, N, 61, 1);
+    random_tokens(targets, N, 61, 2);
+    for (size_t c = 0; c < COUNT_OF(cases); c++) {
+        Model model;
+        Error error;
+        double worst = 0;
+        lora_model(&model, cases[c].family, cases[c].targets, cases[c].dropout, small_options(B, T));
+        size_t P = model.parameters.flat_size;
+        float *grads = (float*)memory_allocate(P * sizeof(float)), *start = (float*)memory_allocate(P * sizeof(float));
+        float *direction = (float*)memory_allocate(P * sizeof(float)), *moved = (float*)memory_allocate(P * sizeof(float));
+        batch_gradients(&model, NULL, tokens, targets, B, T);
+        for (uint32_t i = 0; i < model.parameters.count; i++) {
+            const Tensor* t = &model.parameters.tensors[i];
+            if (!t->adapter) continue;
+            device_download(grads + t->offset, flat_gradient(&model.flat, t), t->size * sizeof(float), model.stream);
+            floats_download(start + t->offset, flat_param(&model.flat, t), t->size, &model);
+        }
+        for (int round = 0; round < 6; round++) {
+            double length = 0, along = 0, size = 0, losses[2];
+            for (uint32_t i = 0; i < model.parameters.count; i++) {
+                const Tensor* t = &model.parameters.tensors[i];
+                for (size_t e = t->offset; t->adapter == "ab"[round % 2] && e < t->offset + t->size; e++) {
+                    direction[e] = (float)((double)random_bits(8, RANDOM_TEST, (uint64_t)round, e) * 0x1p-32 - 0.5);
+                    length += (double)direction[e] * (double)direction[e];
+                    along += (double)direction[e] * (double)grads[e] * flat_scale(&model.flat);
+                    size += pow((double)grads[e] * flat_scale(&model.flat), 2);
+                }
+            }
+            for (int side = 0; side < 2; side++) {
+                for (uint32_t i = 0; i < model.parameters.count; i++) {
+                    const Tensor* t = &model.parameters.tensors[i];
+                    const TensorId id = {i};
+                    if (t->adapter != "ab"[round % 2]) continue;
+                    for (size_t e = t->offset; e < t->offset + t->size; e++)
+                        moved[e] = start[e] + (side ? -0.1f : 0.1f) * direction[e] / (float)sqrt(length);
+                    need(flat_set_params(&model.flat, id, 0, moved + t->offset, t->size, &error), "%s", error.text);
+                }
+                losses[side] = batch_gradients(&model, NULL, tokens, targets, B, T);
+            }
+            for (uint32_t i = 0; i < model.parameters.count; i++) {
+                const TensorId id = {i};
+                const Tensor* t = &model.parameters.tensors[i];
+                if (t->adapter) need(flat_set_params(&model.flat, id, 0, start + t->offset, t->size, &error), "set");
+            }
+            double difference = fabs((losses[0] - losses[1]) / 0.2 - along / sqrt(length)) / sqrt(size);
+            worst = difference > worst || isnan(difference) ? difference : worst;
+        }
+        check_bound(worst, 2e-3, "%s, targets %d, dropout %g: differences of the loss", family_name(cases[c].family),
+                    cases[c].targets, (double)cases[c].dropout);
+        free(grads);
+        free(start);
+        free(direction);
+        free(moved);
+        model_free(&model);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Training
+
+// New pairs change nothing: b is 0. And scale 0 switches any off.
+static void test_beginning(void) {
+    int32_t tokens[N], targets[N];
+    random_tokens(tokens, N, 61, 1);
+    random_tokens(targets, N, 61, 2);
+    for (int f = 0; f < 2; f++) {
+        Family family = f ? FAMILY_LLAMA : FAMILY_GPT2;
+        Model base, model;
+        Config c = small_config(family);
+        small_create(&base, &c, small_options(B, T), 5);
+        c.lora = 4;
+        small_create(&model, &c, small_options(B, T), 5);
+        double expected = batch_gradients(&base, NULL, tokens, targets, B, T);
+        check(batch_gradients(&model, NULL, tokens, targets, B, T) == expected, "%s: new pairs: the base's loss to the bit",
+              family_name(family));
+        model_free(&model);
+        lora_model(&model, family, 0, 0, small_options(B, T));
+        expect(batch_gradients(&model, NULL, tokens, targets, B, T) != expected, "pairs have no effect");
+        model.layers.adapters.scale = 0;
+        expect(batch_gradients(&model, NULL, tokens, targets, B, T) == expected, "scale 0 leaves an effect");
+        verdict("%s: pairs have an effect, and with a scale of 0 none", family_name(family));
+        model_free(&model);
+        model_free(&base);
+    }
+}
+
+static void step_of(Model* model, uint64_t step) {
+    int32_t tokens[N], targets[N];
+    random_tokens(tokens, N, 61, 2 * step);
+    random_tokens(targets, N, 61, 2 * step + 1);
+    batch_gradients(model, NULL, tokens, targets, B, T);
+    model_update(model, step, 0.01, 1);
+}
+
+// Every b changes in a step, whatever is computed again; nothing else than the pairs does; another model beside it
+// changes no bit.
+static void test_steps(void) {
+    for (int f = 0; f < 2; f++) {
+        uint64_t first = 0;
+        for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK + 1; level++) {
+            bool two = level > RECOMPUTE_BLOCK;
+            Model model, other, before;
+            Config c = small_config(f ? FAMILY_LLAMA : FAMILY_GPT2);
+            ModelOptions options = small_options(B, T);
+            options.recompute = two ? RECOMPUTE_NONE : (RecomputeLevel)level;
+            options.lora_drops = true;
+            c.lora = 4;
+            small_create(&model, &c, options, 5);
+            small_create(&before, &c, options, 5);
+            model.dropout.adapters = 0.2f;
+            if (two) lora_model(&other, f ? FAMILY_GPT2 : FAMILY_LLAMA, 0, 0.1f, small_options(B, T));
+            step_of(&model, 1);
+            for (uint32_t i = 0; i < model.parameters.count; i++) {
+                const Tensor* t = &model.parameters.tensors[i];
+                size_t bytes = t->size * sizeof(floatX);
+                bool same = memcmp(flat_param(&model.flat, t), flat_param(&before.flat, t), bytes) == 0;
+                // The first gradient of a is 0, as b is: but AdamW lets it decay.
+                if (t->adapter != 'a') expect(same == !t->adapter, "%s %s", t->name, same ? "did not change" : "changed");
+            }
+            for (uint64_t step = 2; step < 5; step++) {
+                if (two) step_of(&other, step);
+                step_of(&model, step);
+            }
+            uint64_t hash = model_hash(&model);
+            if (level == RECOMPUTE_NONE) first = hash;
+            expect(hash == first, "level %d: other bits", level);
+            if (two) model_free(&other);
+            model_free(&before);
+            model_free(&model);
+        }
+        verdict("%s: each b changes in one step, no weight does; the same bits at each level of --recompute, and beside "
+                "another model", f ? "llama" : "gpt2");
+    }
+}
+
+#define LLAMA "--family llama --layers 4 --heads 4 --kv-heads 2 --channels 32 --ffn 48"
+#define SMALL "--data train.bin --seq 16 --steps 4 --warmup 0 --lr 0.02 --threads 1 --check-every 0"
+#define LORA "--lora 4 --lora-dropout 0.2"
+
+static uint64_t hash_of(const char* run, size_t step) {
+    Error error;
+    return weights_hash(text_of("%s/step_%08zu", run, step), &error);
+}
+
+static void test_layouts(void) {
+    static const struct { const char *alone, *layout; } cases[] = {
+        {"", "--ranks 2 --batch 4 --zero 0"}, {"", "--ranks 4 --batch 2 --zero 1"}, {"", "--ranks 2 --batch 4 --zero 2"},
+        {"", "--ranks 4 --batch 2 --zero 3"}, {"", "--ranks 2 --batch 2 --zero 1 --recompute block"},
+        {"", "--ranks 2 --batch 4 --pp 2 --pipeline 1f1b"}, {"", "--ranks 2 --batch 2 --pp 2 --pipeline gpipe"},
+        {"", "--ranks 2 --batch 2 --pp 2 --pipeline interleaved"}, {"", "--ranks 4 --batch 1 --pp 2 --zero 1"},
+        {"--row-leaves 1", "--ranks 2 --batch 2 --pp 2 --pipeline zb-h1 --row-leaves 1"},
+        {"--row-leaves 1", "--ranks 2 --batch 2 --pp 2 --pipeline zb-h2 --row-leaves 1"},
+        {"--row-leaves 2", "--ranks 2 --batch 4 --cp 2"}, {"--row-leaves 2", "--ranks 4 --batch 2 --cp 2 --pp 2"}};
+    const char* families[] = {"--layers 4 --heads 4 --channels 32", LLAMA};
+    for (int f = 0; f < 2; f++) {
+        const char* usual = "";
+        uint64_t expected = 0;
+        for (size_t i = f; i < COUNT_OF(cases); i += f == 0 ? 3 : 1) {  // all for llama, some for gpt2
+            if (expected == 0 || strcmp(usual, cases[i].alone) != 0) {
+                remove_tree("alone");
+                expect(run_program(train_program, text_of(SMALL " %s " LORA " --reduce exact --batch 8 --total-batch 128 "
+                                                          "--out alone %s", families[f], cases[i].alone)) == 0, "alone");
+                usual = cases[i].alone;
+                expected = hash_of("alone", 4);
+            }
+            remove_tree("many");
+            int code = run_program(train_program, text_of(SMALL " %s " LORA " --reduce exact --total-batch 128 --out many "
+                                                          "%s", families[f], cases[i].layout));
+            if (!expect(code == 0, "%s ends with %d", cases[i].layout, code)) print_indented(text_read("output", NULL));
+            expect(expected && hash_of("many", 4) == expected, "%s: other bits", cases[i].layout);
+        }
+        verdict("%s: ranks, ZeRO, pipelines and --cp give the bits of one rank, with --lora-dropout",
+                f ? "llama" : "gpt2");
+    }
+}
+
+static void test_resume(void) {
+    const char* flags = text_of(SMALL " " LLAMA " " LORA " --train '*norm*' --batch 2 --ckpt-every 2 --ckpt-async off");
+    char line[600];
+    snprintf(line, sizeof line, "%s", flags);
+    remove_tree("a");
+    remove_tree("b");
+    expect(run_program(train_program, text_of("%s --out a", line)) == 0, "unbroken");
+    setenv("LLMTRAIN_TEST_FAULT", "rank 0 step 3 at load do kill", 1);
+    expect(run_program(train_program, text_of("%s --out b", line)) != 0, "it is not killed");
+    unsetenv("LLMTRAIN_TEST_FAULT");
+    expect(hash_of("b", 4) == 0, "it ended");
+    expect(run_program(train_program, text_of("%s --out b --resume", line)) == 0, "resumed");
+    expect(hash_of("a", 4) != 0 && hash_of("a", 4) == hash_of("b", 4), "other bits");
+    verdict("--train norms with --lora: killed and resumed, the bits of the unbroken run");
+    static const char* const others[] = {"--lora 3", "--lora-alpha 5", "--lora-scale rs", "--lora-targets q"};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        remove_tree("c");
+        copy_tree("a", "c");
+        expect(run_program(train_program, text_of("%s %s --out c --resume", line, others[i])) != 0 &&
+               output_has("give the same flags"), "%s is accepted", others[i]);
+    }
+    verdict("a resume with another rank, alpha, scale or other targets is refused");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Adapters
+
+// A run of a base, exported as "base"; a run with pairs beside it in "run", exported as the adapter "adapter".
+static void make_runs(void) {
+    remove_tree("a");
+    bool ok = run_program(train_program, text_of(SMALL " " LLAMA " --batch 2 --out start")) == 0 &&
+              run_program(export_program, "--out start --to hf --dir base") == 0 &&
+              run_program(train_program, SMALL " --batch 2 --init-from base --lora 4 --lora-alpha 6 --lora-scale rs "
+                          "--out run") == 0 &&
+              run_program(export_program, "--out run --to peft --dir adapter") == 0;
+    if (!ok) print_indented(text_read("output", NULL));
+    need(ok, "runs");
+}
+
+static bool same_files(const char* a, const char* b) {
+    size_t bytes[2];
+    if (!file_exists(a) || !file_exists(b)) return false;
+    char *first = text_read(a, &bytes[0]), *second = text_read(b, &bytes[1]);
+    bool same = bytes[0] == bytes[1] && memcmp(first, second, bytes[0]) == 0;
+    free(first);
+    free(second);
+    return same;
+}
+
+// The loss of a model with adapters.
+static double loss_of(const char* out, const char* from, const char* adapter) {
+    Model model;
+    Tokenizer tokenizer;
+    Error error;
+    int32_t tokens[N], targets[N];
+    ExactSum sum;
+    const ModelOpening opening = {.out = out, .init_from = from, .adapter = adapter, .program = "test",
+                                  .options = {.B = B, .T = T}};
+    random_tokens(tokens, N, 61, 1);
+    random_tokens(targets, N, 61, 2);
+    need(model_open_planned(&model, &tokenizer, &opening, &error), "%s", error.text);
+    model_upload(&model, tokens, NULL, B, T, false);
+    model_forward(&model);
+    fill_zero(&model.flat.sums->losses, sizeof sum, model.stream);
+    model_losses(&model, tokens, targets, B, T);
+    device_download(&sum, &model.flat.sums->losses, sizeof sum, model.stream);
+    tokenizer_close(&tokenizer);
+    model_free(&model);
+    return exact_value(sum) / N;
+}
+
+static void test_in_and_out(void) {
+    const char* weights = "model.safetensors";
+    expect(run_program(export_program, "--out run --to hf --dir merged") == 0 && output_has("merged 28 pairs"), "merged");
+    expect(run_program(export_program, "--init-from base --adapter adapter --to hf --dir again") == 0, "again");
+    expect(run_program(export_program, "--out run --base base --to hf --dir onto") == 0, "onto the base");
+    expect(same_files(text_of("merged/%s", weights), text_of("again/%s", weights)), "the adapter merges to other bits");
+    expect(same_files(text_of("merged/%s", weights), text_of("onto/%s", weights)), "--base merges to other bits");
+    verdict("a run merged, its adapter merged into the base, and --base: the same file");
+    double base = loss_of(NULL, "base", NULL), unmerged = loss_of("run", NULL, NULL), merged = loss_of(NULL, "merged", NULL);
+    check(fabs(base - unmerged) > 1e-4, "the pairs change the loss, from %g to %g", base, unmerged);
+    check_bound(fabs(merged / unmerged - 1), 2e-6, "merged and unmerged: the loss");
+    check(loss_of(NULL, "base", "adapter") == merged, "--adapter gives the loss of the merged weights to the bit");
+    // Twice: the change of each weight is doubled.
+    ModelSource s[3];
+    const char* lists[3] = {NULL, "adapter", "adapter,adapter"};
+    const float* values[3];
+    double worst = 0, most = 0;
+    Error error;
+    for (int i = 0; i < 3; i++)
+        need(source_open(&s[i], "base", &error) && (i == 0 || source_add_adapters(&s[i], lists[i], NULL, &error)), "%s",
+             error.text);
+    for (size_t i = 0; i < s[0].parameters.count; i++) {
+        for (int k = 0; k < 3; k++) need(source_read(&values[k], &s[k], i, &error), "%s", error.text);
+        for (size_t e = 0; e < tensor_elements(&s[0].parameters.tensors[i]); e++) {
+            most = fmax(most, fabs(values[1][e] - values[0][e]));
+            worst = fmax(worst, fabs((values[2][e] - values[0][e]) - 2 * (values[1][e] - values[0][e])));
+        }
+    }
+    for (int i = 0; i < 3; i++) source_close(&s[i]);
+    check(most > 1e-3, "the adapter changes weights by up to %g", most);
+    check_bound(worst, 2e-7, "--adapter A,A adds it twice");
+    // Training from it.
+    expect(run_program(train_program, SMALL " --batch 2 --init-from base --adapter adapter --lora 4 --steps 0 --out on") == 0,
+           "continued");
+    expect(run_program(export_program, "--out on --to peft --dir adapter.on") == 0 &&
+           same_files("adapter/adapter_model.safetensors", "adapter.on/adapter_model.safetensors") &&
+           same_files("adapter/adapter_config.json", "adapter.on/adapter_config.json"), "the pairs of --adapter");
+    verdict("--lora --adapter begins with the adapter's pairs, alpha, scale and targets");
+    expect(run_program(train_program, SMALL " --batch 2 --init-from base --adapter adapter --steps 0 --out whole") == 0,
+           "merged");
+    expect(run_program(export_program, "--out whole --to hf --dir whole.hf") == 0 &&
+           same_files(text_of("merged/%s", weights), text_of("whole.hf/%s", weights)), "other weights");
+    verdict("without --lora its weights are merged before training");
+    expect(run_program(train_program, SMALL " --batch 2 --init-from base --adapter adapter --lora 3 --out no") != 0 &&
+           output_has("--lora 4 --lora-alpha 6 --lora-scale rs"), "another rank");
+    expect(run_program(train_program, SMALL " --batch 2 --init-from base --adapter adapter --lora 4 --lora-targets q "
+                       "--out no") != 0 && output_has("28 pairs"), "other targets");
+    expect(run_program(train_program, SMALL " " LLAMA " --batch 2 --adapter adapter --out no") == 2, "no --init-from");
+    expect(!file_exists("no"), "a refused start left its directory");
+    verdict("other flags than the adapter's are refused");
+}
+
+// Exports with an adapter that has a fault, and expects a sentence with these words, and nothing written.
+static void expect_no_export(const char* what, const char* line, const char* words) {
+    expect(run_program(export_program, text_of("%s --dir none", line)) == 1, "%s: it is accepted", what);
+    char* text = text_read("output", NULL);
+    expect(strstr(text, words) && count_in(text, "\n") == 1, "%s: '%s' is not in: %s", what, words, text);
+    expect(!file_exists("none") && directory_count(".", "none") == 0, "%s: something is written", what);
+    free(text);
+}
+
+// The adapter with another text in its configuration.
+static void bad_config(const char* old, const char* with) {
+    size_t length;
+    remove_tree("bad");
+    copy_tree("adapter", "bad");
+    char* text = text_read("bad/adapter_config.json", &length);
+    char* at = strstr(text, old);
+    need(at != NULL, "%s", old);
+    put_text("bad/adapter_config.json", text_of("%.*s%s%s", (int)(at - text), text, with, at + strlen(old)));
+    free(text);
+}
+
+// The adapter with other bytes in place of a text of its tensors' header, of the same length.
+static void bad_tensors(const char* old, const char* with) {
+    size_t length, words = strlen(old);
+    remove_tree("bad");
+    copy_tree("adapter", "bad");
+    char* bytes = text_read("bad/adapter_model.safetensors", &length);
+    size_t i = 0;
+    while (i + words < length && memcmp(bytes + i, old, words) != 0) i++;
+    need(i + words < length && strlen(with) == words, "%s", old);
+    patch("bad/adapter_model.safetensors", i, with, words);
+    free(bytes);
+}
+
+static void test_refusals(void) {
+    static const struct { const char *old, *with, *words; } configs[] = {
+        {"\"LORA\"", "\"LOHA\"", "\"peft_type\" is LOHA"}, {"\"none\"", "\"all\"", "\"bias\" is all"},
+        {"\"bias\"", "\"sorcery\": 1, \"bias\"", "\"sorcery\""}, {"\"use_dora\": false", "\"use_dora\": true", "magnitude"},
+        {"\"r\": 4", "\"r\": 5", "is not 5 x 32"}, {"\"r\": 4", "\"r\": 0", "lacks"},
+        {"\"bias\"", "\"init_lora_weights\": \"pissa\", \"bias\"", "pissa"},
+        {"\"bias\"", "\"modules_to_save\": [\"lm_head\"], \"bias\"", "modules_to_save"},
+        {"\"bias\"", "\"rank_pattern\": {\".*q_proj\": 2}, \"bias\"", "regular expression"},
+        {"\"bias\"", "\"lora_bias\": true, \"bias\"", "lora_bias"}, {"\"q_proj\", ", "", "does not name"},
+        {"\"q_proj\", ", "\"q_proj\", \"lm_head\", ", "has no lora_A.weight of lm_head"}, {"{", "", "adapter_config.json"}};
+    static const struct { const char *old, *with, *words; } tensors[] = {
+        {"layers.1.self_attn.q_proj.lora_A", "layers.1.self_attn.q_proj.lora_X", "lora_A is missing"},
+        {"layers.1.self_attn.q_proj.lora_B", "layers.1.self_attn.q_proj.lora_X", "lora_B is missing"},
+        {"layers.1.mlp.up_proj.lora_A", "layers.9.mlp.up_proj.lora_A", "lora_A is missing"},
+        {"base_model.model.model", "best_model..model.model", "does not begin with base_model.model."}};
+    for (size_t i = 0; i < COUNT_OF(configs); i++) {
+        bad_config(configs[i].old, configs[i].with);
+        expect_no_export(configs[i].with, "--init-from base --adapter bad --to hf", configs[i].words);
+    }
+    for (size_t i = 0; i < COUNT_OF(tensors) - 1; i++) {
+        bad_tensors(tensors[i].old, tensors[i].with);
+        expect_no_export(tensors[i].with, "--init-from base --adapter bad --to hf", tensors[i].words);
+    }
+    static const float nan_bits = NAN;
+    bad_tensors("F32", "F32");
+    size_t length;
+    free(text_read("bad/adapter_model.safetensors", &length));
+    patch("bad/adapter_model.safetensors", length - sizeof nan_bits, &nan_bits, sizeof nan_bits);
+    expect_no_export("NaN", "--init-from base --adapter bad --to hf", "is not finite");
+    bad_tensors("F32", "I32");
+    expect_no_export("type", "--init-from base --adapter bad --to hf", "is of type I32");
+    unlink("bad/adapter_model.safetensors");
+    expect_no_export("lost file", "--init-from base --adapter bad --to hf", "adapter_model.safetensors");
+    expect_no_export("no adapter", "--init-from base --adapter base --to hf", "adapter_config.json");
+    expect_no_export("an adapter as a model", "--init-from adapter --to hf", "holds a LoRA adapter");
+    expect_no_export("a run without pairs", "--out start --to peft", "no pairs of LoRA");
+    expect_no_export("norms of the run", "--out c --to peft", "--train");
+    verdict("configurations and tensors that are not right: a sentence, exit code 1, nothing written");
+
+    bool ok = run_program(train_program, SMALL " " LLAMA " --batch 2 --seed 8 --out other") == 0 &&
+              run_program(export_program, "--out other --to hf --dir other.hf") == 0 &&
+              run_program(export_program, "--out run --to hf --dtype bf16 --dir rounded") == 0 &&
+              run_program(export_program, "--out start --to hf --dtype bf16 --dir base.bf16") == 0;
+    expect(ok, "other models");
+    expect_no_export("another base", "--init-from other.hf --adapter adapter --to hf", "was trained on other weights");
+    expect_no_export("another --base", "--out run --base other.hf --to hf", "has other weights");
+    expect(run_program(export_program, "--init-from base.bf16 --adapter adapter --to hf --dir half") == 0,
+           "the base in another dtype is refused");
+    expect(run_program(generate_program, "--init-from other.hf --adapter adapter --prompt-ids 1 --print-ids") == 1 &&
+           output_has("was trained on other weights"), "generate takes another base");
+    expect(run_program(train_program, SMALL " --batch 2 --init-from other.hf --adapter adapter --out no") == 1 &&
+           output_has("was trained on other weights") && !file_exists("no"), "train takes another base");
+    verdict("an adapter of ours is refused for another base, and taken for its base in another dtype");
+    bad_tensors("llmtrain_base", "llmtrain_ease");
+    expect(run_program(export_program, "--init-from other.hf --adapter bad --to hf --dir shapes") == 0 &&
+           output_has("only shapes are compared"), "an adapter without a hash");
+    verdict("one that names no base is checked by its shapes, with a note");
+}
+
+int main(int argc, char** argv) {
+    const char* slash = strrchr(argv[0], '/');
+    if (strncmp(slash ? slash + 1 : argv[0], "train", 5) == 0) return train_main(argc, argv);
+    char* programs[] = {train_program, export_program, generate_program};
+    static const char* const names[] = {"--train", "--export", "--generate"};
+    static const char* const usual[] = {"build/train-FP32", "build/export", "build/generate-FP32"};
+    tests_begin("test_lora");
+    for (int i = 0; i < 3; i++) {
+        const char* path = usual[i];
+        for (int k = 1; k + 1 < argc; k += 2) if (strcmp(argv[k], names[i]) == 0) path = argv[k + 1];
+        need(realpath(path, programs[i]) != NULL, "%s", path);
+    }
+    need(realpath("dev/test/fixtures/lora", fixtures) != NULL, "run it in the root of the checkout");
+    root_enter();
+    put_shard("train.bin", 61, 3000, 1);
+    test_fixtures();
+    test_differences();
+    test_beginning();
+    test_steps();
+    test_layouts();
+    test_resume();
+    make_runs();
+    test_in_and_out();
+    test_refusals();
+    return tests_end();
+}
