@@ -110,7 +110,8 @@ static void compare_weight(const Model* model, const Tensor* t, const char* name
 
 static void test_fixtures(void) {
     for (size_t c = 0; c < COUNT_OF(CASES); c++) {
-        const char* path = text_of("%s/%s", fixtures, CASES[c].name);
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%.3000s/%s", fixtures, CASES[c].name);
         const bool given[3] = {false, false, false};
         ModelSource s;
         Adapter a;
@@ -185,7 +186,7 @@ static void lora_model(Model* model, Family family, int targets, float dropout, 
         const Tensor* t = model_tensor(model, id);
         size_t n = tensor_elements(t);
         float* values = (float*)memory_allocate(n * sizeof(float));
-        for (size_t e = 0; e < n; e++) values[e] = (float)((double)random_bits(7, RANDOM_TEST, i, e) * 0x1p-32 - 0.5);
+        for (size_t e = 0; e < n; e++) values[e] = (float)((double)random_bits(7, RANDOM_TEST, i, e) * 0x1p-32 * 0.2 - 0.1);
         if (t->adapter == 'b') need(flat_set_params(&model->flat, id, 0, values, n, &error), "%s", error.text);
         free(values);
     }
@@ -247,7 +248,7 @@ static void test_differences(void) {
             double difference = fabs((losses[0] - losses[1]) / 0.2 - along / sqrt(length)) / sqrt(size);
             worst = difference > worst || isnan(difference) ? difference : worst;
         }
-        check_bound(worst, 2e-3, "%s, targets %d, dropout %g: differences of the loss", family_name(cases[c].family),
+        check_bound(worst, 1e-3, "%s, targets %d, dropout %g: differences of the loss", family_name(cases[c].family),
                     cases[c].targets, (double)cases[c].dropout);
         free(grads);
         free(start);
@@ -294,6 +295,16 @@ static void step_of(Model* model, uint64_t step) {
     model_update(model, step, 0.01, 1);
 }
 
+// A hash of all weights. The optimizer has no state of those that are frozen.
+static uint64_t weights_of(const Model* model) {
+    Hash hash = hash_begin(0);
+    for (uint32_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        hash_add(&hash, flat_param(&model->flat, t), t->size * sizeof(floatX));
+    }
+    return hash_end(&hash);
+}
+
 // Every b changes in a step, whatever is computed again; nothing else than the pairs does; another model beside it
 // changes no bit.
 static void test_steps(void) {
@@ -323,7 +334,7 @@ static void test_steps(void) {
                 if (two) step_of(&other, step);
                 step_of(&model, step);
             }
-            uint64_t hash = model_hash(&model);
+            uint64_t hash = weights_of(&model);
             if (level == RECOMPUTE_NONE) first = hash;
             expect(hash == first, "level %d: other bits", level);
             if (two) model_free(&other);
@@ -336,7 +347,9 @@ static void test_steps(void) {
 }
 
 #define LLAMA "--family llama --layers 4 --heads 4 --kv-heads 2 --channels 32 --ffn 48"
-#define SMALL "--data train.bin --seq 16 --steps 4 --warmup 0 --lr 0.02 --threads 1 --check-every 0"
+// A step that changes nothing, so that a checkpoint has the weights that the run begins with.
+#define STILL "--data train.bin --seq 16 --batch 2 --warmup 0 --steps 1 --lr 0 --threads 1"
+#define SMALL "--data train.bin --seq 16 --batch 2 --warmup 0 --lr 0.02 --threads 1 --check-every 0"
 #define LORA "--lora 4 --lora-dropout 0.2"
 
 static uint64_t hash_of(const char* run, size_t step) {
@@ -346,13 +359,13 @@ static uint64_t hash_of(const char* run, size_t step) {
 
 static void test_layouts(void) {
     static const struct { const char *alone, *layout; } cases[] = {
-        {"", "--ranks 2 --batch 4 --zero 0"}, {"", "--ranks 4 --batch 2 --zero 1"}, {"", "--ranks 2 --batch 4 --zero 2"},
-        {"", "--ranks 4 --batch 2 --zero 3"}, {"", "--ranks 2 --batch 2 --zero 1 --recompute block"},
-        {"", "--ranks 2 --batch 4 --pp 2 --pipeline 1f1b"}, {"", "--ranks 2 --batch 2 --pp 2 --pipeline gpipe"},
-        {"", "--ranks 2 --batch 2 --pp 2 --pipeline interleaved"}, {"", "--ranks 4 --batch 1 --pp 2 --zero 1"},
-        {"--row-leaves 1", "--ranks 2 --batch 2 --pp 2 --pipeline zb-h1 --row-leaves 1"},
-        {"--row-leaves 1", "--ranks 2 --batch 2 --pp 2 --pipeline zb-h2 --row-leaves 1"},
-        {"--row-leaves 2", "--ranks 2 --batch 4 --cp 2"}, {"--row-leaves 2", "--ranks 4 --batch 2 --cp 2 --pp 2"}};
+        {"", "--ranks 2 --zero 0"}, {"", "--ranks 4 --zero 1"}, {"", "--ranks 2 --zero 2"},
+        {"", "--ranks 4 --zero 3"}, {"", "--ranks 2 --zero 1 --recompute block"},
+        {"", "--ranks 2 --pp 2 --pipeline 1f1b"}, {"", "--ranks 2 --pp 2 --pipeline gpipe"},
+        {"", "--ranks 2 --pp 2 --pipeline interleaved"}, {"", "--ranks 4 --pp 2 --zero 1"},
+        {"--row-leaves 1", "--ranks 2 --pp 2 --pipeline zb-h1 --row-leaves 1"},
+        {"--row-leaves 1", "--ranks 2 --pp 2 --pipeline zb-h2 --row-leaves 1"},
+        {"--row-leaves 2", "--ranks 2 --cp 2"}, {"--row-leaves 2", "--ranks 4 --cp 2 --pp 2"}};
     const char* families[] = {"--layers 4 --heads 4 --channels 32", LLAMA};
     for (int f = 0; f < 2; f++) {
         const char* usual = "";
@@ -360,14 +373,14 @@ static void test_layouts(void) {
         for (size_t i = f; i < COUNT_OF(cases); i += f == 0 ? 3 : 1) {  // all for llama, some for gpt2
             if (expected == 0 || strcmp(usual, cases[i].alone) != 0) {
                 remove_tree("alone");
-                expect(run_program(train_program, text_of(SMALL " %s " LORA " --reduce exact --batch 8 --total-batch 128 "
-                                                          "--out alone %s", families[f], cases[i].alone)) == 0, "alone");
+                expect(run_program(train_program, text_of(SMALL " %s " LORA " --reduce exact --total-batch 128 "
+                                                          "--steps 4 --out alone %s", families[f], cases[i].alone)) == 0, "alone");
                 usual = cases[i].alone;
                 expected = hash_of("alone", 4);
             }
             remove_tree("many");
-            int code = run_program(train_program, text_of(SMALL " %s " LORA " --reduce exact --total-batch 128 --out many "
-                                                          "%s", families[f], cases[i].layout));
+            int code = run_program(train_program, text_of(SMALL " %s " LORA " --reduce exact --total-batch 128 --steps 4 "
+                                                          "--out many %s", families[f], cases[i].layout));
             if (!expect(code == 0, "%s ends with %d", cases[i].layout, code)) print_indented(text_read("output", NULL));
             expect(expected && hash_of("many", 4) == expected, "%s: other bits", cases[i].layout);
         }
@@ -377,20 +390,20 @@ static void test_layouts(void) {
 }
 
 static void test_resume(void) {
-    const char* flags = text_of(SMALL " " LLAMA " " LORA " --train '*norm*' --batch 2 --ckpt-every 2 --ckpt-async off");
-    char line[600];
-    snprintf(line, sizeof line, "%s", flags);
+    static const char line[] = SMALL " " LLAMA " --steps 4 --lora-dropout 0.2 --train '*norm*' --ckpt-every 2 --ckpt-async off";
+    const char* lora = "--lora 4";
     remove_tree("a");
     remove_tree("b");
-    expect(run_program(train_program, text_of("%s --out a", line)) == 0, "unbroken");
+    expect(run_program(train_program, text_of("%s %s --out a", line, lora)) == 0, "unbroken");
     setenv("LLMTRAIN_TEST_FAULT", "rank 0 step 3 at load do kill", 1);
-    expect(run_program(train_program, text_of("%s --out b", line)) != 0, "it is not killed");
+    expect(run_program(train_program, text_of("%s %s --out b", line, lora)) != 0, "it is not killed");
     unsetenv("LLMTRAIN_TEST_FAULT");
     expect(hash_of("b", 4) == 0, "it ended");
-    expect(run_program(train_program, text_of("%s --out b --resume", line)) == 0, "resumed");
+    expect(run_program(train_program, text_of("%s %s --out b --resume", line, lora)) == 0, "resumed");
     expect(hash_of("a", 4) != 0 && hash_of("a", 4) == hash_of("b", 4), "other bits");
     verdict("--train norms with --lora: killed and resumed, the bits of the unbroken run");
-    static const char* const others[] = {"--lora 3", "--lora-alpha 5", "--lora-scale rs", "--lora-targets q"};
+    static const char* const others[] = {"--lora 3 --lora-alpha 8", "--lora 4 --lora-alpha 5", "--lora 4 --lora-scale rs",
+                                         "--lora 4 --lora-targets q"};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
         remove_tree("c");
         copy_tree("a", "c");
@@ -406,10 +419,10 @@ static void test_resume(void) {
 // A run of a base, exported as "base"; a run with pairs beside it in "run", exported as the adapter "adapter".
 static void make_runs(void) {
     remove_tree("a");
-    bool ok = run_program(train_program, text_of(SMALL " " LLAMA " --batch 2 --out start")) == 0 &&
+    bool ok = run_program(train_program, text_of(SMALL " " LLAMA " --steps 4 --out start")) == 0 &&
               run_program(export_program, "--out start --to hf --dir base") == 0 &&
-              run_program(train_program, SMALL " --batch 2 --init-from base --lora 4 --lora-alpha 6 --lora-scale rs "
-                          "--out run") == 0 &&
+              run_program(train_program, SMALL " --init-from base --lora 4 --lora-alpha 6 --lora-scale rs "
+                          "--steps 4 --out run") == 0 &&
               run_program(export_program, "--out run --to peft --dir adapter") == 0;
     if (!ok) print_indented(text_read("output", NULL));
     need(ok, "runs");
@@ -479,22 +492,22 @@ static void test_in_and_out(void) {
     check(most > 1e-3, "the adapter changes weights by up to %g", most);
     check_bound(worst, 2e-7, "--adapter A,A adds it twice");
     // Training from it.
-    expect(run_program(train_program, SMALL " --batch 2 --init-from base --adapter adapter --lora 4 --steps 0 --out on") == 0,
+    expect(run_program(train_program, STILL " --init-from base --adapter adapter --lora 4 --out on") == 0,
            "continued");
     expect(run_program(export_program, "--out on --to peft --dir adapter.on") == 0 &&
            same_files("adapter/adapter_model.safetensors", "adapter.on/adapter_model.safetensors") &&
            same_files("adapter/adapter_config.json", "adapter.on/adapter_config.json"), "the pairs of --adapter");
     verdict("--lora --adapter begins with the adapter's pairs, alpha, scale and targets");
-    expect(run_program(train_program, SMALL " --batch 2 --init-from base --adapter adapter --steps 0 --out whole") == 0,
+    expect(run_program(train_program, STILL " --init-from base --adapter adapter --out whole") == 0,
            "merged");
     expect(run_program(export_program, "--out whole --to hf --dir whole.hf") == 0 &&
            same_files(text_of("merged/%s", weights), text_of("whole.hf/%s", weights)), "other weights");
     verdict("without --lora its weights are merged before training");
-    expect(run_program(train_program, SMALL " --batch 2 --init-from base --adapter adapter --lora 3 --out no") != 0 &&
+    expect(run_program(train_program, SMALL " --init-from base --adapter adapter --lora 3 --out no") != 0 &&
            output_has("--lora 4 --lora-alpha 6 --lora-scale rs"), "another rank");
-    expect(run_program(train_program, SMALL " --batch 2 --init-from base --adapter adapter --lora 4 --lora-targets q "
+    expect(run_program(train_program, SMALL " --init-from base --adapter adapter --lora 4 --lora-targets q "
                        "--out no") != 0 && output_has("28 pairs"), "other targets");
-    expect(run_program(train_program, SMALL " " LLAMA " --batch 2 --adapter adapter --out no") == 2, "no --init-from");
+    expect(run_program(train_program, SMALL " " LLAMA " --adapter adapter --out no") == 2, "no --init-from");
     expect(!file_exists("no"), "a refused start left its directory");
     verdict("other flags than the adapter's are refused");
 }
@@ -505,6 +518,7 @@ static void expect_no_export(const char* what, const char* line, const char* wor
     char* text = text_read("output", NULL);
     expect(strstr(text, words) && count_in(text, "\n") == 1, "%s: '%s' is not in: %s", what, words, text);
     expect(!file_exists("none") && directory_count(".", "none") == 0, "%s: something is written", what);
+    remove_tree("none");
     free(text);
 }
 
@@ -541,8 +555,8 @@ static void test_refusals(void) {
         {"\"bias\"", "\"init_lora_weights\": \"pissa\", \"bias\"", "pissa"},
         {"\"bias\"", "\"modules_to_save\": [\"lm_head\"], \"bias\"", "modules_to_save"},
         {"\"bias\"", "\"rank_pattern\": {\".*q_proj\": 2}, \"bias\"", "regular expression"},
-        {"\"bias\"", "\"lora_bias\": true, \"bias\"", "lora_bias"}, {"\"q_proj\", ", "", "does not name"},
-        {"\"q_proj\", ", "\"q_proj\", \"lm_head\", ", "has no lora_A.weight of lm_head"}, {"{", "", "adapter_config.json"}};
+        {"\"bias\"", "\"lora_bias\": true, \"bias\"", "lora_bias"}, {"\"q_proj\",", "", "does not name"},
+        {"\"q_proj\",", "\"q_proj\",\"lm_head\",", "has no tensor of lm_head"}, {"{", "", "adapter_config.json"}};
     static const struct { const char *old, *with, *words; } tensors[] = {
         {"layers.1.self_attn.q_proj.lora_A", "layers.1.self_attn.q_proj.lora_X", "lora_A is missing"},
         {"layers.1.self_attn.q_proj.lora_B", "layers.1.self_attn.q_proj.lora_X", "lora_B is missing"},
@@ -572,7 +586,7 @@ static void test_refusals(void) {
     expect_no_export("norms of the run", "--out c --to peft", "--train");
     verdict("configurations and tensors that are not right: a sentence, exit code 1, nothing written");
 
-    bool ok = run_program(train_program, SMALL " " LLAMA " --batch 2 --seed 8 --out other") == 0 &&
+    bool ok = run_program(train_program, SMALL " " LLAMA " --seed 8 --steps 4 --out other") == 0 &&
               run_program(export_program, "--out other --to hf --dir other.hf") == 0 &&
               run_program(export_program, "--out run --to hf --dtype bf16 --dir rounded") == 0 &&
               run_program(export_program, "--out start --to hf --dtype bf16 --dir base.bf16") == 0;
@@ -583,7 +597,7 @@ static void test_refusals(void) {
            "the base in another dtype is refused");
     expect(run_program(generate_program, "--init-from other.hf --adapter adapter --prompt-ids 1 --print-ids") == 1 &&
            output_has("was trained on other weights"), "generate takes another base");
-    expect(run_program(train_program, SMALL " --batch 2 --init-from other.hf --adapter adapter --out no") == 1 &&
+    expect(run_program(train_program, SMALL " --init-from other.hf --adapter adapter --out no") == 1 &&
            output_has("was trained on other weights") && !file_exists("no"), "train takes another base");
     verdict("an adapter of ours is refused for another base, and taken for its base in another dtype");
     bad_tensors("llmtrain_base", "llmtrain_ease");

@@ -306,23 +306,22 @@ static inline bool peft_add(PeftReading* p, const ForeignTensor* f, Error* error
     return true;
 }
 
-// Every module that is to be replaced as a whole must be in the file.
-static inline bool peft_check_saved(const PeftReading* p, Error* error) {
-    uint32_t list = json_get(&p->json, 0, "modules_to_save");
-    char name[256] = "", module[SAFETENSORS_NAME_MAX];
+// Every name of a list must be that of a module with a tensor of this kind.
+static inline bool peft_check_names(const PeftReading* p, const char* key, char kind, Error* error) {
+    uint32_t list = json_get(&p->json, 0, key);
+    char name[256], module[SAFETENSORS_NAME_MAX];
     for (uint32_t i = json_is(&p->json, list, JSON_ARRAY) ? json_first(&p->json, list) : JSON_NONE; i != JSON_NONE;
          i = json_next(&p->json, i)) {
-        bool found = false;
-        if (!json_string(&p->json, i, name, sizeof name)) name[0] = 0;
-        for (size_t k = 0; k < p->file.header.count; k++) {
+        bool found = false, text = json_string(&p->json, i, name, sizeof name);
+        for (size_t k = 0; text && k < p->file.header.count; k++) {
             snprintf(module, sizeof module, "%s", p->tensors[k].module);
             char* last = strrchr(module, '.');
-            if (last) *last = 0;
-            found |= p->tensors[k].kind == 'w' && peft_matches(name, module);
+            if (kind == 'w' && last) *last = 0;
+            found |= p->tensors[k].kind == kind && peft_matches(name, module);
         }
         if (!found)
-            return fail_with(error, "%.600s has no tensor of %.160s, which \"modules_to_save\" names; use another copy",
-                             p->file.path, name);
+            return fail_with(error, "%.600s has no tensor of %.160s, which \"%s\" names; use another copy", p->file.path,
+                             text ? name : "what is no name", key);
     }
     return true;
 }
@@ -359,7 +358,8 @@ static inline bool adapter_open(Adapter* a, const char* path, const ModelSource*
         if (!p.tensors[i].used)
             ok = fail_with(error, "%.600s: %.160s belongs to no matrix of %.600s that can have a pair; they are of "
                            "different models", p.file.path, p.tensors[i].saved->name, s->path);
-    ok = ok && peft_check_saved(&p, error);
+    ok = ok && peft_check_names(&p, "modules_to_save", 'w', error) &&
+         peft_check_names(&p, "target_modules", 'a', error);
     if (ok && a->plain && a->largest == 0)
         ok = fail_with(error, "%.600s changes nothing: %s; use another copy", p.file.path,
                        a->pairs.count ? "all its products are zero" : "it has no pairs");
