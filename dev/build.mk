@@ -93,8 +93,8 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 # The test of all kernels, and the ladders as one program, as build/emulated-BUILD-PRECISION-NAME: plain, under the
 # sanitizers, and with the race check. The last two builds check memory accesses, which are the same for both 16-bit
 # dtypes; for ladders one dtype is enough. make test has the kernels in two dtypes; make test-more has the rest.
-LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm heads layernorm \
-    leaves matmul muon nf4 optimizers qk_norm rope
+LADDERS := adamw attention_backward attention_forward classifier columns embedding exact_add gelu global_norm heads \
+    layernorm leaves matmul muon nf4 optimizers qk_norm rope
 EMULATED := $(addprefix $(B)/emulated-,plain-BF16-test_cuda plain-BF16-ladders)
 EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-FP32-ladders plain-FP16-test_cuda \
     asan-BF16-test_cuda race-BF16-test_cuda $(foreach b,asan race,$b-FP32-test_cuda $b-BF16-ladders))
@@ -214,8 +214,8 @@ PROCESSES_CHECKS := same_weights
 SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
     test_gguf test_evaluate test_plan test_text test_chat test_sft test_corpus test_errors test_trace test_optimizers \
-    test_optimizers_matrix test_comm test_zero test_schedule test_seams test_ranks test_supervise $(SOAK) pairs \
-    first $(if $(CALLS),test_calls) test_nf4 test_generate test_runs-FP32 \
+    test_optimizers_matrix test_comm test_zero test_schedule test_seams test_lora test_ranks test_supervise $(SOAK) \
+    pairs first $(if $(CALLS),test_calls) test_nf4 test_generate test_runs-FP32 \
     $(foreach t,FP32 BF16,test_parts-$t test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \

@@ -144,7 +144,8 @@ static bool prepare(Export* e, const Options* o, bool pairs_alone, Error* error)
     if (s->config.lora && s->base.path[0] == 0 && !source_hash(&s->base.hash, s, error)) return false;
     if (!source_merge(s, error) || (o->base && !replace_base(s, o->base, error))) return false;
     if (pairs_alone && s->base.path[0] == 0)
-        return fail_with(error, "%.600s does not say which model it began with; give its directory with --base", s->path);
+        return fail_with(error, "%.600s does not say which model it began with; give its directory with --base",
+                         s->path);
     return !o->adapter || source_add_adapters(s, o->adapter, stdout, error);
 }
 

@@ -107,7 +107,8 @@ static inline bool open_source(Model* model, Tokenizer* tokenizer, const ModelOp
 // directory). The caller frees it with model_free, and the tokenizer with tokenizer_close; an unknown tokenizer has a
 // vocabulary of 0.
 static inline bool model_open_planned(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
-    if (!opening->init_from && !opening->out) return fail_with(error, "no model is named; give a run, or another model");
+    if (!opening->init_from && !opening->out)
+        return fail_with(error, "no model is named; give a run, or another model");
     if (opening->init_from || opening->adapter) return open_source(model, tokenizer, opening, error);
     return open_newest(model, tokenizer, opening, error);
 }

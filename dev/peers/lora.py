@@ -178,8 +178,8 @@ def ours_to_theirs(name, build, work):
     for more in [[], ["--lora-scale", "rs", "--lora-targets", "qkv,ffn_out"]]:
         shutil.rmtree(out, ignore_errors=True)
         write_shard(f"{work}/tokens.bin", np.random.default_rng(3).integers(0, 300, 40000))
-        run(f"{build}/train-FP32", "--data", f"{work}/tokens.bin", "--init-from", base, "--lora", 4, *more, "--out", out,
-            "--seq", 32, "--batch", 2, "--steps", 20, "--lr", "2e-2", "--warmup", 0)
+        run(f"{build}/train-FP32", "--data", f"{work}/tokens.bin", "--init-from", base, "--lora", 4, *more, "--out",
+            out, "--seq", 32, "--batch", 2, "--steps", 20, "--lr", "2e-2", "--warmup", 0)
         export(build, "--out", out, "--to", "peft", "--dir", adapter)
         print("   ", export(build, "--out", out, "--to", "hf", "--dir", merged).strip().replace("\n", "; "))
         import warnings

@@ -12,7 +12,8 @@
     X(attention_forward) X(attention_backward) X(attention_decode) X(matmul_forward) X(matmul_backward_weight) \
     X(matmul_gelu_forward) X(embedding_forward) X(embedding_backward) X(layernorm_forward) X(layernorm_backward) \
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
-    X(heads_split) X(heads_join) X(heads_repeat) X(heads_sum) X(nf4_dequantize) X(columns_copy) X(leaves_sum) \
+    X(heads_split) X(heads_join) X(heads_repeat) X(heads_sum) X(nf4_dequantize) X(columns_copy) X(columns_add) \
+    X(columns_scale) X(leaves_sum) \
     X(embedding_part_forward) X(embedding_join) X(classifier_leaves) X(classifier_gradient) X(dropout_apply) \
     X(classifier) X(exact_sum_squares) X(sum_of_squares) X(vector_checksum) X(exact_add) X(exact_merge) X(exact_read) \
     X(cast_to_float) X(cast_from_float) X(vector_add_stored) X(residual_forward) \
@@ -194,6 +195,22 @@ static void test(void) {
     RUN(rope_backward, x, table, positions, T, H, K, HEAD);
     same("rotated back", x, 0.02);
     for (size_t i = 0; i < T * ROW; i++) expect("as it was", real(x.host[i]), real(numbers(T * ROW, 1)[i]), 0.02);
+}
+#endif
+
+#ifdef PIECE_COLUMNS
+static void test(void) {
+    enum { N = 5, WIDTH = 96, FIRST = 32, COLUMNS = 16 };
+    Stored wide = numbers(N * WIDTH, 1), narrow(N * COLUMNS);
+    RUN(columns_scale, narrow, wide, 2.0f, FIRST, COLUMNS, N, WIDTH);
+    same_bits("scaled", narrow);
+    RUN(columns_add, wide, narrow, 0.5f, FIRST, COLUMNS, N, WIDTH);
+    same_bits("added", wide);
+    for (size_t i = 0; i < N * WIDTH; i++) {
+        size_t column = i % WIDTH - FIRST;
+        expect("twice in these columns", real(wide.host[i]),
+               real(numbers(N * WIDTH, 1)[i]) * (column < COLUMNS ? 2 : 1), 0);
+    }
 }
 #endif
 

@@ -102,6 +102,7 @@ check() {
 
 names=
 piece ATTENTION llmtrain/ops/attention.cuh
+piece COLUMNS llmtrain/ops/columns.cuh
 piece DECODE llmtrain/ops/decode.cuh
 piece HEADS llmtrain/ops/heads.cuh
 piece LEAVES llmtrain/ops/leaves.cuh

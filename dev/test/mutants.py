@@ -54,7 +54,7 @@ NEEDS = {
 }
 SUITES = '''gemm --check|test_files|test_offload|test_data|test_tokenizer|test_template|test_convert|test_gguf
 test_evaluate|test_plan|test_text|test_chat|test_generate|test_corpus|test_errors|test_trace|test_optimizers|test_optimizers_matrix|test_nf4|test_comm
-test_zero|test_parts-FP32|test_parts-BF16|test_schedule|test_seams|test_supervise|pairs|first|test_kernels-FP32|test_kernels-BF16|test_train-FP32
+test_zero|test_lora|test_parts-FP32|test_parts-BF16|test_schedule|test_seams|test_supervise|pairs|first|test_kernels-FP32|test_kernels-BF16|test_train-FP32
 test_model-FP32|test_model-BF16|test_runs-FP32 --runs|test_runs-FP32 --files|test_runs-FP32 --signals
 test_runs-FP32 --damage|golden-FP32|same_weights.sh|emulated-plain-FP32-test_cuda --shapes tiny
 emulated-plain-FP32-test_cuda|emulated-plain-BF16-test_cuda --shapes tiny|test_train-emulated-FP32

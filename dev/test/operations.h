@@ -797,6 +797,42 @@ static void test_columns(size_t M, size_t columns, size_t out_stride, size_t in_
     release();
 }
 
+OPERATION(columns_add, x(c, 0), x(c, 1), c->p, s->K, s->M, s->N, s->C)
+OPERATION(columns_scale, x(c, 0), x(c, 1), c->p, s->K, s->M, s->N, s->C)
+
+// The columns of a pair of LoRA: those of (N, width) from `first` on, and (N, columns).
+static void test_pair_columns(size_t N, size_t width, size_t first, size_t columns, float scale) {
+    if (!wanted("columns_add columns_scale")) return;
+    Shape s = {.N = N, .C = width, .K = first, .M = columns};
+    Case c = case_begin(operation_columns_add, &s, "N=%zu columns=%zu+%zu of %zu", N, first, columns, width);
+    c.p = scale;
+    Result* out = output(&c, "out", IN_PLACE, STORED, N * width, 1);
+    double *start = doubles(&c.arrays[0], c.arrays[0].start), *in = input(&c, "in", N * columns, 1.0);
+    c.arrays[0].live = first;
+    for (size_t i = 0; i < N * width; i++) {
+        size_t column = i % width - first;  // of those before it: a large number
+        double term = column < columns ? (double)scale * in[i / width * columns + column] : 0;
+        result_add(out, i, start[i] + term, fabs(start[i]) + fabs(term));
+    }
+    case_prove(&c);
+    size_t others = 0;
+    for (size_t i = 0; i < N * width; i++)
+        others += i % width - first >= columns && array_get(&c.arrays[0], made(&c.arrays[0]), i) != start[i];
+    case_check(&c, others == 0, "other columns stay as they are; not: %zu", others);
+
+    Case b = case_begin(operation_columns_scale, &s, "%s", c.shape);
+    b.p = scale;
+    Result* some = output(&b, "out", OUTPUT, STORED, N * columns, SAME_BITS);
+    double* all = input(&b, "in", N * width, 1.0);
+    newest(&b)->live = first;
+    for (size_t i = 0; i < N * columns; i++) {
+        double value = (double)scale * all[i / columns * width + first + i % columns];
+        result_add(some, i, value, fabs(value));
+    }
+    case_prove(&b);
+    release();
+}
+
 // The tree over `count` numbers that are `stride` apart: neighbors first.
 static float tree_sum(const float* x, size_t count, size_t stride) {
     if (count == 1) return *x;
@@ -1647,6 +1683,13 @@ static void test_odd_shapes(void) {
     test_heads_copies(4, 65, 8, 2, 128);
     test_heads_copies(2, 5, 4, 2, 520);
     test_heads_copies(3, 2, 3, 1, 521);
+    test_pair_columns(1, 1, 0, 1, 1.0f);
+    test_pair_columns(3, 40, 0, 40, 0.5f);
+    test_pair_columns(5, 96, 32, 16, 2.0f);
+    test_pair_columns(7, 41, 40, 1, -1.5f);
+    test_pair_columns(9, 72, 24, 40, 0.3f);
+    test_pair_columns(33, 80, 3, 24, 1.7f);
+    test_pair_columns(2, 4100, 4, 4096, 0.25f);
     test_columns(1, 1, 1, 1);
     test_columns(5, 7, 7, 10);
     test_columns(33, 24, 64, 24);

@@ -556,6 +556,8 @@ static void test_large_shapes(void) {
     test_heads_copies(4, 1024, 16, 2, 128);
     test_heads_copies(3, 1024, 12, 4, 66);
     test_columns(4096, 1536, 1536, 12288);
+    test_pair_columns(4096, 6144, 4096, 1024, 2.0f);
+    test_pair_columns(4096, 777, 333, 111, 2.0f);
     test_leaves_sum(8, 1024, 1024, true);
     test_nf4(1024 * 768, 2048 * 768, 4096 * 768, true);
     test_nf4(777, 1000003, 1000803, false);

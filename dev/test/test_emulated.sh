@@ -54,6 +54,7 @@ shapes() {
         exact_add) echo "--elements 1"; echo "--elements 4099" ;;
         gelu) echo "--rows 1 --ffn 7"; echo "--rows 5 --ffn 72" ;;
         global_norm) echo "--elements 1"; echo "--elements 4099" ;;
+        columns) echo "--rows 1 --width 1 --first 0 --columns 1"; echo "--rows 17 --width 41 --first 3 --columns 21" ;;
         heads) echo "--parts 1 --rows 1 --head-size 2"; echo "--parts 3 --rows 5 --heads 6 --kv-heads 0 --head-size 20" ;;
         layernorm) echo "--rows 1 --channels 7"; echo "--rows 9 --channels 1025"; echo "--rows 33 --channels 32" ;;
         leaves)

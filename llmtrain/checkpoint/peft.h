@@ -70,13 +70,13 @@ static inline bool peft_check_keys(const Json* json, const char* path, Error* er
         bool empty = (json_is(json, i, JSON_OBJECT) || json_is(json, i, JSON_ARRAY)) && json_count(json, i) == 0;
         for (size_t k = 0; k < sizeof PEFT_RULES / sizeof PEFT_RULES[0]; k++)
             if (choice_find(PEFT_RULES[k].keys, key) >= 0) rule = &PEFT_RULES[k];
-        if (rule == NULL)
-            return fail_with(error, "%.600s has the key \"%.80s\", which this program does not know; remove it if it does "
-                             "not change what the adapter computes", path, key);
+        if (!rule)
+            return fail_with(error, "%.600s has the key \"%.80s\", which this program does not know; remove it if it "
+                             "does not change what the adapter computes", path, key);
         if (!empty) json_scalar_text(value, json, i);
         if (rule->values && choice_find(rule->values, value) < 0)
-            return fail_with(error, "%.600s: \"%.80s\" is %.60s, which this program does not support: it supports %.60s; "
-                             "merge the adapter with PEFT's merge_and_unload()", path, key, value, rule->values);
+            return fail_with(error, "%.600s: \"%.80s\" is %.60s, which this program does not support: it supports "
+                             "%.60s; merge the adapter with PEFT's merge_and_unload()", path, key, value, rule->values);
     }
     return true;
 }
@@ -188,7 +188,8 @@ static inline bool peft_open_tensors(PeftReading* p, Error* error) {
         p->tensors[i].saved = &h->tensors[i];
         if (!peft_parse_name(&p->tensors[i], path, error)) return false;
         if (peft_find(p, p->tensors[i].module, p->tensors[i].kind) != &p->tensors[i])
-            return fail_with(error, "%.600s holds %.160s for several adapters; give one of them", path, h->tensors[i].name);
+            return fail_with(error, "%.600s holds %.160s for several adapters; give one of them", path,
+                             h->tensors[i].name);
     }
     uint32_t node = json_get(&h->json, json_get(&h->json, 0, "__metadata__"), PEFT_BASE);
     if (node == JSON_NONE) return true;
@@ -207,9 +208,9 @@ static inline bool peft_read(float* values, PeftReading* p, PeftTensor* t, size_
     char expected[64];
     snprintf(expected, sizeof expected, dims == 2 ? "%zu x %zu" : "%zu", shape[0], shape[1]);
     t->used = true;
-    if (saved->dims != dims || saved->shape[0] != shape[0] || (dims == 2 && saved->shape[1] != shape[1]))
-        return fail_with(error, "%.600s: %.160s is not %s, the shape that it has for this model and adapter_config.json; "
-                         "they do not belong together", p->file.path, saved->name, expected);
+    if (saved->dims != dims || memcmp(saved->shape, shape, (size_t)dims * sizeof shape[0]) != 0)
+        return fail_with(error, "%.600s: %.160s is not %s, the shape that it has for this model and "
+                         "adapter_config.json; they do not belong together", p->file.path, saved->name, expected);
     if (!convert_knows(saved->type))
         return fail_with(error, "%.600s: %.160s is of type %s; weights must be F32, F16 or BF16", p->file.path,
                          saved->name, DTYPES[saved->type].safetensors);
@@ -278,12 +279,13 @@ static inline bool peft_add(PeftReading* p, const ForeignTensor* f, Error* error
     uint32_t targets = json_get(&p->json, 0, "target_modules");
     bool partial = !json_absent(&p->json, json_get(&p->json, 0, "layers_to_transform")) ||
                    !json_absent(&p->json, json_get(&p->json, 0, "exclude_modules"));
-    bool linear = f->cols > 0 && (s->parameters.tensors[f->tensor].shape.hidden || strcmp(f->name, "lm_head.weight") == 0);
+    bool of_block = s->parameters.tensors[f->tensor].shape.hidden;
+    bool linear = of_block || strcmp(f->name, "lm_head.weight") == 0;
     PeftTensor* whole = peft_find(p, f->name, 'w');
     snprintf(module, sizeof module, "%.*s", (int)(strrchr(f->name, '.') - f->name), f->name);
     if (whole && s->config.tied && strcmp(TENSOR_NAMES[f->row].ours, "token_embedding") == 0)
-        return fail_with(error, "%.600s: %.160s replaces an embedding that is also the head, and does not say of which; "
-                         "merge the adapter with PEFT's merge_and_unload()", p->file.path, whole->saved->name);
+        return fail_with(error, "%.600s: %.160s replaces an embedding that is also the head, and does not say of "
+                         "which; merge the adapter with PEFT's merge_and_unload()", p->file.path, whole->saved->name);
     if (whole) {
         SourcePair pair = {.tensor = f->tensor, .first = f->first, .rows = f->rows};
         SourcePair* to = source_pairs_add(&p->adapter->pairs, pair, max_size(f->cols, 1));
@@ -296,13 +298,13 @@ static inline bool peft_add(PeftReading* p, const ForeignTensor* f, Error* error
     char text[16] = "";  // another text is a regular expression: the tensors say what it names
     json_string(&p->json, targets, text, sizeof text);
     bool named = peft_lists(&p->json, targets, module) ||
-                 (strcmp(text, "all-linear") == 0 && s->parameters.tensors[f->tensor].shape.hidden);
+                 (strcmp(text, "all-linear") == 0 && of_block);
     if (linear && named && !has && !partial)
-        return fail_with(error, "%.600s has no lora_A.weight of %.160s, which \"target_modules\" names; use another copy",
-                         p->file.path, module);
+        return fail_with(error, "%.600s has no lora_A.weight of %.160s, which \"target_modules\" names; use another "
+                         "copy", p->file.path, module);
     if (has && !named && json_is(&p->json, targets, JSON_ARRAY))
-        return fail_with(error, "%.600s has a pair for %.160s, which \"target_modules\" does not name; use another copy",
-                         p->file.path, module);
+        return fail_with(error, "%.600s has a pair for %.160s, which \"target_modules\" does not name; use another "
+                         "copy", p->file.path, module);
     return true;
 }
 
@@ -320,8 +322,8 @@ static inline bool peft_check_names(const PeftReading* p, const char* key, char 
             found |= p->tensors[k].kind == kind && peft_matches(name, module);
         }
         if (!found)
-            return fail_with(error, "%.600s has no tensor of %.160s, which \"%s\" names; use another copy", p->file.path,
-                             text ? name : "what is no name", key);
+            return fail_with(error, "%.600s has no tensor of %.160s, which \"%s\" names; use another copy",
+                             p->file.path, text ? name : "what is no name", key);
     }
     return true;
 }
@@ -380,14 +382,14 @@ static inline bool adapter_check_base(const Adapter* a, ModelSource* s, Error* e
     if (!a->names_base) return true;
     if (!source_hash(&hash, s, error)) return false;
     return hash == a->base ||
-           fail_with(error, "%.600s was trained on other weights than those of %.600s (hash %016llx, here %016llx); give "
-                     "the model that it was trained on", a->path, s->path, (unsigned long long)a->base,
+           fail_with(error, "%.600s was trained on other weights than those of %.600s (hash %016llx, here %016llx); "
+                     "give the model that it was trained on", a->path, s->path, (unsigned long long)a->base,
                      (unsigned long long)hash);
 }
 
 static inline void adapter_describe(FILE* file, const Adapter* a) {
-    say(file, "adapter %s: %zu tensors, rank %zu, norms of the products from %.3g to %.3g%s", a->path, a->pairs.count, a->r,
-        a->smallest, a->largest, a->names_base ? "" : "; it does not name its base, so only shapes are compared");
+    say(file, "adapter %s: %zu tensors, rank %zu, norms of the products from %.3g to %.3g%s", a->path, a->pairs.count,
+        a->r, a->smallest, a->largest, a->names_base ? "" : "; it does not name its base, so only shapes are compared");
 }
 
 // Adds adapters, a list of directories separated by commas, to what source_read returns. notes: where each is
@@ -405,24 +407,24 @@ static inline bool source_add_adapters(ModelSource* s, const char* list, FILE* n
         ok = adapter_open(&a, path, s, error) && (adapter_check_base(&a, s, error) || (adapter_close(&a), false));
         if (!ok) break;
         if (notes) adapter_describe(notes, &a);
-        size_t count = all.count + a.pairs.count;
-        SourcePair* both = (SourcePair*)realloc(all.pairs, count * sizeof(SourcePair));
-        ok = both != NULL || fail_memory(error, path, count * sizeof(SourcePair));
-        if (both) {
-            memcpy(both + all.count, a.pairs.pairs, a.pairs.count * sizeof(SourcePair));
-            all.pairs = both;
-            all.count = all.capacity = count;
+        size_t sum = all.count + a.pairs.count;
+        SourcePair* more = (SourcePair*)realloc(all.pairs, sum * sizeof(SourcePair));
+        ok = more != NULL || fail_memory(error, path, sum * sizeof(SourcePair));
+        if (more) {
+            memcpy(more + all.count, a.pairs.pairs, a.pairs.count * sizeof(SourcePair));
+            all.pairs = more;
+            all.count = all.capacity = sum;
             a.pairs.count = 0;
         }
         adapter_close(&a);
     }
-    SourcePair* both = ok ? (SourcePair*)realloc(s->merged.pairs, (s->merged.count + all.count) * sizeof(SourcePair)) : NULL;
+    size_t count = s->merged.count + all.count;
+    SourcePair* both = ok ? (SourcePair*)realloc(s->merged.pairs, count * sizeof(SourcePair)) : NULL;
     if (ok && both == NULL) ok = fail_memory(error, s->path, all.count * sizeof(SourcePair));
     if (ok) {
         memcpy(both + s->merged.count, all.pairs, all.count * sizeof(SourcePair));
         s->merged.pairs = both;
-        s->merged.count += all.count;
-        s->merged.capacity = s->merged.count;
+        s->merged.count = s->merged.capacity = count;
         s->held = SIZE_MAX;
         all.count = 0;
     }
@@ -474,8 +476,8 @@ static inline bool adapter_configure(Config* c, const Adapter* a, const ModelSou
                                      Error* error) {
     int targets;
     if (!a->plain)
-        return fail_with(error, "%.600s has pairs of several ranks or scales, or more than pairs, and cannot be trained "
-                         "further; without --lora it is merged into the weights", a->path);
+        return fail_with(error, "%.600s has pairs of several ranks or scales, or more than pairs, and cannot be "
+                         "trained further; without --lora it is merged into the weights", a->path);
     if (s->config.lora)
         return fail_with(error, "%.600s has pairs of LoRA of its own, and --adapter others; leave out one of the two",
                          s->path);
@@ -506,8 +508,8 @@ static inline bool adapter_set(Model* model, const Adapter* a, const ModelSource
         }
     }
     return set == a->pairs.count ||
-           fail_with(error, "%.600s has %zu pairs, and the model %zu; leave out --lora-targets", a->path, a->pairs.count,
-                     set);
+           fail_with(error, "%.600s has %zu pairs, and the model %zu; leave out --lora-targets", a->path,
+                     a->pairs.count, set);
 }
 
 #endif  // LLMTRAIN_PEFT_H

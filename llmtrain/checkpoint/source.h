@@ -44,8 +44,8 @@ typedef struct {
     const BnbWeight* quantized;  // a whole matrix of 4 bits, which has no position; NULL: it is not
 } SourcePiece;
 
-// What an adapter changes of one of our tensors: its rows [first, first + rows) += scale * b a; DoRA then gives each row
-// the length in `magnitude`. r 0: the rows become those of a.
+// What an adapter changes of one of our tensors: its rows [first, first + rows) += scale * b a; DoRA then gives each
+// row the length in `magnitude`. r 0: the rows become those of a.
 typedef struct {
     size_t tensor, first, rows, r;
     float scale;
@@ -735,8 +735,8 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
         bool adapter = source_has(&known, path, PEFT_CONFIG, error);
         ok = source_open_newest(s, path, &found, error);
         if (ok && !found && adapter)
-            ok = fail_with(error, "%.600s holds a LoRA adapter, not a model; give the model that it was trained on, and "
-                           "the adapter with --adapter", path);
+            ok = fail_with(error, "%.600s holds a LoRA adapter, not a model; give the model that it was trained on, "
+                           "and the adapter with --adapter", path);
         if (ok && !found)
             ok = fail_with(error, "%.600s holds no model: neither checkpoints nor config.json; give a run, a "
                            "checkpoint, a Hugging Face directory, or an llm.c file", path);

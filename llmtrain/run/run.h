@@ -417,7 +417,7 @@ static inline bool run_choose_lora(Run* run, Flags* flags, Error* error) {
     Adapter adapter;
     bool given[3];
     if (o->adapter && !o->init_from)
-        return fail_with(error, "--adapter changes the weights of --init-from; give the model that it was trained on") ||
+        return fail_with(error, "--adapter is for a model of --init-from; give the one that it was trained on") ||
                fail_as(error, ERROR_USAGE);
     if (!o->adapter || c->lora == 0) return true;
     for (int i = 0; i < 3; i++) given[i] = flag_was_given(flags, names[i]);
