@@ -65,6 +65,8 @@ static const char START[] =
     "$P/train --data $S/old/x_train_000000.bin --out $S/words" SHAPE "\n"
     "$P/train --data $S/told/x_train_000000.bin --out $S/answers" SHAPE "\n"
     "$P/export --out $S/words --to hf --dir $S/hf\n"
+    "$P/train --data $S/old/x_train_000000.bin --out $S/pairs --init-from $S/hf --lora 2 --batch 1 --seq 16 --steps 2\n"
+    "$P/export --out $S/pairs --to peft --dir $S/adapter\n"
     "cp -r $S/hf $S/chat\n"
     "echo '{{ messages[0].content }}' > $S/chat/chat_template.jinja\n"
     "printf '%s\\n' '{\"prompt\": \"Tom\"}' '{\"messages\": [{\"role\": \"user\", \"content\": \"Lily has\"}]}'"
@@ -105,6 +107,8 @@ static const struct {
     {.name = "packed", .command = "$P/train --data $S/told/x_train_000000.bin --out $W/run" SHAPE, RESUMED},
     {.name = "import", .command = "$P/train --data $S/old/x_train_000000.bin --out $W/run --init-from $S/hf --batch 1"
      " --seq 16 --steps 4", RESUMED},
+    {.name = "pairs", .command = "$P/train --data $S/old/x_train_000000.bin --out $W/run --init-from $S/hf --adapter"
+     " $S/adapter --lora 2 --batch 1 --seq 16 --steps 4", RESUMED},
     {.name = "ranks", .more = true, .command = RUN SAVES " --ranks 2 --zero 1", RESUMED},
     {.name = "plan", .prints = true, .more = true, .command = RUN " --plan --ranks 2"},
     {.name = "restart", .more = true, .results = LAST_STEP,
@@ -113,6 +117,8 @@ static const struct {
     {.name = "hf", .command = "$P/export --out $S/words --to hf --dir $W/hf"},
     {.name = "llm.c", .command = "$P/export --init-from $S/hf --to llm.c --dir $W/llm.c"},
     {.name = "gguf", .command = "$P/export --out $S/words --to gguf --dtype q8_0 --dir $W/gguf"},
+    {.name = "adapter", .command = "$P/export --out $S/pairs --to peft --dir $W/adapter"},
+    {.name = "merged", .command = "$P/export --out $S/pairs --adapter $S/adapter --to hf --dir $W/hf"},
     {.name = "generate", .prints = true, .more = true,
      .command = "$P/generate --out $S/run --prompt Tom --tokens 8 --samples 2"},
     {.name = "ids", .prints = true, .more = true,

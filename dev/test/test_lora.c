@@ -380,9 +380,9 @@ static void test_layouts(void) {
         for (size_t i = f; i < COUNT_OF(cases); i += f == 0 ? 3 : 1) {  // all for llama, some for gpt2
             if (expected == 0 || strcmp(usual, cases[i].alone) != 0) {
                 remove_tree("alone");
-                expect(run_program(train_program, text_of(SMALL " %s " LORA " --reduce exact --total-batch 128 "
-                                                          "--steps 4 --out alone %s", families[f], cases[i].alone)) == 0,
-                       "alone");
+                const char* line = text_of(SMALL " %s " LORA " --reduce exact --total-batch 128 --steps 4 --out alone %s",
+                                           families[f], cases[i].alone);
+                expect(run_program(train_program, line) == 0, "alone");
                 usual = cases[i].alone;
                 expected = hash_of("alone", 4);
             }
