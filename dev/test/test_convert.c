@@ -1382,7 +1382,7 @@ static void test_bad_weights(void) {
     put_text("one/model.safetensors", "<html><body>Not found</body></html>");
     expect_bad("one", "model.safetensors begins with '<', as a web page does", "a web page");
     put_text("empty/adapter_config.json", "{}");
-    expect_bad("empty", "holds a LoRA adapter, not a model; merge it", "an adapter");
+    expect_bad("empty", "holds a LoRA adapter, not a model; give the model", "an adapter");
     put_bytes("one/model.safetensors", weights, bytes);
     replace("one/model.safetensors", "\"F32\",\"shape\":[16]", "\"I32\",\"shape\":[16]");
     expect_bad("one", "is of type I32", "another type");
