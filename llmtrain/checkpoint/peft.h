@@ -106,7 +106,7 @@ static inline bool peft_pattern(double* number, const Json* json, const char* ke
     bool found = false;
     *number = usual;
     for (uint32_t i = json_first(json, patterns); i != JSON_NONE; i = json_next(json, i)) {
-        if (strpbrk(json_key(json, i), "*+?[](){}|\\$"))
+        if (json_key(json, i)[strcspn(json_key(json, i), "*+?[](){}|\\$")] != 0)
             return fail_with(error, "%.600s: \"%s\" has the regular expression %.80s, and names alone are read here; "
                              "name the modules", path, key, json_key(json, i));
         if (found || !peft_matches(json_key(json, i), module)) continue;
