@@ -85,6 +85,7 @@ typedef struct {
     KvCache cache;
     Dropout dropout;
     Objective objective;      // none: the mean loss of the targets
+    HeadRule rule;            // none: the cross-entropy of the targets
     size_t logits_rows;       // rows of logits that exist at a time
     size_t workspace;         // bytes that options.matmul_algorithms need
     void* scratch;            // (model_scratch_bytes) for the operations
@@ -239,8 +240,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
               pipeline_plan(p, &options.pipeline, &options.ranks, config, options.T, error);
     if (ok && p->pp > 1) model->options.slots = pipeline_slots(p);
     ok = ok && ((model->slots = slots_create(model->options.slots, config->layers, model_blocks(model), recomputed,
-                                             p->table.splits,
-                                             options.mask_documents ? options.B * options.T : 1)) ||
+                                             p->table.splits, options.mask_documents ? options.B * options.T : 1)) ||
                 fail_with(error, "out of memory for the table of activations"));
     model->activations = model->slots;
     ok = ok && matmul_choices_workspace(options.matmul_algorithms, &model->workspace, error) &&
@@ -529,8 +529,7 @@ static inline void block_forward(Model* model, size_t l) {
 // input of its first_block.
 static inline void block_output(const Model* model, floatX* out, size_t l) {
     const Activations* a = model->activations;
-    residual_forward(out, a->blocks[l].attention_residual, a->branch, a->rows * model->config.channels,
-                     model->stream);
+    residual_forward(out, a->blocks[l].attention_residual, a->branch, a->rows * model->config.channels, model->stream);
 }
 
 // The input of block 0 = the embedding of the slot's tokens.
@@ -600,9 +599,11 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
         rows = min_size(model->logits_rows, M - first % M);
         head_forward(model, all + first * C, rows);
         watch_at(&model->watch, WATCH_LOGITS, first);
-        // logits become dlogits = dloss * weight * (softmax(logits) - one-hot(target))
-        tensor_classifier(t, a->logits, losses + first, a->targets + first, dloss, weights ? weights + first : NULL,
-                          rows, c->vocab, config_padded_vocab(c), model->stream);
+        // logits become dlogits = dloss * weight * (softmax(logits) - one-hot(target)), or what a rule says
+        const float* of_rows = weights ? weights + first : NULL;
+        if (model->rule.apply) model->rule.apply(model->rule.context, a->logits, losses + first, dloss, first, rows);
+        else tensor_classifier(t, a->logits, losses + first, a->targets + first, dloss, of_rows, rows, c->vocab,
+                               config_padded_vocab(c), model->stream);
         if (dloss == 0.0f) continue;
         // dhidden = dlogits head_weight
         TensorSum sum = {model_tensor(model, head.weight), W, NULL, a->logits, true, first, rows};
@@ -615,8 +616,7 @@ static inline void model_head(Model* model, const float* weights, float dloss) {
         if ((first + rows) % M == 0) leaf_end(&model->layers, first / M, head.weight);
     }
     if (t->has_leaves && dloss != 0.0f) tensor_scatter(t, model->gradients.hidden, NULL, N, C, model->stream);
-    if (t->tp > 1)
-        device_copy(a->losses, losses + t->rank * a->rows, a->rows * sizeof(float), model->stream);
+    if (t->tp > 1) device_copy(a->losses, losses + t->rank * a->rows, a->rows * sizeof(float), model->stream);
     watch_at(&model->watch, WATCH_LOSS, 0);
 }
 
@@ -744,8 +744,7 @@ static inline void block_backward(Model* model, size_t l) {
     block_attention_backward(model, l);
     watch_at(&model->watch, WATCH_ATTENTION_BACKWARD, l);
     // 2. back by the rotations, through the norms of queries and keys, and through the matmul to norm1's output
-    if (c->family == FAMILY_LLAMA)
-        rope_backward(g->qkv, model->rope, a->positions, p.N, p.H, p.K, p.D, model->stream);
+    if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->rope, a->positions, p.N, p.H, p.K, p.D, model->stream);
     if (c->qk_norm) block_qk_norm_backward(model, l);
     linear_backward(&model->layers, g->hidden, g->qkv, s->norm1, b->qkv, N);
     // 1. through norm1: residual += d(input)
@@ -840,15 +839,16 @@ static inline void model_losses(Model* model, const int32_t* tokens, const int32
     exact_sum(&model->flat.sums->losses, model->activations->losses, model->activations->rows, model->stream);
 }
 
-// The head of a micro-batch of a step, forward and backward. The gradients of a tied head are complete.
-static inline void model_head_step(Model* model) {
+// The head of a micro-batch of a step, forward and backward, with an objective's weights or those given.
+static inline void model_head_step(Model* model, const float* weights) {
     FlatVector* flat = &model->flat;
     size_t N = model->activations->B * model->activations->T;  // of all ranks that share it
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->dp_world) / (double)N;
-    const float* weights = model->objective.weigh ? model_head_losses(model) : NULL;  // the head twice
+    bool weighs = model->objective.weigh != NULL;
+    if (weighs) weights = model_head_losses(model);  // the head twice
     flat_begin_bucket(flat, model_head_bucket(model));
     model_head(model, weights, (float)dloss);
-    if (weights) device_copy(model->activations->losses, model->objective.values, N * sizeof(float), model->stream);
+    if (weighs) device_copy(model->activations->losses, model->objective.values, N * sizeof(float), model->stream);
     if (model->config.tied && model->pipeline.pp > 1) flat_end_bucket(flat, 0);
     else if (model->config.tied) flat_end_head(flat);
 }
@@ -863,7 +863,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     model->offloaded.backward = true;         // will follow: what is offloaded is kept for it
     model_forward(model);
     fault_point("backward");
-    model_head_step(model);
+    model_head_step(model, NULL);
     model_backward(model);
     exact_sum(&flat->sums->losses, model->activations->losses, model->activations->rows, model->stream);
 }

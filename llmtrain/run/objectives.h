@@ -62,12 +62,15 @@ static inline double objective_simpo(double d[2], const double x[2], const Objec
 }
 
 // "ORPO: Monolithic Preference Optimization without Reference Model", Hong et al., 2024: the loss of the chosen answer,
-// and that of the ratio of the odds. x is the mean: the odds are p / (1 - p), p = e^x.
+// and that of the ratio of the odds. x is the mean: the odds are p / (1 - p), p = e^x. A float does not tell a p above
+// 1 - 2^-24 from 1, where the odds are infinite: p is at most that. q = 1 - p, and the derivatives are those of the
+// sigmoid of the log of the ratio, multiplied out so that neither a p of 0 nor one of 1 divides 0 by 0.
 static inline double objective_orpo(double d[2], const double x[2], const ObjectiveOptions* o) {
-    double z = x[0] - x[1] - (log(-expm1(x[0])) - log(-expm1(x[1]))), s = o->beta * sigmoid_double(-z);
-    d[0] = -1 - s / -expm1(x[0]);
-    d[1] = s / -expm1(x[1]);
-    return -x[0] - o->beta * log_sigmoid_double(z);
+    double c = fmin(x[0], -0x1p-24), r = fmin(x[1], -0x1p-24), qc = -expm1(c), qr = -expm1(r);
+    double sum = exp(c - r) * qr + qc;
+    d[0] = -1 - o->beta / sum;
+    d[1] = o->beta * (qc / sum) / qr;
+    return -x[0] - o->beta * log_sigmoid_double(c - r - (log(qc) - log(qr)));
 }
 
 // "SLiC-HF: Sequence Likelihood Calibration with Human Feedback", Zhao et al., 2023, on the ratios of DPO.
@@ -82,10 +85,10 @@ static inline double objective_hinge(double d[2], const double x[2], const Objec
 // undesirable one x[0] and d[0] have the other sign. --margin is the paper's reference point, its estimate of the KL
 // divergence, here a number.
 static inline double objective_kto(double d[2], const double x[2], const ObjectiveOptions* o) {
-    double s = sigmoid_double(o->beta * x[0]);
-    d[0] = -o->beta * s * (1 - s);
+    double left = sigmoid_double(-o->beta * x[0]);  // 1 - sigmoid(x), which would cancel
+    d[0] = -o->beta * sigmoid_double(o->beta * x[0]) * left;
     d[1] = 0;
-    return 1 - s;
+    return left;
 }
 
 static const struct {

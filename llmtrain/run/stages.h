@@ -62,7 +62,7 @@ static inline void piece_backward(Model* model, size_t piece) {
     size_t n = a->rows * model->config.channels;
     Channel* out = &p->channels[GROUP_BACKWARD_OUT];
     if (piece + 1 == pipeline_pieces(p)) {
-        model_head_step(model);
+        model_head_step(model, NULL);
         exact_sum(&model->flat.sums->losses, a->losses, a->rows, model->stream);
         model_final_norm_backward(model);
     } else if (pipeline_sends_back(p, piece + 1, ends)) {
