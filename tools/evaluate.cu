@@ -38,7 +38,7 @@ static Flags options_flags(Options* o) {
                   "file that keeps the scores of finished items: the same command continues from it after an "
                   "interruption"),
         FLAG_TEXT("logps", &o->logps, NULL, "FILE", 0,
-                  "with --data that has conversations: write the log-probability of each, for --reference of ./train"),
+                  "with --data that has conversations: write their log-probabilities, which ./train reads as --reference"),
         FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0,
                    "tokens per sequence; 0: the model's context, at most 2048"),
         FLAG_COUNT("val-overlap", &o->overlap, 0, 0, 1e7, 0,

@@ -3,12 +3,13 @@
 
     python3 dev/peers/objectives.py          # rewrites dev/test/fixtures/objectives.txt
 
-The formulas of TRL in decimals of 120 digits, so that nothing cancels, and derivatives by central differences of them,
+The formulas of TRL in decimals of 460 digits, so that nothing cancels, and derivatives by central differences of them,
 so that no formula of a derivative is needed. With TRL (pip install trl, PyTorch for the CPU) they are compared with its
 own code: the loops of DPOTrainer and KTOTrainer over loss types, taken from their sources, and the functions of
 CPOTrainer and ORPOTrainer, which computes in float32.
 
-A line has: objective, beta, margin, label smoothing, x of the chosen answer, of the rejected one, loss, its derivatives.
+A line has: objective, beta, margin, label smoothing, x of the chosen answer, of the rejected one, the loss, and its two
+derivatives.
 x is the sum, or for ipo, simpo and orpo the mean, of an answer's log-probabilities, less the reference's. Smoothing is
 that of cDPO ("A Note on DPO with Noisy Preferences"), which TRL has as label_smoothing of CPO; its DPO loss `robust`
 subtracts the second term and divides by 1 - 2 e.
@@ -19,7 +20,7 @@ import os
 import textwrap
 from decimal import Decimal, getcontext
 
-getcontext().prec = 120
+getcontext().prec = 460  # e^-800 beside 1, and differences of that
 STEP = Decimal(10) ** -30
 HERE = os.path.dirname(os.path.abspath(__file__))
 FIXTURE = os.path.join(HERE, "..", "test", "fixtures", "objectives.txt")
@@ -203,8 +204,8 @@ def compare():
 def main():
     compare()
     with open(FIXTURE, "w", encoding="utf-8") as file:
-        file.write("# Written by dev/peers/objectives.py: objective, beta, margin, label smoothing, x of both answers, the "
-                   "loss, its derivatives\n")
+        file.write("# Written by dev/peers/objectives.py: objective, beta, margin, label smoothing, x of both answers, "
+                   "the loss, its derivatives\n")
         count = 0
         for name, (c, r, beta, margin, e) in cases():
             numbers = (beta, margin, e, c, r, *evaluate(name, (c, r, beta, margin, e)))

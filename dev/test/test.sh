@@ -163,6 +163,7 @@ for test in "$@"; do
         inlined) check "loops of the trainer call no function for each element" inlined ;;
         races) races ;;
         first) check "examples/first.c trains and writes" "$build/first" ;;
+        grpo) check "examples/grpo.c: the rates of all sentences are those of two formulas" "$build/grpo" ;;
         tour)
             check "a step of GPT-2 has 90 operations, none of which writes a NaN" tour gpt2 90
             check "a step of Llama has 78 operations, none of which writes a NaN" tour llama 78 ;;

@@ -1127,6 +1127,39 @@ static void test_lost_line(void) {
     remove_tree("a");
 }
 
+// A validation loss of any length takes the place of null in its line: every line stays one object of JSON.
+static void test_short_validation(void) {
+    static const double losses[] = {3, 0, 2.5, 12, 1e-300, 2.7182818284590452, NAN, 7};
+    Log log;
+    MixtureCounts none = {0};
+    StepLog s = {.val_loss = NAN, .mixture = &none};
+    Error error;
+    size_t lines = 0;
+    remove_tree("a");
+    need(directory_make("a", &error) && log_open(&log, "a", &error), "%s", error.text);
+    for (size_t i = 0; i < COUNT_OF(losses); i++) {
+        s.step = i + 1;
+        log_write(&log, &s);
+        need(log_add_val_loss(&log, losses[i], &error), "%s", error.text);
+    }
+    log_close(&log);
+    char *text = text_read("a/metrics.jsonl", NULL), *rest = text;
+    for (char* line; (line = strsep(&rest, "\n")) != NULL && *line; lines++) {
+        Json json;
+        double step = 0, loss = NAN;
+        if (!expect(json_parse(&json, line, strlen(line), "a", &error), "%s: %s", line, error.text)) continue;
+        json_number(&json, json_get(&json, 0, "step"), &step);
+        json_number(&json, json_get(&json, 0, "val_loss"), &loss);
+        expect(lines < COUNT_OF(losses) && step == (double)(lines + 1) &&
+               (isnan(losses[lines]) ? isnan(loss) : loss == losses[lines]), "step %g: %s", step, line);
+        json_free(&json);
+    }
+    expect(lines == COUNT_OF(losses), "%zu lines", lines);
+    verdict("a validation loss of 1 character or of 20 takes the place of null in the log");
+    free(text);
+    remove_tree("a");
+}
+
 // A validation whose loss does not reach the log does not count, on all ranks: the next start does not know it.
 static void test_lost_validation(void) {
     remove_tree("a");
@@ -1650,8 +1683,8 @@ int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--runs", test_runs}, {"--files", test_files}, {"--files", test_tier_waits}, {"--signals", test_signal},
         {"--signals", test_second_interrupt}, {"--signals", test_intact_work}, {"--signals", test_no_number},
-        {"--signals", test_lost_line}, {"--signals", test_lost_validation}, {"--signals", test_visible_names},
-        {"--runs", test_no_checkpoint_left},
+        {"--signals", test_lost_line}, {"--signals", test_short_validation}, {"--signals", test_lost_validation},
+        {"--signals", test_visible_names}, {"--runs", test_no_checkpoint_left},
         {"--signals", test_events}, {"--signals", test_torn_events},
         {"--damage", test_damage}, {"--damage", test_best}, {"--damage", test_pruning},
         {"--damage", test_keep_rules}, {"--damage", test_setting_aside},

@@ -68,13 +68,7 @@ typedef struct {
 
 // Operations of block_forward that can run again, in its order.
 typedef enum {
-    BLOCK_NORM1,
-    BLOCK_QKV,
-    BLOCK_ATTENTION,
-    BLOCK_ATTENTION_OUT,
-    BLOCK_NORM2,
-    BLOCK_FFN_IN,
-    BLOCK_FFN_ACT,
+    BLOCK_NORM1, BLOCK_QKV, BLOCK_ATTENTION, BLOCK_ATTENTION_OUT, BLOCK_NORM2, BLOCK_FFN_IN, BLOCK_FFN_ACT,
     BLOCK_OPERATIONS,
     BLOCK_KEPT = BLOCK_OPERATIONS  // of an array that every block keeps
 } BlockOperation;

@@ -15,9 +15,8 @@ typedef struct {
     float *weights, *values;                    // (N) each, on the device; the values add up to that of the batch
 } Objective;
 
-// Makes of `rows` rows of logits, which are those of the batch from row `first` on, their losses and, if dloss is not 0,
-// in place their gradient: dloss times that of the sum of the losses. With a weight of 0 a row has neither. The arrays
-// are on the device, (rows, padded vocabulary) and (rows). For objectives of distributions: distillation, entropies.
+// Makes of logits (rows, padded vocabulary), those of the batch from row `first` on, their losses and, if dloss is not
+// 0, in place their gradient: dloss times that of the sum of the losses. For distillation, entropies; on the device.
 typedef struct {
     void (*apply)(void* context, floatX* logits, float* losses, float dloss, size_t first, size_t rows);  // NULL: none
     void* context;

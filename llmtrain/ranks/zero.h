@@ -524,8 +524,7 @@ static inline void flat_layout(FlatVector* flat, Arena* arena) {
     const FlatOptions* holds = &flat->holds;
     size_t sums = flat->sums_size, state = flat->master_size;
     bool exact = flat->options.reduce == REDUCE_EXACT;
-    flat->params =
-        (floatX*)arena_take(arena, "parameters (" FLOATX_NAME ")", flat->params_size * sizeof(floatX));
+    flat->params = (floatX*)arena_take(arena, "parameters (" FLOATX_NAME ")", flat->params_size * sizeof(floatX));
     for (size_t i = 0; i < 2 && flat->sharded > 0; i++)
         flat->gathered[i] = (floatX*)arena_take(arena, "gathered parameters", flat_longest(flat) * sizeof(floatX));
     flat->sums = (StepSums*)arena_take(arena, "sums", sizeof *flat->sums);

@@ -17,12 +17,12 @@
 //   model_update(&model, update, lr, 1);
 //
 // The step's gradient is the sum of weight * d(-log p) over all micro-batches and ranks, divided by the sum of the
-// counts. With weights of 1 and the number of targets as the count it has the bits of model_gradients. The head's matmul
-// runs twice, since logits are not kept. Ranks may share the batches (--ranks, --zero), not a sequence or the layers
-// (tp, cp, pp): score_check says so. Weights and losses are on the host, (B, T).
+// counts. With weights of 1 and the number of targets as the count it has the bits of model_gradients. The head's
+// matmul runs twice, since logits are not kept. Ranks may share the batches (--ranks, --zero), not a sequence or the
+// layers (tp, cp, pp): score_check says so. Weights and losses are on the host, (B, T).
 //
-// What a step minimizes may also be changed inside of model_gradients: an Objective weighs the tokens of each batch, and
-// a HeadRule (both in model/objective.h) computes losses and gradients from the logits themselves.
+// What a step minimizes may also be changed inside of model_gradients: an Objective weighs the tokens of each batch,
+// and a HeadRule (both in model/objective.h) computes losses and gradients from the logits themselves.
 
 #ifndef LLMTRAIN_SCORE_H
 #define LLMTRAIN_SCORE_H
@@ -82,7 +82,7 @@ static inline bool model_backward_hidden(Model* model, const float* dhidden, siz
     FlatVector* flat = &model->flat;
     const Tensor* head = model_tensor(model, model->weights.head.weight);
     size_t N = model->activations->rows, n = N * model->config.channels;
-    double scale = flat->loss_scale / (double)(flat->micro_batches * flat->dp_world) / (double)N;
+    double scale = flat->loss_scale / (double)(flat->micro_batches * flat->dp_world * N);
     floatX* stored = (floatX*)memory_allocate(n * sizeof(floatX));
     if (stored == NULL) return fail_with(error, "out of memory for the gradients of a batch's hidden states");
     for (size_t i = 0; i < n; i++) stored[i] = floatX_of((float)(scale * (double)dhidden[i]));
@@ -100,10 +100,11 @@ static inline bool model_backward_hidden(Model* model, const float* dhidden, siz
 // ------------------------------------------------------------------------------------------------
 // 3. Sequences
 
-// Between model_finish_step and model_update: of each of B sequences, tokens and targets (B, T), that were a micro-batch
-// of the step, the mean loss of its targets and the norm of its part of the step's gradient; the parts add up to the
-// gradient. Times what the step's mean is over, it is the norm of the gradient of the sum over the sequence. Costs as
-// much as the forward and backward of the batch, and memory as tracing does (trace.h); the step's sums stay as they are.
+// Between model_finish_step and model_update: of each of B sequences, tokens and targets (B, T), that were a
+// micro-batch of the step, the mean loss of its targets and the norm of its part of the step's gradient; the parts add
+// up to the gradient. Times what the step's mean is over, it is the norm of the gradient of the sum over the sequence.
+// Costs as much as the forward and backward of the batch, and memory as tracing does (trace.h); the step's sums stay as
+// they are.
 static inline bool sequence_norms(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T,
                                   double* losses, double* norms, Error* error) {
     StepTrace trace;
