@@ -51,7 +51,8 @@ static inline floatX* context_own(const ContextRanks* c, floatX* array) {
 }
 
 static inline void context_exchange(const ContextRanks* c, floatX* out, const floatX* in, size_t n, Stream stream) {
-    flat_all_to_all(c->flat, GROUP_CONTEXT, out, in, n, FLOATX_DTYPE, stream);
+    size_t slot = flat_start_all_to_all(c->flat, GROUP_CONTEXT, out, in, n, FLOATX_DTYPE, stream);
+    flat_wait(c->flat, GROUP_CONTEXT, slot, stream);
 }
 
 // After flat_connect: an exchange without meaning. NCCL connects ranks at their first collective, for which no other

@@ -29,22 +29,20 @@ static inline const floatX* linear_gather(const Layers* l, const floatX* x, Line
     return tensor_gather(l->ranks, x, N * l->ranks->tp, width, l->stream);
 }
 
-// out (N, C) = this rank's rows of x weight^T + bias, or of x weight if `backward`, where all ranks' leaves are summed.
-static inline void linear_sum(const Layers* l, floatX* out, const floatX* x, Linear linear, bool backward,
-                              size_t N) {
-    const Tensor* weight = layer_tensor(l, linear.weight);
-    size_t all = N * l->ranks->tp, C = backward ? linear_inputs(l, linear) : linear_outputs(l, linear);
-    const floatX* bias = backward ? NULL : layer_param(l, linear.bias);
-    TensorSum sum = {weight, layer_param(l, linear.weight), bias, x, backward, 0, all};
+// This rank's terms of x weight^T, or of x weight if `backward`, of all rows that share them.
+static inline void linear_sum(const Layers* l, const floatX* x, Linear linear, bool backward, size_t N) {
+    TensorSum sum = {layer_tensor(l, linear.weight), layer_param(l, linear.weight),
+                     backward ? NULL : layer_param(l, linear.bias), x, backward, 0, N * l->ranks->tp};
     tensor_sum(l->ranks, &sum, l->stream);
-    tensor_scatter(l->ranks, out, bias, all, C, l->stream);
 }
 
 // out (N, outputs) = in (N, inputs) weight^T + bias
 static inline void linear_forward(const Layers* l, floatX* out, const floatX* in, Linear linear, size_t N) {
     size_t inputs = linear_inputs(l, linear);
     if (l->ranks->has_leaves && linear_is_split(l, linear, SPLIT_COLUMNS)) {
-        linear_sum(l, out, in, linear, false, N);
+        linear_sum(l, in, linear, false, N);
+        tensor_scatter(l->ranks, out, layer_param(l, linear.bias), N * l->ranks->tp, linear_outputs(l, linear),
+                       l->stream);
     } else {
         matmul_forward(out, linear_gather(l, in, linear, SPLIT_ROWS, N, inputs), layer_param(l, linear.weight),
                        layer_param(l, linear.bias), N * l->ranks->tp, linear_outputs(l, linear), inputs, l->stream);
@@ -89,8 +87,13 @@ static inline void linear_backward_rows(const Layers* l, float* dweight, float* 
                                linear_inputs(l, linear), l->stream);
 }
 
-// The same of all rows, leaf by leaf; frozen tensors are skipped. dout, in: as linear_backward has them; gathered:
-// dout or, if the layer is divided by inputs, that of all ranks.
+// Whether there are gradients of the weight or of the bias to compute now.
+static inline bool linear_has_gradient(const Layers* l, Linear linear) {
+    return layer_grad(l, linear.weight) || layer_grad(l, linear.bias);
+}
+
+// The same of all rows, leaf by leaf; frozen tensors are skipped. dout: as linear_backward has it; gathered, in: of all
+// ranks if the layer is divided by inputs, or by outputs.
 static inline void linear_backward_leaves(const Layers* l, const floatX* dout, const floatX* gathered, const floatX* in,
                                           Linear linear, size_t N) {
     size_t outputs = linear_outputs(l, linear), inputs = linear_inputs(l, linear), all = N * l->ranks->tp;
@@ -103,7 +106,6 @@ static inline void linear_backward_leaves(const Layers* l, const floatX* dout, c
         leaf_end(l, leaf, linear.bias);
     }
     if (whole) dbias = NULL;
-    if (dweight || dbias) in = linear_gather(l, in, linear, SPLIT_ROWS, N, inputs);
     for (size_t leaf = 0; leaf < layer_leaves(l, linear.weight); leaf++) {
         Slice rows = leaf_rows(l, linear.weight, leaf, all);
         linear_backward_rows(l, dweight, dbias, gathered + rows.first * outputs, in + rows.first * inputs, linear,
@@ -117,21 +119,39 @@ static inline void linear_backward_leaves(const Layers* l, const floatX* dout, c
 static inline void linear_backward_weight(const Layers* l, const floatX* dout, const floatX* in, Linear linear,
                                           size_t N) {
     const floatX* gathered = linear_gather(l, dout, linear, SPLIT_COLUMNS, N, linear_outputs(l, linear));
-    linear_backward_leaves(l, dout, gathered, in, linear, N);
+    const floatX* rows = linear_has_gradient(l, linear) ?
+        linear_gather(l, in, linear, SPLIT_ROWS, N, linear_inputs(l, linear)) : in;
+    linear_backward_leaves(l, dout, gathered, rows, linear, N);
     adapters_backward(l, NULL, dout, in, linear, true, N);
+}
+
+// linear_backward where din is a sum over the ranks: the rows that the weight's gradient needs arrive during the matmul
+// of din, and the sums travel during that of the weight.
+static inline void linear_backward_sums(const Layers* l, floatX* din, const floatX* dout, const floatX* in,
+                                        Linear linear, size_t N) {
+    const TensorRanks* t = l->ranks;
+    size_t inputs = linear_inputs(l, linear), all = N * t->tp;
+    bool trains = !l->defers && linear_has_gradient(l, linear);
+    size_t rows = trains ? tensor_start_gather(t, in, all, inputs, l->stream) : 0;
+    linear_sum(l, dout, linear, true, N);
+    if (trains) tensor_wait(t, rows, l->stream);
+    size_t sums = tensor_start_scatter(t, all, inputs, l->stream);
+    if (trains) linear_backward_leaves(l, dout, dout, t->tp > 1 ? t->gathered : in, linear, N);
+    tensor_end_scatter(t, sums, din, NULL, all, inputs, l->stream);
 }
 
 // din (N, inputs) = dout (N, outputs) weight; dweight, dbias.
 static inline void linear_backward(const Layers* l, floatX* din, const floatX* dout, const floatX* in, Linear linear,
                                    size_t N) {
     size_t outputs = linear_outputs(l, linear), inputs = linear_inputs(l, linear);
-    const floatX* gathered = linear_gather(l, dout, linear, SPLIT_COLUMNS, N, outputs);
-    if (l->ranks->has_leaves && linear_is_split(l, linear, SPLIT_ROWS))
-        linear_sum(l, din, dout, linear, true, N);
-    else
+    if (l->ranks->has_leaves && linear_is_split(l, linear, SPLIT_ROWS)) {
+        linear_backward_sums(l, din, dout, in, linear, N);
+    } else {
+        const floatX* gathered = linear_gather(l, dout, linear, SPLIT_COLUMNS, N, outputs);
         matmul_backward_input(din, gathered, layer_param(l, linear.weight), N * l->ranks->tp, outputs, inputs,
                               l->stream);
-    if (!l->defers) linear_backward_leaves(l, dout, gathered, in, linear, N);  // or block_weights does it
+        if (!l->defers) linear_backward_leaves(l, dout, gathered, in, linear, N);  // or block_weights does it
+    }
     adapters_backward(l, din, dout, in, linear, !l->defers, N);
 }
 

@@ -10,7 +10,7 @@
 //     rank 0 of 2   rows 0 .. M    -> gather ->   rows 0 .. 2M, heads 0 .. H/2   -> sum ->   rows 0 .. M
 //     rank 1        rows M .. 2M   -> gather ->   rows 0 .. 2M, heads H/2 .. H   -> sum ->   rows M .. 2M
 //
-// Backward the gradients go the same ways. The vocabulary is divided too: by rows of the embedding and of the head.
+// Backward the gradients go the same ways, while matmuls that do not need them run (linear_backward). The vocabulary is divided too: by rows of the embedding and of the head.
 //
 // A sum over the inputs of a layer is made in S parts, the leaves, each by one matmul into floats, which are added as a
 // binary tree: ((0 + 1) + (2 + 3)) ... The leaves of a rank are a subtree, and each rank adds the tree above them for
@@ -98,18 +98,28 @@ static inline void tensor_layout(TensorRanks* t, const BlockShape* s, size_t lar
     t->arrived = (float*)arena_take(arena, name, N * C * sizeof(float));
 }
 
-// A collective in place over the ranks' slices of `all`, of n elements each.
-static inline void tensor_collective(const TensorRanks* t, CommOperation operation, void* all, size_t n, Dtype type,
-                                     Stream stream) {
+static inline void tensor_wait(const TensorRanks* t, size_t slot, Stream stream) {
+    if (t->tp > 1) flat_wait(t->flat, GROUP_TENSOR, slot, stream);
+}
+
+// Starts a collective in place over the ranks' slices of `all`, of n elements each. tensor_wait waits for what is
+// returned.
+static inline size_t tensor_start(const TensorRanks* t, CommOperation operation, void* all, size_t n, Dtype type,
+                                  Stream stream) {
     size_t cuts[RANKS_TP_MAX + 1];
     for (size_t r = 0; r <= t->tp; r++) cuts[r] = r * n;
-    flat_exchange(t->flat, GROUP_TENSOR, operation, all, cuts, type, stream);
+    return flat_start_exchange(t->flat, GROUP_TENSOR, operation, all, cuts, type, stream);
+}
+
+static inline void tensor_collective(const TensorRanks* t, CommOperation operation, void* all, size_t n, Dtype type,
+                                     Stream stream) {
+    tensor_wait(t, tensor_start(t, operation, all, n, type, stream), stream);
 }
 
 // Part r of n elements of `in` goes to rank r; part r of `out` is from rank r.
 static inline void tensor_all_to_all(const TensorRanks* t, void* out, const void* in, size_t n, Dtype type,
                                      Stream stream) {
-    flat_all_to_all(t->flat, GROUP_TENSOR, out, in, n, type, stream);
+    tensor_wait(t, flat_start_all_to_all(t->flat, GROUP_TENSOR, out, in, n, type, stream), stream);
 }
 
 // After flat_connect: one of each, see context_connect.
@@ -120,14 +130,19 @@ static inline void tensor_connect(const TensorRanks* t, Stream stream) {
         tensor_collective(t, o, t->partial[0], 1, DTYPE_F32, stream);
 }
 
-// Rows (N, C) of all ranks, from this rank's M = N/tp; they stay until the next call.
+// Starts to gather rows (N, C) of all ranks, from this rank's M = N/tp.
+static inline size_t tensor_start_gather(const TensorRanks* t, const floatX* rows, size_t N, size_t C, Stream stream) {
+    size_t n = N / t->tp * C;
+    if (t->tp == 1) return 0;
+    device_copy(t->gathered + t->rank * n, rows, n * sizeof(floatX), stream);
+    return tensor_start(t, COMM_ALL_GATHER, t->gathered, n, FLOATX_DTYPE, stream);
+}
+
+// Rows (N, C) of all ranks; they stay until the next call.
 static inline const floatX* tensor_gather(const TensorRanks* t, const floatX* rows, size_t N, size_t C,
                                           Stream stream) {
-    size_t n = N / t->tp * C;
-    if (t->tp == 1) return rows;
-    device_copy(t->gathered + t->rank * n, rows, n * sizeof(floatX), stream);
-    tensor_collective(t, COMM_ALL_GATHER, t->gathered, n, FLOATX_DTYPE, stream);
-    return t->gathered;
+    tensor_wait(t, tensor_start_gather(t, rows, N, C, stream), stream);
+    return t->tp == 1 ? rows : t->gathered;
 }
 
 // A matmul whose terms the ranks share: x (N, inputs) weight^T + bias, or backward x (N, outputs) weight.
@@ -185,18 +200,26 @@ static inline void tensor_sum(const TensorRanks* t, const TensorSum* s, Stream s
     else matmul_forward(out, s->x, s->values, t->rank == 0 ? s->bias : NULL, s->N, C, inputs, stream);
 }
 
-// out (N/tp, C) = this rank's rows of what tensor_sum has computed (N, C), added up over all ranks. bias: that of the
-// sums.
+// Starts to send what tensor_sum has computed (N, C): each rank its rows.
+static inline size_t tensor_start_scatter(const TensorRanks* t, size_t N, size_t C, Stream stream) {
+    if (t->tp == 1) return 0;
+    if (t->in_storage)
+        return tensor_start(t, COMM_REDUCE_SCATTER, t->partial[0], N / t->tp * C, FLOATX_DTYPE, stream);
+    return flat_start_all_to_all(t->flat, GROUP_TENSOR, t->arrived, t->partial[0], N * C, DTYPE_F32, stream);
+}
+
+// Then out (N/tp, C) = this rank's rows, added up over all ranks. bias: that of the sums.
+static inline void tensor_end_scatter(const TensorRanks* t, size_t slot, floatX* out, const floatX* bias, size_t N,
+                                      size_t C, Stream stream) {
+    size_t n = N / t->tp * C;
+    tensor_wait(t, slot, stream);
+    if (t->in_storage) device_copy(out, (floatX*)t->partial[0] + t->rank * n, n * sizeof(floatX), stream);
+    else leaves_sum(out, t->tp > 1 ? t->arrived : t->partial[0], bias, t->tp, N / t->tp, C, stream);
+}
+
 static inline void tensor_scatter(const TensorRanks* t, floatX* out, const floatX* bias, size_t N, size_t C,
                                   Stream stream) {
-    size_t n = N / t->tp * C;
-    if (t->in_storage) {
-        tensor_collective(t, COMM_REDUCE_SCATTER, t->partial[0], n, FLOATX_DTYPE, stream);
-        device_copy(out, (floatX*)t->partial[0] + t->rank * n, n * sizeof(floatX), stream);
-        return;
-    }
-    if (t->tp > 1) tensor_all_to_all(t, t->arrived, t->partial[0], N * C, DTYPE_F32, stream);
-    leaves_sum(out, t->tp > 1 ? t->arrived : t->partial[0], bias, t->tp, N / t->tp, C, stream);
+    tensor_end_scatter(t, tensor_start_scatter(t, N, C, stream), out, bias, N, C, stream);
 }
 
 // Copies a group of the query and key heads, of rows (N, (H + K + rest) unit), to a dense array, or back.

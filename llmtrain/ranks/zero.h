@@ -802,18 +802,22 @@ static inline void flat_share(FlatVector* flat, Bucket* k) {
     k->sharing = true;
 }
 
-// An exchange between the ranks of a group that is waited for at once: all_to_all of n elements, and a collective in
-// place (collectives.h). The slots take turns: on a GPU the host waits for one that was used a few times.
-static inline void flat_all_to_all(FlatVector* flat, RankGroup group, void* out, const void* in, size_t n, Dtype type,
-                                   Stream stream) {
+// Start an exchange between the ranks of a group: all_to_all of n elements, and a collective in place (collectives.h).
+// Return its slot, for collective_wait. The slots take turns: on a GPU the host waits for one that was used a few times.
+static inline size_t flat_start_all_to_all(FlatVector* flat, RankGroup group, void* out, const void* in, size_t n,
+                                           Dtype type, Stream stream) {
     size_t slot = flat->exchanges++ % (2 * flat->count);
     collective_all_to_all(&flat->groups[group], slot, out, in, n, type, stream);
-    collective_wait(&flat->groups[group], slot, stream);
+    return slot;
 }
-static inline void flat_exchange(FlatVector* flat, RankGroup group, CommOperation operation, void* data,
-                                 const size_t* cuts, Dtype type, Stream stream) {
+static inline size_t flat_start_exchange(FlatVector* flat, RankGroup group, CommOperation operation, void* data,
+                                         const size_t* cuts, Dtype type, Stream stream) {
     size_t slot = flat->exchanges++ % (2 * flat->count);
     collective_start(&flat->groups[group], slot, operation, data, cuts, type, stream);
+    return slot;
+}
+
+static inline void flat_wait(FlatVector* flat, RankGroup group, size_t slot, Stream stream) {
     collective_wait(&flat->groups[group], slot, stream);
 }
 
@@ -832,7 +836,9 @@ static inline void flat_reduce_common(FlatVector* flat, const Bucket* k) {
     void* sums = flat->exact ? (void*)(flat->exact + at) : (void*)(flat->grads + at);
     if (n == 0) return;
     for (size_t r = 0; r <= flat->tp; r++) cuts[r] = r < flat->tp ? shard_slice(n, r, flat->tp).first : n;
-    flat_exchange(flat, GROUP_TENSOR, COMM_ALL_REDUCE, sums, cuts, flat->exact ? DTYPE_I64 : DTYPE_F32, flat->stream);
+    size_t slot = flat_start_exchange(flat, GROUP_TENSOR, COMM_ALL_REDUCE, sums, cuts,
+                                      flat->exact ? DTYPE_I64 : DTYPE_F32, flat->stream);
+    flat_wait(flat, GROUP_TENSOR, slot, flat->stream);
 }
 
 // After the last micro-batch: waits for the reduction of a bucket, and sums the squares of its own slice's gradients.
