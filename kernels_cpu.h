@@ -45,6 +45,7 @@
 #include "llmtrain/ops/gemm.h"
 #include "llmtrain/ops/heads.h"
 #include "llmtrain/ops/leaves.h"
+#include "llmtrain/ops/nf4.h"
 #include "llmtrain/ops/optimizers/update.h"
 #include "llmtrain/ops/qk_norm.h"
 #include "llmtrain/ops/rope.h"

@@ -57,11 +57,11 @@ int main(int argc, char** argv) {
     auto codes = ladder_input<uint8_t>("codes", divide_up(n, 2), 256);
     auto scale_codes = ladder_input<uint8_t>("codes of scales", blocks, 256);
     auto scales = ladder_input<float>("scales", divide_up(blocks, NF4_SCALES), 1.0);
-    auto numbers = ladder_input<float>("numbers of scales", DYNAMIC_CODES, 1.0);
+    auto numbers = ladder_input<float>("numbers of scales", NF4_MAP, 1.0);
     auto out = ladder_output<floatX>("out", n, {0, 0, 0});
-    memcpy(numbers.twin, map.values, sizeof map.values);
+    memcpy(numbers.twin, map.values, sizeof map.values);  // the last is the offset
     ladder_update(numbers);
-    auto weights = [&] { return Nf4{n, codes, scales, numbers, scale_codes, 0.125f}; };
+    auto weights = [&] { return Nf4{n, codes, scales, numbers, scale_codes}; };
     auto shipped = [&] {
         Nf4 q = weights();
         if (ladder.on_cpu) cpu::nf4_dequantize(out, &q, 0, n, NULL);

@@ -171,7 +171,7 @@ static bool export_model(const Options* o, Error* error) {
     }
     char name[16];
     choice_name(EXPORT_TYPES, (int)e.type, name, sizeof name);
-    if (ok) source_say_quantized(&source, stdout);
+    if (ok) source_say_quantized(&source, false, stdout);
     if (ok && pairs_alone)
         say(stdout, "%s: %zu pairs as %s, from %s", o->dir, source.merged.count, name, path);
     else if (ok)

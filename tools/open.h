@@ -93,7 +93,7 @@ static inline bool open_source(Model* model, Tokenizer* tokenizer, const ModelOp
     if (!source_open(&source, opening->init_from ? opening->init_from : opening->out, error)) return false;
     bool ok = (!opening->adapter || source_add_adapters(&source, opening->adapter, notes, error)) &&
               open_create(model, tokenizer, opening, &source.config, source.tokenizer, error);
-    if (ok) source_say_quantized(&source, stderr);
+    if (ok) source_say_quantized(&source, false, stderr);
     if (ok && !source_load(model, &source, "init-from", error)) {
         model_free(model);
         tokenizer_close(tokenizer);

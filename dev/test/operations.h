@@ -867,7 +867,7 @@ static void test_leaves_sum(size_t count, size_t M, size_t C, bool biased) {
 // Arrays: out, codes, scales, map, scale_codes. N weights from `first` on, of M.
 static void call_nf4_dequantize(const Case* c) {
     Nf4 q = {.n = c->s.M, .codes = (uint8_t*)at(c, 1), .scales = f(c, 2), .map = f(c, 3),
-             .scale_codes = (uint8_t*)at(c, 4), .offset = 0.75f};
+             .scale_codes = (uint8_t*)at(c, 4)};
     RUN(nf4_dequantize, x(c, 0), &q, c->s.first_position, c->s.N);
 }
 static const Operation operation_nf4_dequantize = {"nf4_dequantize", call_nf4_dequantize};
@@ -885,7 +885,7 @@ static void test_nf4(size_t first, size_t N, size_t whole, bool doubled) {
         ((uint8_t*)arrays[0]->start)[i] = (uint8_t)random_bits(3, RANDOM_TEST, cases, i);
     arrays[1] = array(&c, "scales", INPUT, FLOAT, groups, 1);
     newest(&c)->live = first / NF4_BLOCK / (doubled ? NF4_SCALES : 1);
-    arrays[2] = array(&c, "map", INPUT, FLOAT, doubled ? DYNAMIC_CODES : 0, 1);
+    arrays[2] = array(&c, "map", INPUT, FLOAT, doubled ? NF4_MAP : 0, 1);
     arrays[3] = array(&c, "scale_codes", INPUT, BYTE, doubled ? blocks : 0, 1);
     for (size_t i = 0; doubled && i < blocks; i++)
         ((uint8_t*)arrays[3]->start)[i] = (uint8_t)random_bits(4, RANDOM_TEST, cases, i);
@@ -895,8 +895,10 @@ static void test_nf4(size_t first, size_t N, size_t whole, bool doubled) {
         unsigned byte = ((uint8_t*)arrays[0]->start)[e / 2], code = e % 2 ? byte & 15 : byte >> 4;
         double scale = array_get(arrays[1], arrays[1]->start, block / (doubled ? NF4_SCALES : 1)), size = fabs(scale);
         if (doubled) {
-            scale = scale * array_get(arrays[2], arrays[2]->start, ((uint8_t*)arrays[3]->start)[block]) + 0.75;
-            size = fabs(scale - 0.75) + 0.75;
+            double offset = array_get(arrays[2], arrays[2]->start, NF4_OFFSET);
+            scale = scale * array_get(arrays[2], arrays[2]->start, ((uint8_t*)arrays[3]->start)[block]);
+            size = fabs(scale) + fabs(offset);
+            scale += offset;
         }
         double number = (double)NF4_TABLE.values[code];
         result_add(out, i, number * scale, fabs(number) * size);

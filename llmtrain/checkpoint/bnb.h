@@ -153,7 +153,7 @@ static inline bool bnb_read(Nf4* q, const BnbWeight* w, const SafetensorsFile* f
     void* memory = memory_allocate(bytes);
     if (memory == NULL) return fail_memory(error, files[w->file[BNB_CODES]].path, bytes);
     nf4_layout(q, memory, n, w->doubled);
-    q->offset = w->offset;
+    if (w->doubled) q->map[NF4_OFFSET] = w->offset;
     const struct { BnbPart part; void* to; size_t bytes; } reads[] = {
         {BNB_CODES, q->codes, divide_up(n, 2)},
         {BNB_SCALES, w->doubled ? (void*)q->scale_codes : (void*)q->scales, blocks * (w->doubled ? 1 : sizeof(float))},

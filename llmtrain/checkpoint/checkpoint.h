@@ -77,7 +77,7 @@ static inline bool checkpoint_is_master(const CheckpointArray* array, const Tens
 }
 
 static inline Dtype checkpoint_dtype(const CheckpointArray* array, const Tensor* t) {
-    return array->masters && !t->trains ? t->dtype : array->dtype;
+    return t->trains ? array->dtype : t->dtype;
 }
 
 // Part `number` of `count` of a tensor, whatever this rank has of it.
@@ -88,12 +88,13 @@ static inline TensorPart checkpoint_part_of(const Tensor* t, size_t number, size
     return part;
 }
 
-// The number of elements of a part of a tensor that an array has over all ranks, without the rows of padding.
+// The number of elements of a part of a tensor that an array has over all ranks, without the rows of padding; bytes of
+// one that is quantized, which has one part.
 static inline size_t checkpoint_elements(const CheckpointArray* array, const FlatVector* flat, const Tensor* t,
                                          const TensorPart* part) {
     size_t first, count = part_elements(part);
     const FlatOptions* holds = &flat->holds;
-    if (array->state == CHECKPOINT_WEIGHTS) return count;
+    if (array->state == CHECKPOINT_WEIGHTS) return t->quantized ? tensor_stored(t) : count;
     if (!holds->training || !t->trains) return 0;
     return optimizer_state_part(&first, OPTIMIZERS[holds->optimizer->kind].states[array->state].shape, &t->shape,
                                 holds->optimizer->rank, 0, count);
@@ -128,9 +129,7 @@ static inline Slice checkpoint_part(char** address, const CheckpointArray* array
         part.end = empty ? first : part.end - t->offset;
         *address = away ? NULL : (char*)(flat->master_weights + index);
     } else {
-        floatX* at;
-        part = flat_kept_part(&at, flat, t, first, end);
-        *address = (char*)at;
+        part = flat_kept_part(address, flat, t, first, end);
     }
     return part;
 }
@@ -210,7 +209,7 @@ static inline void manifest_write_table(JsonWriter* w, const Parameters* p) {
         if (t->part.cols) json_write_u64(w, t->part.cols);
         json_write_end(w, ']');
         json_member_u64(w, "offset", t->offset);
-        json_member_u64(w, "size", t->size);
+        json_member_u64(w, "size", tensor_place(t));
         json_member_u64(w, "bucket", t->bucket);
         json_write_end(w, '}');
     }
@@ -491,7 +490,8 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = piece.elements.first + done;
         if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
         hash_add(&hash, load->chunk, count * size);
-        size_t wrong = is_weight || is_master ? convert_find_bad(load->chunk, saved->type, count) : count;
+        bool numbers = (is_weight || is_master) && !t->quantized;
+        size_t wrong = numbers ? convert_find_bad(load->chunk, saved->type, count) : count;
         if (wrong < count && bad == n) bad = done + wrong;
         if (widens) {
             memcpy(load->rounded, load->chunk, count * size);

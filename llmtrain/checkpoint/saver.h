@@ -260,6 +260,11 @@ static inline bool saver_freezes(const Saver* s, const Tensor* t) {
     return !t->trains && (rank == 0 || (rank < s->flat->tp && tensor_is_divided(t))) && tensor_elements(t) > 0;
 }
 
+// What is saved of a frozen tensor: bytes, if it is quantized.
+static inline size_t saver_frozen_elements(const Tensor* t) {
+    return t->quantized ? tensor_stored(t) : tensor_elements(t);
+}
+
 // Writes this rank's file of the frozen weights, if it has one. The first two checkpoints of a process in a directory
 // on a disk have two files, later ones hard links to one and the other in turn, as long as --ckpt-keep leaves both: a
 // bad byte on the disk makes every second checkpoint useless, not all.
@@ -283,16 +288,17 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
               safetensors_create(&s->frozen, path, error);
     for (size_t i = 0; ok && i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
-        Slice whole = {0, tensor_elements(t)};
+        Slice whole = {0, saver_frozen_elements(t)};
         if (saver_freezes(s, t)) ok = saver_declare_part(&s->frozen, "weight", t, whole, whole.end, t->dtype, error);
     }
     ok = ok && safetensors_begin(&s->frozen, error);
     for (size_t i = 0; ok && i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
-        for (size_t first = 0, n; ok && saver_freezes(s, t) && first < tensor_elements(t); first += n) {
-            n = min_size(CHECKPOINT_CHUNK, tensor_elements(t) - first);
-            device_download(chunk, flat_param(s->flat, t) + first, n * sizeof(floatX), s->flat->stream);
-            ok = safetensors_write(&s->frozen, chunk, n * sizeof(floatX), error);
+        size_t elements = saver_freezes(s, t) ? saver_frozen_elements(t) : 0, size = dtype_bytes(t->dtype);
+        for (size_t first = 0, n; ok && first < elements; first += n) {
+            n = min_size(CHECKPOINT_CHUNK, elements - first);
+            device_download(chunk, (const char*)flat_param(s->flat, t) + first * size, n * size, s->flat->stream);
+            ok = safetensors_write(&s->frozen, chunk, n * size, error);
         }
     }
     host_free(chunk);

@@ -42,6 +42,7 @@ typedef struct {
     bool checked;                // it has a checksum, XXH64
     uint64_t hash;
     const BnbWeight* quantized;  // a whole matrix of 4 bits, which has no position; NULL: it is not
+    size_t packed;               // a whole tensor of 4 bits, as a run with --quantize saves it: Tensor.quantized there
 } SourcePiece;
 
 // What an adapter changes of one of our tensors: its rows [first, first + rows) += scale * b a; DoRA then gives each
@@ -176,13 +177,47 @@ static inline PartRun source_run(const Tensor* t, const SourcePiece* piece, size
     return part_run(&part, piece->first - piece->before + e);
 }
 
-// Reads a matrix of 4 bits as floats, to (count), each rounded to the type that it had, as bitsandbytes does.
+// The tensor of a piece as the run has saved it.
+static inline Tensor source_tensor(const ModelSource* s, const SourcePiece* piece) {
+    Tensor t = s->parameters.tensors[piece->tensor];
+    t.quantized = piece->packed;
+    return t;
+}
+
+// Reads the 4 bits of a tensor that a run with --quantize has saved. The caller frees *stored.
+static inline bool source_read_packed(uint8_t** stored, const ModelSource* s, const SourcePiece* piece, Error* error) {
+    const Tensor t = source_tensor(s, piece);
+    const SafetensorsFile* f = &s->files[piece->file];
+    size_t bytes = tensor_stored(&t);
+    *stored = (uint8_t*)memory_allocate(bytes);
+    bool ok = (*stored || fail_memory(error, f->path, bytes)) &&
+              file_read_at(f->file, *stored, bytes, piece->position, f->path, error);
+    if (ok && hash_bytes(*stored, bytes) != piece->hash)
+        ok = fail_with(error, "%.600s: %s does not match its checksum; the file is damaged", f->path, t.name);
+    if (!ok) free(*stored);
+    return ok;
+}
+
+// Reads a piece of 4 bits as floats, to (count), each rounded to the type that it had, as bitsandbytes does, or that
+// it has in training.
 static inline bool source_read_quantized(float* to, ModelSource* s, const SourcePiece* piece, Error* error) {
     Nf4 q;
-    const char* path = s->files[piece->quantized->file[BNB_CODES]].path;
-    if (!bnb_read(&q, piece->quantized, s->files, error)) return false;
-    nf4_floats(to, &q, 0, piece->count);
-    free(q.codes);
+    const Tensor t = source_tensor(s, piece);
+    const char* path = s->files[piece->packed ? piece->file : piece->quantized->file[BNB_CODES]].path;
+    uint8_t* stored = NULL;
+    if (piece->packed && !source_read_packed(&stored, s, piece, error)) return false;
+    for (size_t m = 0, at = 0, done = 0, rows; piece->packed && (rows = tensor_nf4_rows(&t, m)) > 0; m++) {
+        nf4_layout(&q, stored + at, rows * t.cols, true);
+        nf4_floats(to + done, &q, 0, q.n);
+        at += nf4_bytes(q.n, true);
+        done += q.n;
+    }
+    if (!piece->packed) {
+        if (!bnb_read(&q, piece->quantized, s->files, error)) return false;
+        nf4_floats(to, &q, 0, piece->count);
+        stored = q.codes;
+    }
+    free(stored);
     for (size_t done = 0, n; done < piece->count; done += n) {
         n = min_size(CHECKPOINT_CHUNK, piece->count - done);
         convert_from_float(s->chunk, to + done, piece->dtype, n);
@@ -191,7 +226,7 @@ static inline bool source_read_quantized(float* to, ModelSource* s, const Source
     size_t bad = convert_find_bad(to, DTYPE_F32, piece->count);
     return bad == piece->count ||
            fail_with(error, "%.600s: element %zu of %s is not finite; use another copy", path, piece->first + bad,
-                     s->parameters.tensors[piece->tensor].name);
+                     t.name);
 }
 
 // Changes a tensor's rows by what an adapter says, in float. Each element is computed by one thread, in one order.
@@ -231,7 +266,7 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
     while (p < s->piece_count && s->pieces[p].tensor < tensor) p++;
     for (; p < s->piece_count && s->pieces[p].tensor == tensor; p++) {
         const SourcePiece* piece = &s->pieces[p];
-        if (piece->quantized) {
+        if (piece->quantized || piece->packed) {
             if (!source_read_quantized(s->values + piece->first, s, piece, error)) return false;
             continue;
         }
@@ -275,7 +310,7 @@ static inline bool source_read(const float** values, ModelSource* s, size_t tens
 
 // Adds the pieces of the weights in one rank's file, an entry of the manifest.
 static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_t entry, Error* error) {
-    char sum[24] = "";
+    char sum[24] = "", precision[8] = "";
     SafetensorsFile* file = &s->files[s->file_count];
     CheckpointLoad load = {0};
     const OptimizerOptions none = {.kind = OPTIMIZER_ADAMW};
@@ -285,6 +320,8 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
     size_t number = s->file_count++;
     uint32_t sums = json_get(manifest, entry, "checksums");
     bool ok = true;
+    json_string(manifest, json_get(manifest, 0, "precision"), precision, sizeof precision);
+    Dtype trained = strcmp(precision, "BF16") == 0 ? DTYPE_BF16 : strcmp(precision, "FP16") == 0 ? DTYPE_F16 : DTYPE_F32;
     for (size_t i = 0; ok && i < file->header.count; i++) {
         const SafetensorsTensor* saved = &file->header.tensors[i];
         CheckpointPiece found;
@@ -293,17 +330,21 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
         if (!checkpoint_piece(&found, &known, &load, &flat, file->path, saved->name, error)) ok = false;
         if (!ok || !known) continue;
         size_t count = slice_length(found.elements);
-        ok = convert_knows(saved->type) && saved->bytes == count * dtype_bytes(saved->type) &&
+        const Tensor* t = &s->parameters.tensors[found.tensor];
+        ok = (t->quantized ? saved->type == DTYPE_U8 && count == tensor_stored(t) : convert_knows(saved->type)) &&
+             saved->bytes == count * dtype_bytes(saved->type) &&
              json_string(manifest, json_get(manifest, sums, saved->name), sum, sizeof sum) &&
              sscanf(sum, "%llx", &hash) == 1 && s->piece_count < s->piece_capacity;
         if (!ok)
             fail_with(error, "%.600s: %.160s is not what the manifest says; it is damaged", file->path, saved->name);
         if (!ok || count == 0) continue;
         const SourcePiece piece = {.tensor = found.tensor, .first = found.before + found.elements.first,
-                                   .count = count, .number = found.part.number, .parts = found.part.count,
+                                   .count = t->quantized ? tensor_elements(t) : count,
+                                   .number = found.part.number, .parts = found.part.count,
                                    .before = found.before, .file = number,
-                                   .position = file->data_start + saved->offset, .dtype = saved->type,
-                                   .transposed = false, .checked = true, .hash = hash};
+                                   .position = file->data_start + saved->offset,
+                                   .dtype = t->quantized ? trained : saved->type, .transposed = false, .checked = true,
+                                   .hash = hash, .packed = t->quantized};
         source_add_piece(s, &piece);
     }
     safetensors_header_free(&file->header);
@@ -746,11 +787,59 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
     return ok;
 }
 
-// Says on a stream if weights of a source are not used as they are stored.
-static inline void source_say_quantized(const ModelSource* s, FILE* out) {
+// Says on a stream if weights of a source are stored in 4 bits; kept: and are used so.
+static inline void source_say_quantized(const ModelSource* s, bool kept, FILE* out) {
     if (s->quantized_count > 0)
-        say(out, "note: %zu matrices of %s are stored in 4 bits (NF4) and are dequantized", s->quantized_count,
-            s->path);
+        say(out, "note: %zu matrices of %s are stored in 4 bits (NF4)%s", s->quantized_count, s->path,
+            kept ? "" : " and are dequantized");
+}
+
+// Copies the 4 bits that the source has of elements [first, first + count) of a tensor, if they are a whole matrix and
+// no adapter is merged with them: *found. to: nf4_bytes of them.
+static inline bool source_copy_nf4(uint8_t* to, bool* found, const ModelSource* s, size_t tensor, size_t first,
+                                   size_t count, Error* error) {
+    *found = false;
+    for (size_t i = 0; i < s->merged.count; i++)
+        if (s->merged.pairs[i].tensor == tensor) return true;
+    for (size_t i = 0; i < s->piece_count && !*found; i++) {
+        const SourcePiece* piece = &s->pieces[i];
+        Nf4 q;
+        if (piece->tensor != tensor || piece->first != first || piece->count != count || !piece->quantized ||
+            !piece->quantized->doubled) continue;
+        if (!bnb_read(&q, piece->quantized, s->files, error)) return false;
+        memcpy(to, q.codes, nf4_bytes(count, true));
+        free(q.codes);
+        *found = true;
+    }
+    return true;
+}
+
+// Sets a tensor of a model that is quantized, from its values, or from the 4 bits that the source has: quantizing what
+// was dequantized would give other scales. theirs: its number in the source's table.
+static inline bool source_quantize(Model* model, TensorId id, const ModelSource* s, size_t theirs, const float* values,
+                                   Error* error) {
+    const Tensor* t = model_tensor(model, id);
+    const SourcePiece* packed = NULL;
+    size_t bytes = tensor_stored(t), first = 0;
+    uint8_t* stored = NULL;
+    bool ok = true, found;
+    for (size_t i = 0; i < s->piece_count; i++)
+        if (s->pieces[i].tensor == theirs && s->pieces[i].packed) packed = &s->pieces[i];
+    if (packed && !source_read_packed(&stored, s, packed, error)) return false;
+    if (!packed) stored = (uint8_t*)memory_allocate(bytes);
+    if (stored == NULL) return fail_memory(error, s->path, bytes);
+    if (!packed) memset(stored, 0, bytes);
+    for (size_t m = 0, at = 0, rows; !packed && ok && (rows = tensor_nf4_rows(t, m)) > 0; m++) {
+        Nf4 q;
+        nf4_layout(&q, stored + at, rows * t->cols, true);
+        ok = source_copy_nf4(stored + at, &found, s, theirs, first, q.n, error) &&
+             (found || nf4_quantize(&q, values + first, t->name, error));
+        at += nf4_bytes(q.n, true);
+        first += q.n;
+    }
+    if (ok) device_upload(flat_param(&model->flat, t), stored, bytes, model->stream);
+    free(stored);
+    return ok;
 }
 
 // Sets a tensor of a model, or this rank's part of it, from the values of the whole tensor.
@@ -820,7 +909,10 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
         const Tensor* t = &model->parameters.tensors[i];
         const float* values;
         if (added && t->adapter) continue;
-        ok = source_read(&values, s, theirs++, error) && source_set(model, id, values, error);
+        ok = source_read(&values, s, theirs, error) &&
+             (t->quantized ? source_quantize(model, id, s, theirs, values, error) :
+              source_set(model, id, values, error));
+        theirs++;
         if (ok && here->lora > 0 && !t->adapter) source_hash_add(&hash, values, part_whole_elements(&t->part));
     }
     if (s->base.path[0] && !s->trains_more) return ok;

@@ -20,6 +20,7 @@ typedef enum { FAMILY_GPT2, FAMILY_LLAMA } Family;
 #define FAMILY_NAMES "gpt2|llama"
 
 typedef enum { LORA_PLAIN, LORA_RS } LoraScale;
+typedef enum { QUANTIZE_OFF, QUANTIZE_NF4 } Quantize;
 #define LORA_TARGETS "q|k|v|qkv|attention_out|gate|up|ffn_in|ffn_out"
 enum { LORA_Q = 1, LORA_K = 2, LORA_V = 4, LORA_QKV = 8, LORA_ATTENTION_OUT = 16, LORA_GATE = 32, LORA_UP = 64,
        LORA_FFN_IN = 128, LORA_FFN_OUT = 256, LORA_OF_LLAMA = LORA_Q | LORA_K | LORA_V | LORA_GATE | LORA_UP };
@@ -41,6 +42,7 @@ typedef struct {
     double lora_alpha;                              // their product counts alpha / r, or alpha / sqrt(r), times
     LoraScale lora_scale;
     int lora_targets;                               // which matrices have a pair: bits of LORA_TARGETS; 0: all
+    Quantize quantize;                              // how the matrices of the blocks are stored; with lora
 } Config;
 
 static const Field CONFIG_FIELDS[] = {
@@ -77,6 +79,8 @@ static const Field CONFIG_FIELDS[] = {
                  "with --lora: rs divides by the square root of the rank (rsLoRA)"),
     FIELD_SET(Config, lora_targets, "lora-targets", LORA_TARGETS, "all",
               "with --lora: the matrices with a pair; q, k, v, gate and up are llama's"),
+    FIELD_CHOICE(Config, quantize, "quantize", "off|nf4", "off",
+                 "with --lora: nf4 keeps the matrices of the blocks, which are frozen, in 4 bits (QLoRA)"),
 };
 enum { CONFIG_FIELD_COUNT = sizeof CONFIG_FIELDS / sizeof CONFIG_FIELDS[0] };
 
@@ -103,6 +107,7 @@ static inline void config_copy_lora(Config* to, const Config* from) {
     to->lora_alpha = from->lora_alpha;
     to->lora_scale = from->lora_scale;
     to->lora_targets = from->lora_targets;
+    to->quantize = from->quantize;
 }
 // Outputs of the first feed-forward matmul. For Llama, gate and up are one matmul.
 static inline size_t config_ffn_in(const Config* c) { return c->family == FAMILY_LLAMA ? 2 * c->ffn : c->ffn; }
@@ -150,6 +155,9 @@ static inline bool config_complete(Config* c, Error* error) {
     if (c->lora == 0 && (c->lora_alpha != 0 || c->lora_targets != 0 || c->lora_scale != LORA_PLAIN))
         return fail_with(error, "--lora-alpha, --lora-scale and --lora-targets are for --lora; give it, or leave them "
                          "out");
+    if (c->lora == 0 && c->quantize != QUANTIZE_OFF)
+        return fail_with(error, "--quantize is for --lora, which trains the pairs and not the matrices themselves; give "
+                         "it, or leave --quantize out");
     if (c->lora_alpha == 0) c->lora_alpha = 2 * (double)c->lora;
     if (c->family == FAMILY_GPT2 && (c->lora_targets & LORA_OF_LLAMA))
         return fail_with(error, "--lora-targets q, k, v, gate and up are for --family llama; gpt2 has qkv, "

@@ -43,7 +43,8 @@ typedef struct {
     bool overwritten;    // each backward writes its whole gradient in one operation, which need not add
     bool trains;         // the optimizer updates it; otherwise it has no gradient and no state
     char adapter;        // 'a' or 'b' of a pair of LoRA; 0: it is neither
-    Dtype dtype;         // of its parameters
+    Dtype dtype;         // of its parameters; U8: they are quantized, see tensor_nf4
+    size_t quantized;    // how many matrices it is that are quantized one by one; 0: it is not
     TensorShape shape;   // as the optimizer sees it
 } Tensor;
 
@@ -85,6 +86,24 @@ static inline size_t tensor_elements(const Tensor* t) { return shape_elements(&t
 
 // Whether other ranks have other parts of it.
 static inline bool tensor_is_divided(const Tensor* t) { return t->part.count > 1; }
+
+// Rows of matrix m of those that are quantized one by one; 0: there is none. They are stored one after the other, each
+// as in nf4.h: with double quantization, nf4_bytes long.
+static inline size_t tensor_nf4_rows(const Tensor* t, size_t m) {
+    return m >= t->quantized ? 0 : t->quantized == 1 ? t->rows : part_matrix(&t->part, m);
+}
+
+// What is stored of what is here, in elements of its dtype, padding included.
+static inline size_t tensor_stored(const Tensor* t) {
+    size_t bytes = 0;
+    for (size_t m = 0, rows; (rows = tensor_nf4_rows(t, m)) > 0; m++) bytes += nf4_bytes(rows * t->cols, true);
+    return t->quantized ? bytes : t->size;
+}
+
+// Elements of the flat vector that it takes.
+static inline size_t tensor_place(const Tensor* t) {
+    return divide_up(tensor_stored(t) * dtype_bytes(t->dtype), sizeof(floatX));
+}
 
 // The tensor added last.
 static inline Tensor* parameters_last(Parameters* p) { return p->failed ? &p->spare : &p->tensors[p->count - 1]; }
@@ -223,6 +242,10 @@ static inline bool parameters_finish(Parameters* p, const char* train, Error* er
     for (size_t i = 0; i < p->count; i++) pairs |= p->tensors[i].adapter != 0;
     for (Tensor* t = p->tensors; pairs && !train && t < p->tensors + p->count; t++) t->trains = t->adapter != 0;
     if (train && !parameters_freeze(p, train, error)) return false;
+    for (Tensor* t = p->tensors; t < p->tensors + p->count; t++)
+        if (t->quantized && t->trains)
+            return fail_with(error, "--train names %s, which --quantize stores in 4 bits and so cannot train; leave out "
+                             "one of them", t->name);
     p->flat_size = p->true_size = 0;
     for (size_t b = 0, i = 0, end = 0; i < p->count; i = end, b++) {
         while (end < p->count && p->tensors[end].bucket == b) end++;
@@ -230,7 +253,7 @@ static inline bool parameters_finish(Parameters* p, const char* train, Error* er
             for (Tensor* t = &p->tensors[i]; t < &p->tensors[end]; t++) {
                 if (parameters_order(t) != order) continue;
                 t->offset = p->flat_size;
-                p->flat_size = round_up(p->flat_size + t->size, 64);
+                p->flat_size = round_up(p->flat_size + tensor_place(t), 64);
             }
     }
     for (int adapters = 0; adapters < 2; adapters++)

@@ -38,13 +38,20 @@ static inline bool weights_have_pairs(const Config* c, const char* name) {
     return c->lora_targets == 0 || (c->lora_targets >> choice_find(LORA_TARGETS, name) & 1);
 }
 
-// Adds the pairs of LoRA to a linear layer of block l, if it is one of those asked for. parts: Llama's names of the
-// matrices that its weight is a stack of, each of which has a pair of its own; NULL: it is one.
+// Adds the pairs of LoRA to a linear layer of block l, if it is one of those asked for, and quantizes it, if they all
+// are. parts: Llama's names of the matrices that its weight is a stack of, each of which has a pair of its own; NULL: it
+// is one.
 static inline void weights_add_pairs(Linear* linear, Parameters* p, const Config* c, size_t l, const char* name,
                                      const char* parts) {
     if (c->lora == 0 || p->failed) return;
-    const Tensor whole = p->tensors[linear->weight.row];
+    Tensor* weight = &p->tensors[linear->weight.row];
     bool stack = parts && c->family == FAMILY_LLAMA;
+    if (c->quantize == QUANTIZE_NF4) {
+        weight->dtype = DTYPE_U8;
+        while (weight->quantized == 0 || (stack && part_matrix(&weight->part, weight->quantized) > 0))
+            weight->quantized++;
+    }
+    const Tensor whole = *weight;
     for (size_t m = 0, first = 0, rows; (rows = stack ? part_matrix(&whole.part, m) : m ? 0 : whole.rows) > 0; m++) {
         char part[16];
         if (stack) choice_name(parts, (int)m, part, sizeof part);

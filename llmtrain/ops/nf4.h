@@ -50,15 +50,17 @@ typedef struct {
     size_t n;
     uint8_t* codes;        // (n / 2, rounded up), two to a byte, the first in the high half
     float* scales;         // (blocks), that is n / 64, rounded up; with double quantization (blocks / 256, rounded up)
-    float* map;            // (256) the numbers of scale_codes, those of dynamic_map; NULL: no double quantization
+    float* map;            // (NF4_MAP) the numbers of scale_codes, those of dynamic_map, and their offset, which is
+                           // added to each; NULL: no double quantization
     uint8_t* scale_codes;  // (blocks); NULL: no double quantization
-    float offset;          // is added to the numbers of scale_codes
 } Nf4;
+
+enum { NF4_OFFSET = DYNAMIC_CODES, NF4_MAP };  // the last of map
 
 // The bytes of n weights, a multiple of 16.
 static inline size_t nf4_bytes(size_t n, bool doubled) {
     size_t blocks = divide_up(n, NF4_BLOCK), floats = blocks, bytes = round_up(divide_up(n, 2), 16);
-    if (doubled) floats = divide_up(blocks, NF4_SCALES) + DYNAMIC_CODES, bytes += round_up(blocks, 16);
+    if (doubled) floats = divide_up(blocks, NF4_SCALES) + NF4_MAP, bytes += round_up(blocks, 16);
     return bytes + round_up(floats * sizeof(float), 16);
 }
 
@@ -69,8 +71,8 @@ static inline void nf4_layout(Nf4* q, void* memory, size_t n, bool doubled) {
     q->n = n;
     q->codes = (uint8_t*)memory;
     q->scales = (float*)(q->codes + round_up(divide_up(n, 2), 16));
-    size_t floats = divide_up(blocks, NF4_SCALES) + DYNAMIC_CODES;
-    q->map = doubled ? q->scales + floats - DYNAMIC_CODES : NULL;
+    size_t floats = divide_up(blocks, NF4_SCALES) + NF4_MAP;
+    q->map = doubled ? q->scales + floats - NF4_MAP : NULL;
     q->scale_codes = doubled ? (uint8_t*)q->scales + round_up(floats * sizeof(float), 16) : NULL;
 }
 
@@ -79,10 +81,10 @@ HOST_DEVICE ALWAYS_INLINE float nf4_scale(const Nf4* q, size_t block) {
     if (q->scale_codes == NULL) return q->scales[block];
     float number = q->map[q->scale_codes[block]], scale = q->scales[block / NF4_SCALES];
 #ifdef __CUDA_ARCH__
-    return __fadd_rn(__fmul_rn(number, scale), q->offset);
+    return __fadd_rn(__fmul_rn(number, scale), q->map[NF4_OFFSET]);
 #else
     volatile float product = number * scale;  // which a compiler that fuses would not round
-    return product + q->offset;
+    return product + q->map[NF4_OFFSET];
 #endif
 }
 
@@ -113,17 +115,18 @@ static inline float nf4_quantize_block(uint8_t* codes, const float* x, size_t n)
     return scale;
 }
 
-// Quantizes scales (blocks), with the offset that q has.
-static inline void nf4_quantize_scales(Nf4* q, const float* scales) {
+// Quantizes scales (blocks), less the offset.
+static inline void nf4_quantize_scales(Nf4* q, const float* scales, float offset) {
     size_t blocks = divide_up(q->n, NF4_BLOCK);
     DynamicMap map;
     dynamic_map(&map, true);
     memcpy(q->map, map.values, sizeof map.values);
+    q->map[NF4_OFFSET] = offset;
     #pragma omp parallel for
     for (size_t first = 0; first < blocks; first += NF4_SCALES) {
         size_t count = min_size(NF4_SCALES, blocks - first);
         float from_mean[NF4_SCALES];
-        for (size_t i = 0; i < count; i++) from_mean[i] = scales[first + i] - q->offset;
+        for (size_t i = 0; i < count; i++) from_mean[i] = scales[first + i] - offset;
         q->scales[first / NF4_SCALES] = quantize_block(q->scale_codes + first, from_mean, &map, true, count);
     }
 }
@@ -145,8 +148,7 @@ static inline bool nf4_quantize(Nf4* q, const float* x, const char* name, Error*
         if (isfinite(scales[block])) continue;
         for (bad = block * NF4_BLOCK; isfinite(x[bad]);) bad++;
     }
-    q->offset = q->scale_codes ? (float)(sum / (double)blocks) : 0.0f;
-    if (q->scale_codes && bad == q->n) nf4_quantize_scales(q, scales);
+    if (q->scale_codes && bad == q->n) nf4_quantize_scales(q, scales, (float)(sum / (double)blocks));
     if (scales != q->scales) free(scales);
     return bad == q->n || fail_with(error, "%.160s cannot be quantized: element %zu of it is not finite; use another "
                                     "copy of the model", name, bad);

@@ -21,7 +21,9 @@
 static inline void adapters_layout(Adapters* a, const Config* c, bool training, bool drops, size_t N, Arena* arena) {
     size_t inputs = max_size(max_size(c->channels, c->ffn), c->heads * config_head_size(c));
     size_t outputs = max_size(max_size(c->channels, c->ffn), config_qkv(c));
+    size_t weight = max_size(max_size(config_qkv(c), config_ffn_in(c)) * c->channels, c->channels * inputs);
     if (c->lora == 0) return;
+    if (c->quantize) a->dequantized = (floatX*)arena_take(arena, "a layer's weight", weight * sizeof(floatX));
     a->t = (floatX*)arena_take(arena, "adapters", N * c->lora * sizeof(floatX));
     if (training) a->dt = (floatX*)arena_take(arena, "adapters", N * c->lora * sizeof(floatX));
     a->wide = (floatX*)arena_take(arena, "adapters", N * max_size(inputs, outputs) * sizeof(floatX));

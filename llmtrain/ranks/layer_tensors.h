@@ -13,6 +13,7 @@ typedef struct {
     floatX *t, *dt;       // (N, r)
     floatX* wide;         // (N, the most outputs of a pair, or inputs)
     floatX* dropped;      // (N, the most inputs); NULL without dropout
+    floatX* dequantized;  // (outputs, inputs) of the largest layer; NULL: they are not quantized
 } Adapters;
 
 typedef struct {
@@ -31,6 +32,21 @@ static inline const Tensor* layer_tensor(const Layers* l, TensorId id) { return 
 // A tensor's parameters; NULL if the model does not have it.
 static inline const floatX* layer_param(const Layers* l, TensorId id) {
     return tensor_exists(id) ? flat_param(l->flat, layer_tensor(l, id)) : NULL;
+}
+
+// A linear layer's weight (outputs, inputs); one that is quantized is good until the next call.
+static inline const floatX* linear_weight(const Layers* l, Linear linear) {
+    const Tensor* t = layer_tensor(l, linear.weight);
+    uint8_t* stored = (uint8_t*)flat_param(l->flat, t);
+    floatX* out = l->adapters.dequantized;
+    for (size_t m = 0, rows; (rows = tensor_nf4_rows(t, m)) > 0; m++) {
+        Nf4 q;
+        nf4_layout(&q, stored, rows * t->cols, true);
+        nf4_dequantize(out, &q, 0, q.n, l->stream);
+        stored += nf4_bytes(q.n, true);
+        out += q.n;
+    }
+    return t->quantized ? l->adapters.dequantized : (const floatX*)stored;
 }
 
 // Where the backward adds its gradient; NULL if it does not train.

@@ -31,7 +31,7 @@ static inline const floatX* linear_gather(const Layers* l, const floatX* x, Line
 
 // This rank's terms of x weight^T, or of x weight if `backward`, of all rows that share them.
 static inline void linear_sum(const Layers* l, const floatX* x, Linear linear, bool backward, size_t N) {
-    TensorSum sum = {layer_tensor(l, linear.weight), layer_param(l, linear.weight),
+    TensorSum sum = {layer_tensor(l, linear.weight), linear_weight(l, linear),
                      backward ? NULL : layer_param(l, linear.bias), x, backward, 0, N * l->ranks->tp};
     tensor_sum(l->ranks, &sum, l->stream);
 }
@@ -44,7 +44,7 @@ static inline void linear_forward(const Layers* l, floatX* out, const floatX* in
         tensor_scatter(l->ranks, out, layer_param(l, linear.bias), N * l->ranks->tp, linear_outputs(l, linear),
                        l->stream);
     } else {
-        matmul_forward(out, linear_gather(l, in, linear, SPLIT_ROWS, N, inputs), layer_param(l, linear.weight),
+        matmul_forward(out, linear_gather(l, in, linear, SPLIT_ROWS, N, inputs), linear_weight(l, linear),
                        layer_param(l, linear.bias), N * l->ranks->tp, linear_outputs(l, linear), inputs, l->stream);
     }
     adapters_forward(l, out, in, linear, N);
@@ -60,7 +60,7 @@ static inline void linear_forward_gelu(const Layers* l, floatX* out, floatX* bef
         return;
     }
     matmul_gelu_forward(out, before, linear_gather(l, in, linear, SPLIT_ROWS, N, inputs),
-                        layer_param(l, linear.weight), layer_param(l, linear.bias), N * l->ranks->tp,
+                        linear_weight(l, linear), layer_param(l, linear.bias), N * l->ranks->tp,
                         linear_outputs(l, linear), inputs, l->stream);
 }
 
@@ -73,7 +73,8 @@ static inline void linear_recompute_gelu(const Layers* l, floatX* out, floatX* b
         return;
     }
     const floatX* x = GELU_NEEDS_MATMUL ? linear_gather(l, in, linear, SPLIT_ROWS, N, inputs) : in;
-    gelu_recompute(out, before, x, layer_param(l, linear.weight), layer_param(l, linear.bias),
+    const floatX* weight = GELU_NEEDS_MATMUL ? linear_weight(l, linear) : NULL;
+    gelu_recompute(out, before, x, weight, layer_param(l, linear.bias),
                    N * l->ranks->tp, linear_outputs(l, linear), inputs, l->stream);
 }
 
@@ -148,7 +149,7 @@ static inline void linear_backward(const Layers* l, floatX* din, const floatX* d
         linear_backward_sums(l, din, dout, in, linear, N);
     } else {
         const floatX* gathered = linear_gather(l, dout, linear, SPLIT_COLUMNS, N, outputs);
-        matmul_backward_input(din, gathered, layer_param(l, linear.weight), N * l->ranks->tp, outputs, inputs,
+        matmul_backward_input(din, gathered, linear_weight(l, linear), N * l->ranks->tp, outputs, inputs,
                               l->stream);
         if (!l->defers) linear_backward_leaves(l, dout, gathered, in, linear, N);  // or block_weights does it
     }
@@ -165,7 +166,7 @@ static inline void linear_backward_gelu(const Layers* l, floatX* din, const floa
         return;
     }
     const floatX* gathered = linear_gather(l, dout, linear, SPLIT_COLUMNS, N, outputs);
-    matmul_gelu_backward_input(din, gathered, layer_param(l, linear.weight), before, N * l->ranks->tp, outputs,
+    matmul_gelu_backward_input(din, gathered, linear_weight(l, linear), before, N * l->ranks->tp, outputs,
                                inputs, l->stream);
     if (!l->defers) linear_backward_leaves(l, dout, gathered, in, linear, N);
 }

@@ -424,7 +424,7 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         const Tensor* t = &p->tensors[i];
         Bucket* k = &flat->buckets[t->bucket];
         k->first = min_size(k->first, t->offset);
-        size_t end = round_up(t->offset + t->size, 64);
+        size_t end = round_up(t->offset + tensor_place(t), 64);
         if (t->trains) k->end = max_size(k->end, end);
         if (t->trains && p->parts > 1 && !tensor_is_divided(t)) k->common_end = max_size(k->common_end, end);
     }
@@ -600,13 +600,14 @@ static inline floatX* flat_param(const FlatVector* flat, const Tensor* t) {
     return k->sharded && t->trains ? flat->gathered[k->buffer] + (t->offset - k->first) : flat_kept(flat, k, t->offset);
 }
 
-// The part of elements [first, end) of a tensor whose parameters are kept here, and where.
-static inline Slice flat_kept_part(floatX** at, const FlatVector* flat, const Tensor* t, size_t first, size_t end) {
+// The part of elements [first, end) of a tensor, of its dtype, whose parameters are kept here, and where.
+static inline Slice flat_kept_part(char** at, const FlatVector* flat, const Tensor* t, size_t first, size_t end) {
     const Bucket* k = &flat->buckets[t->bucket];
-    Slice all = {0, t->size}, kept = t->trains ? tensor_part(t, k->kept) : all;
+    Slice all = {0, tensor_stored(t)}, kept = t->trains ? tensor_part(t, k->kept) : all;
     Slice part = {max_size(first, kept.first), min_size(end, kept.end)};
     if (part.first >= part.end) part.first = part.end = first;
-    *at = slice_length(part) > 0 ? flat_kept(flat, k, t->offset + part.first) : NULL;
+    *at = slice_length(part) == 0 ? NULL : t->trains ? (char*)flat_kept(flat, k, t->offset + part.first) :
+        (char*)flat_kept(flat, k, t->offset) + part.first * dtype_bytes(t->dtype);
     return part;
 }
 
@@ -618,7 +619,7 @@ static inline void flat_forget(FlatVector* flat) {
 
 // Sets elements [first, first + n) of a tensor, from values on the host, as far as they are kept here.
 static inline void flat_put(FlatVector* flat, const Tensor* t, size_t first, const floatX* values, size_t n) {
-    floatX* at;
+    char* at;
     Slice part = flat_kept_part(&at, flat, t, first, first + n);
     if (at) device_upload(at, values + (part.first - first), slice_length(part) * sizeof(floatX), flat->stream);
     flat_forget(flat);
@@ -675,7 +676,7 @@ static inline bool flat_randomize(FlatVector* flat, uint64_t seed, bool adapters
     for (uint32_t i = 0; i < flat->parameters->count; i++) {
         const TensorId id = {i};
         const Tensor* t = &flat->parameters->tensors[i];
-        size_t n = adapters && !t->adapter ? 0 : tensor_elements(t);
+        size_t n = t->quantized || (adapters && !t->adapter) ? 0 : tensor_elements(t);
         for (size_t first = 0; ok && first < n; first += INIT_PIECE) {
             size_t count = min_size(INIT_PIECE, n - first);
             #pragma omp parallel for

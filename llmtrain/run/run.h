@@ -535,7 +535,7 @@ static inline bool run_init_from(Run* run, Error* error) {
               (!adapter || !pairs || run_init_adapter(run, from, error));
     if (ok && pairs) run->record.base = from->base;
     if (ok) say(stdout, "starting from the weights of %s", from->path);
-    if (ok) source_say_quantized(from, stdout);
+    if (ok) source_say_quantized(from, run->record.config.quantize != QUANTIZE_OFF, stdout);
     source_close(&run->source);
     return ok;
 }
@@ -556,6 +556,8 @@ static inline bool run_start(Run* run, Error* error) {
     // Most models have no pairs of LoRA: these begin as those of a new model, unless --init-from has them.
     if (run->options->init_from)
         return flat_randomize(&run->model.flat, run->record.seed, true, error) && run_init_from(run, error);
+    if (run->record.config.quantize != QUANTIZE_OFF)
+        return fail_with(error, "--quantize stores the matrices of a trained model; give it with --init-from");
     return model_randomize(&run->model, run->record.seed, error);
 }
 

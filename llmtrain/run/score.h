@@ -131,6 +131,8 @@ static inline bool tensor_find(TensorId* id, const Model* model, const char* nam
     for (id->row = 0; id->row < p->count; id->row++)
         if (strcmp(p->tensors[id->row].name, name) == 0) break;
     if (id->row == p->count) return fail_with(error, "the model has no tensor called %.100s", name);
+    if (p->tensors[id->row].quantized)
+        return fail_with(error, "%s is stored in 4 bits, and neither read nor written by name", name);
     return model->flat.options.world == 1 ||
            fail_with(error, "tensors are read and written by name with one rank, and there are %zu",
                      model->flat.options.world);

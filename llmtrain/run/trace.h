@@ -168,7 +168,8 @@ static inline void describe_weights(char* text, size_t size, const Finder* f) {
     size_t used = 0, count = 0;
     for (size_t i = 0; i < p->count && used + 64 < size; i++) {
         const Tensor* t = &p->tensors[i];
-        if (find_not_finite(f, flat_param(&f->model->flat, t), FLOATX_IS_FLOAT, t->size) == t->size) continue;
+        if (t->quantized || find_not_finite(f, flat_param(&f->model->flat, t), FLOATX_IS_FLOAT, t->size) == t->size)
+            continue;
         const char* before = count == 0 ? "; weights that are not finite: " : ", ";
         used += (size_t)snprintf(text + used, size - used, "%s%s", count < 3 ? before : ", ...",
                                  count < 3 ? t->name : "");
