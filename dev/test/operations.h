@@ -803,7 +803,7 @@ OPERATION(columns_scale, x(c, 0), x(c, 1), c->p, s->K, s->M, s->N, s->C)
 // The columns of a pair of LoRA: those of (N, width) from `first` on, and (N, columns).
 static void test_pair_columns(size_t N, size_t width, size_t first, size_t columns, float scale) {
     if (!wanted("columns_add columns_scale")) return;
-    Shape s = {.N = N, .C = width, .K = first, .M = columns};
+    Shape s = {.C = width, .M = columns, .N = N, .K = first};
     Case c = case_begin(operation_columns_add, &s, "N=%zu columns=%zu+%zu of %zu", N, first, columns, width);
     c.p = scale;
     Result* out = output(&c, "out", IN_PLACE, STORED, N * width, 1);

@@ -81,7 +81,7 @@ static bool export_to(const char* from, const char* to, ExportType type, size_t 
                       bool (*write)(const Export*, Error*), Error* error) {
     ModelSource s;
     if (!source_open(&s, from, error)) return false;
-    Export e = {&s, NULL, type, to, shard_bytes};
+    const Export e = {.source = &s, .type = type, .directory = to, .shard_bytes = shard_bytes};
     bool ok = directory_make(to, error) && write(&e, error);
     source_close(&s);
     return ok;
@@ -353,7 +353,8 @@ static void test_out(void) {
         if (k == 1) tokenizer.begin_token = 7;  // which the tokenizer does not put before a text
         bool own = n % 2;  // as of a model whose config.json names no tokens
         if (own) s.ids = no_ids;
-        Export e = {&s, tokenizers[k].tokenizer ? &tokenizer : NULL, types[k].type, "says", types[k].shard_bytes};
+        const Export e = {.source = &s, .tokenizer = tokenizers[k].tokenizer ? &tokenizer : NULL,
+                          .type = types[k].type, .directory = "says", .shard_bytes = types[k].shard_bytes};
         expect(export_hf(&e, &error), "%s", error.text);
         static const char* const files[] = {"config.json", "generation_config.json"};
         for (size_t f = 0; f < COUNT_OF(files); f++) {
@@ -636,7 +637,7 @@ static void test_wide(void) {
         for (int bf16 = 0; gpt2 && bf16 < 2; bf16++) {
             // First a longer tensor than the embedding is read, so that the buffer is not zero after its elements.
             const float* longer;
-            Export e = {&s, NULL, bf16 ? EXPORT_BF16 : EXPORT_F32, "wide.llmc", 0};
+            const Export e = {.source = &s, .type = bf16 ? EXPORT_BF16 : EXPORT_F32, .directory = "wide.llmc"};
             size_t tensor = 0;
             while (tensor_elements(&p.tensors[tensor]) < largest) tensor++;
             need(source_open(&s, run, &error) && source_read(&longer, &s, tensor, &error), "%s", error.text);

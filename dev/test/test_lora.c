@@ -5,6 +5,7 @@
 //   1. gradients   against PEFT in float64 (dev/peers/lora.py), and against differences of the loss, with dropout too
 //   2. training    what the pairs leave alone; recomputing; two models; the same bits on any layout; kill and resume
 //   3. adapters    in and out of the format of PEFT, merged, added up; refusals
+//   4. 4 bits      --quantize: the codes of bitsandbytes; the bits of training beside what they stand for; on any layout
 
 #define main train_main
 #include "train.cu"
@@ -151,7 +152,7 @@ static void test_fixtures(void) {
         model_free(&model);
         const char* last = s.config.family == FAMILY_GPT2 ? "transformer.h.1.attn.c_attn.weight"
                                                            : "model.layers.1.self_attn.v_proj.weight";
-        ForeignTensor* list;
+        ForeignTensor* list = NULL;
         size_t count, i = 0;
         const float* values;
         need(source_add_adapters(&s, path, NULL, &error) &&
@@ -447,6 +448,26 @@ static bool same_files(const char* a, const char* b) {
     return same;
 }
 
+// Whether two files of safetensors have the same tensors, whatever else their headers say.
+static bool same_numbers(const char* a, const char* b) {
+    SafetensorsFile files[2];
+    Error error;
+    size_t bytes[2];
+    char* text[2];
+    for (int i = 0; i < 2; i++) {
+        text[i] = text_read(i ? b : a, &bytes[i]);
+        need(safetensors_open(&files[i], i ? b : a, &error), "%s", error.text);
+    }
+    bool same = bytes[0] - files[0].data_start == bytes[1] - files[1].data_start && bytes[0] > files[0].data_start &&
+                memcmp(text[0] + files[0].data_start, text[1] + files[1].data_start,
+                       bytes[0] - files[0].data_start) == 0;
+    for (int i = 0; i < 2; i++) {
+        safetensors_close(&files[i]);
+        free(text[i]);
+    }
+    return same;
+}
+
 // The loss of a model with adapters.
 static double loss_of(const char* out, const char* from, const char* adapter) {
     Model model;
@@ -618,6 +639,114 @@ static void test_refusals(void) {
     verdict("one that names no base is checked by its shapes, with a note");
 }
 
+// ------------------------------------------------------------------------------------------------
+// 4. 4 bits
+
+// What a model stores of a model of bitsandbytes is that to the bit: codes, scales and their codes. What it has quantized
+// only once is quantized again from the numbers, with the same codes.
+static void test_bnb(void) {
+    Model model;
+    ModelSource s;
+    Error error;
+    size_t twice = 0, once = 0;
+    need(source_open(&s, text_of("%s/../models/llama_nf4", fixtures), &error), "%s", error.text);
+    Config c = s.config;
+    c.lora = 4;
+    c.quantize = QUANTIZE_NF4;
+    need(config_complete(&c, &error), "%s", error.text);
+    small_create(&model, &c, small_options(B, T), 5);
+    need(source_load(&model, &s, "init-from", &error), "%s", error.text);
+    for (size_t i = 0; i < s.piece_count; i++) {
+        const SourcePiece* piece = &s.pieces[i];
+        Nf4 q;
+        if (!piece->quantized) continue;
+        need(bnb_read(&q, piece->quantized, s.files, &error), "%s", error.text);
+        const Tensor* t = NULL;
+        for (size_t k = 0; k < model.parameters.count; k++)
+            if (strcmp(model.parameters.tensors[k].name, s.parameters.tensors[piece->tensor].name) == 0)
+                t = &model.parameters.tensors[k];
+        need(t && t->quantized, "%s is not quantized", s.parameters.tensors[piece->tensor].name);
+        const uint8_t* stored = (const uint8_t*)flat_param(&model.flat, t);
+        for (size_t m = 0, first = 0; first < piece->first; m++) {
+            stored += nf4_bytes(tensor_nf4_rows(t, m) * t->cols, true);
+            first += tensor_nf4_rows(t, m) * t->cols;
+        }
+        bool doubled = piece->quantized->doubled;
+        expect(memcmp(stored, q.codes, doubled ? nf4_bytes(q.n, true) : divide_up(q.n, 2)) == 0, "%s: other codes",
+               t->name);
+        twice += doubled;
+        once += !doubled;
+        free(q.codes);
+    }
+    expect(twice > 0 && once > 0, "%zu matrices with double quantization, %zu without", twice, once);
+    source_close(&s);
+    model_free(&model);
+    verdict("a model of bitsandbytes keeps its codes and scales: %zu matrices", twice + once);
+}
+
+// Pairs that are trained beside 4 bits are those that are trained beside the numbers that these stand for.
+static void test_quantized(void) {
+    const char* bases[] = {"--layers 4 --heads 4 --channels 32", LLAMA};
+    static const char* const layouts[] = {"--ranks 2 --zero 0", "--ranks 4 --zero 3", "--ranks 2 --pp 2 --recompute block",
+                                          "--ranks 2 --cp 2"};
+    for (int f = 0; f < 2; f++) {
+        static const char* const made[] = {"q.base", "q.still", "q.numbers", "q.run", "q.beside", "q.a", "q.b"};
+        for (size_t i = 0; i < COUNT_OF(made); i++) remove_tree(made[i]);
+        const char* line = SMALL " " LORA " --reduce exact --total-batch 128 --steps 4 --row-leaves 2";
+        expect(run_program(train_program, text_of(SMALL " %s --steps 4 --out q.base", bases[f])) == 0 &&
+               run_program(train_program, STILL " --init-from q.base --lora 4 --quantize nf4 --out q.still") == 0 &&
+               run_program(export_program, "--out q.still --to hf --dtype f32 --dir q.numbers") == 0, "numbers of codes");
+        expect(run_program(train_program, text_of("%s --init-from q.base --quantize nf4 --out q.run", line)) == 0 &&
+               run_program(train_program, text_of("%s --init-from q.numbers --out q.beside", line)) == 0, "runs");
+        expect(run_program(export_program, "--out q.run --to peft --dir q.a") == 0 &&
+               run_program(export_program, "--out q.beside --to peft --dir q.b") == 0 &&
+               same_numbers("q.a/adapter_model.safetensors", "q.b/adapter_model.safetensors"), "other pairs");
+        uint64_t expected = hash_of("q.run", 4);
+        for (size_t i = 0; i < COUNT_OF(layouts); i++) {
+            remove_tree("q.many");
+            bool ok = run_program(train_program, text_of("%s --init-from q.base --quantize nf4 %s --out q.many", line,
+                                                         layouts[i])) == 0;
+            if (!expect(ok, "%s", layouts[i])) print_indented(text_read("output", NULL));
+            expect(expected && hash_of("q.many", 4) == expected, "%s: other bits", layouts[i]);
+        }
+        remove_tree("q.many");
+        const char* again = text_of("%s --init-from q.base --quantize nf4 --ckpt-every 2 --ckpt-async off --out q.many", line);
+        setenv("LLMTRAIN_TEST_FAULT", "rank 0 step 3 at load do kill", 1);
+        expect(run_program(train_program, again) != 0, "it is not killed");
+        unsetenv("LLMTRAIN_TEST_FAULT");
+        remove_tree("q.base");
+        expect(run_program(train_program, text_of("%s --resume", again)) == 0 && hash_of("q.many", 4) == expected,
+               "resumed without the base: other bits");
+        remove_tree("q.many");
+        expect(run_program(train_program, SMALL " --steps 1 " LORA " --init-from q.run --quantize nf4 --out q.many") == 0 &&
+               output_has("starting from"), "another run from this one");
+        verdict("%s: pairs beside 4 bits are those beside the numbers of their codes, to the bit; on %zu layouts; killed "
+                "and resumed", f ? "llama" : "gpt2", COUNT_OF(layouts));
+    }
+    static const struct { const char *flags, *words; } refused[] = {
+        {LLAMA " --quantize nf4", "--quantize is for --lora"}, {LLAMA " " LORA " --quantize nf4", "--init-from"},
+        {"--init-from q.run --lora 4 --train 'block.1.*'", "cannot train"},
+        {"--init-from q.run --quantize off", "quantize"}};
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        remove_tree("q.no");
+        expect(run_program(train_program, text_of(SMALL " %s --steps 1 --out q.no", refused[i].flags)) != 0 &&
+               output_has(refused[i].words), "%s", refused[i].flags);
+    }
+    Json manifest;
+    Error error;
+    SafetensorsFile file;
+    need(manifest_open(&manifest, "q.run/step_00000004", &error) &&
+         safetensors_open(&file, "q.run/step_00000004/frozen.safetensors", &error), "%s", error.text);
+    for (size_t i = 0; i < file.header.count; i++)
+        if (file.header.tensors[i].type == DTYPE_U8)
+            patch("q.run/step_00000004/frozen.safetensors", file.data_start + file.header.tensors[i].offset + 40, "x", 1);
+    safetensors_close(&file);
+    json_free(&manifest);
+    expect(run_program(export_program, "--out q.run --to hf --dir q.no") != 0 && output_has("checksum") &&
+           !file_exists("q.no/config.json"), "damaged codes are exported");
+    verdict("--quantize: refusals; damaged codes");
+}
+
 int main(int argc, char** argv) {
     const char* slash = strrchr(argv[0], '/');
     if (strncmp(slash ? slash + 1 : argv[0], "train", 5) == 0) return train_main(argc, argv);
@@ -642,5 +771,7 @@ int main(int argc, char** argv) {
     make_runs();
     test_in_and_out();
     test_refusals();
+    test_bnb();
+    test_quantized();
     return tests_end();
 }
