@@ -321,7 +321,7 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
     uint32_t sums = json_get(manifest, entry, "checksums");
     bool ok = true;
     json_string(manifest, json_get(manifest, 0, "precision"), precision, sizeof precision);
-    Dtype trained = strcmp(precision, "BF16") == 0 ? DTYPE_BF16 : strcmp(precision, "FP16") == 0 ? DTYPE_F16 : DTYPE_F32;
+    Dtype trained = strcmp(precision, "bf16") == 0 ? DTYPE_BF16 : strcmp(precision, "fp16") == 0 ? DTYPE_F16 : DTYPE_F32;
     for (size_t i = 0; ok && i < file->header.count; i++) {
         const SafetensorsTensor* saved = &file->header.tensors[i];
         CheckpointPiece found;
