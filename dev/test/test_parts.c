@@ -116,8 +116,9 @@ static size_t rank_wrong(const Rank* r, size_t* held) {
     for (size_t i = 0; i < r->parameters.count; i++) {
         const Tensor* t = &r->parameters.tensors[i];
         size_t n = tensor_elements(t);
-        floatX* params;
-        Slice kept = flat_kept_part(&params, &r->flat, t, 0, t->size);
+        char* at;
+        Slice kept = flat_kept_part(&at, &r->flat, t, 0, t->size);
+        const floatX* params = (const floatX*)at;
         for (size_t e = kept.first; e < kept.end; e++)
             wrong += float_of(params[e - kept.first]) != (e < n ? float_of(floatX_of(value_of(r, i, 0, e))) : 0);
         *held += slice_length(kept);
