@@ -5,7 +5,7 @@
 //
 // Reads:  token shards (--data, --val), a checkpoint (--resume in --out, --init-from).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
-//         end; --out/events.jsonl, what happened to the run. The console shows a line per logged step.
+//         end; --out/events.jsonl, what happened to the run; doc/formats.md has all. The console shows a line per step.
 // Exit:   0 done, or --stop-after ended the run; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C
 //         stopped the run after saving it; 2 a flag is wrong, or a shard of the data is damaged; 75 SIGTERM or SIGUSR1
 //         stopped the run after saving it: --resume continues it.
@@ -22,7 +22,7 @@
 #include "llmtrain/run/rewind.h"     // run_rewind
 #include "llmtrain/run/samples.h"    // documents, packing, epochs
 #include "llmtrain/run/stages.h"     // pipeline_step
-#include "llmtrain/run/step.h"       // Due; with it run.h (Run), save.h, checks.h, log.h (StepLog), state.h (guard)
+#include "llmtrain/run/step.h"       // Due; with it run.h (Run), facts.h, checks.h, log.h (StepLog), state.h (guard)
 #include "llmtrain/run/validation.h" // run_validate
 #include "llmtrain/text/generate.h"  // Sampler
 
@@ -233,9 +233,7 @@ static bool run_set_up(Run* run, Options* o, Flags* flags, Error* error) {
     shard_check_begin(&run->check, &run->train, &run->val, model->config.vocab, run->comm.local_rank,
                       run->comm.local_world);
     cadence_start(&run->cadence, now_ms());
-    run_tell(run, false, found ? "resumed" : "begun", run->record.state.step, "%zu ranks, --zero %llu, %s",
-             run->comm.world, (unsigned long long)o->layout.zero, FLOATX_NAME);
-    return true;
+    return run_record_start(run, found, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -306,12 +304,11 @@ static void write_log(Run* run, const Options* o, StepLog* s) {
     s->minutes_left = (now_ms() - run->began_ms) / 6e4 / done * left;
     s->memory = device_is_host() ? memory_peak() : arena_bytes(&model->memory);
     s->ranks = run->comm.world;
-    if (run->log.file) log_write(&run->log, s);
+    run_log_step(run, s);
 }
 
 static bool sample(Run* run, Options* o, Error* error) {
-    o->sampler.stop = &interrupted;
-    return run_agree(run, run->comm.rank > 0 || sampler_write(&o->sampler, stdout, error), error);
+    return run_agree(run, run->comm.rank > 0 || run_sample(run, &o->sampler, error), error);
 }
 
 // What is due after a step, in the order in which a kill or an error loses least: the log's line and the checkpoint

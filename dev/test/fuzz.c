@@ -566,8 +566,8 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     promise(text != NULL, "memory");
     memcpy(text, data, bytes);
     text[bytes] = 0;
-    length = log_keep_until(text, bytes, 20, &damaged);
-    promise(length <= bytes && log_keep_until(text, length, 20, &again) == length, "what is kept is kept again");
+    length = log_keep_until(text, bytes, 20, &damaged, NULL);
+    promise(length <= bytes && log_keep_until(text, length, 20, &again, NULL) == length, "what is kept is kept again");
     promise(again <= damaged, "and no more of it is damaged");
     free(text);
     close(file);

@@ -51,7 +51,7 @@ typedef struct Flag {
 enum { FLAGS_MAX = 160 };
 typedef struct {
     Flag rows[FLAGS_MAX];
-    size_t count;
+    size_t count; char** arguments;  // of the program, if they were parsed: its name first, NULL last
 } Flags;
 
 // Rows of a table that is built at run time: each sets the default and says where the value goes.

@@ -101,6 +101,7 @@ static inline bool flag_unknown(const Flags* flags, const char* argument, Error*
 
 // Reads argv[1] and on into the flags' values. Does not handle --help: check flags_want_help first.
 static inline bool flags_parse(Flags* flags, int argc, char** argv, Error* error) {
+    flags->arguments = argv;
     for (int i = 1; i < argc; i++) {
         char name[64];
         const char* equals = strchr(argv[i], '=');

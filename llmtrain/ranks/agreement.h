@@ -40,7 +40,7 @@ static inline void clock_start(StepClock* c, FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 2. Statistics
 
-enum { STATS_MAX = 34 };  // statistics of a rank that are gathered at a time
+enum { STATS_MAX = 35 };  // statistics of a rank that are gathered at a time
 
 typedef struct {
     const Transport* transport;  // NULL: one rank
@@ -159,15 +159,15 @@ static inline void stats_find_slowest(StepResult* result, const RankStats* s, si
 // After flat_finish_step: fills in the result, from all ranks' losses, squares, times and flags. False if one is lost.
 static inline bool ranks_finish_step(StepResult* result, RankStats* stats, StepClock* clock, FlatVector* flat,
                                      StepFlags flags, Error* error) {
-    enum { LOSS, BUSY, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, COUNTED, LOSSES = COUNTED + OBJECTIVE_SUMS,
-           SQUARES = LOSSES + STATS_OF_SUM, COUNT = SQUARES + STATS_OF_SUM };
+    enum { LOSS, BUSY, WAIT, STOP, SAVE, SAVED, FAILED, BROKEN, TARGETS, COUNTED, LOSSES = COUNTED + OBJECTIVE_SUMS,
+           SQUARES = LOSSES + STATS_OF_SUM, COUNT = SQUARES + STATS_OF_SUM };  // the first three: run/log.h RANK_LOSS
     static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
     size_t world = stats->world, saved = 0, last = flat->pp - 1;  // the stage that has the losses
     StepSums* sums = &flat->sums_host;
     double tokens = (double)flat->tokens, targets = flat->pp_rank == last ? (double)flat->targets : 0, of_all = 0;
     double waited = clock_waited_ms(clock, flat), busy = now_ms() - clock->began_ms - waited;
-    double own[COUNT] = {exact_value(sums->losses) / fmax(targets, 1), busy, (double)flags.stop, (double)flags.save,
-                         (double)flags.saved, (double)flags.failed, (double)flags.broken, targets};
+    double own[COUNT] = {exact_value(sums->losses) / fmax(targets, 1), busy, waited, (double)flags.stop,
+                         (double)flags.save, (double)flags.saved, (double)flags.failed, (double)flags.broken, targets};
     if (sums->bad != 0) sums->squares.windows[0].outside = UINT64_MAX;
     memcpy(own + COUNTED, flags.counted, sizeof flags.counted);
     stats_put_sum(own + LOSSES, sums->losses);

@@ -11,10 +11,10 @@
 //   goodput_add(&log, step, time);                                 each line of metrics.jsonl, in order
 //   goodput_close(&g, &log);
 //
-// A start of the program trains in a stretch of steps, which a rewind ends and begins another. Its set-up, its steps,
-// and what it paused for, are disjoint parts of the wall time, and what is between two starts is another, so the sum is
-// exact. A stretch ends with the last line or event that is known of it: what a killed program did after that is down
-// time. When a later stretch begins at step R, the steps after R of those before it are made again: they are `repeated`.
+// A start of the program trains in a stretch of steps; a rewind ends it and begins another. Set-up, steps and pauses of
+// a stretch, and the time between two starts, are disjoint parts of the wall time, so that the sum is exact. A stretch
+// ends with the last line or event that is known of it: what a killed program did after that is down time. When a
+// stretch begins at step R, the steps after R of those before it are made again: they are `repeated`.
 
 #ifndef LLMTRAIN_GOODPUT_H
 #define LLMTRAIN_GOODPUT_H
@@ -144,10 +144,11 @@ static inline bool goodput_event(GoodputLog* log, const Json* json) {
     time = goodput_time(text);
     if (isnan(time)) return true;
     bool begins = strcmp(name, "begun") == 0 || strcmp(name, "resumed") == 0, rewound = strcmp(name, "rewound") == 0;
-    if (rewound) json_u64(json, json_get(json, 0, "to"), &step);
+    uint32_t back = json_get(json, 0, "back"), lines = json_get(json, 0, "lines");
+    if (rewound && (!json_u64(json, json_get(json, back, "to"), &step) ||
+                    !json_number(json, json_get(json, back, "ms"), &ms))) return true;
     if (rewound && log->count > 0) log->stretches[log->count - 1].end = time - ms / 1e3;
     if (begins || rewound) return goodput_begin(log, step, time - ms / 1e3, time, rewound);
-    uint32_t lines = json_get(json, 0, "lines");
     if (strcmp(name, "cut") == 0 && json_u64(json, json_get(json, lines, "first"), &first) &&
         json_number(json, json_get(json, lines, "first_time"), &first_time) &&
         json_u64(json, json_get(json, lines, "last"), &last) &&

@@ -18,6 +18,8 @@ static inline bool run_join_plan(Launch* launch, uint64_t* ranks, Error* error) 
 // Becomes one rank of the run: as the launcher's environment says, or by forking `ranks` ranks here if that is not 0.
 // threads: of --threads.
 static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, uint64_t threads, Error* error) {
+    run->facts.started = unix_time();
+    run->facts.started_ms = now_ms();
     if (!(ranks ? launch_fork(launch, ranks, error) : launch_find(launch, error)))
         return fail_as(error, ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // there is a launcher already
     if (launch->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
@@ -71,8 +73,8 @@ static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error
     if (!ok && run->comm.world > 1 && !error->on_all_ranks) comm_abort(&run->comm, error->text);
     if (ok) heartbeat_send(HEARTBEAT_DONE, run->record.state.step);
     if (run->cadence.began_ms > 0)
-        run_tell(run, false, ok ? "done" : stopped ? "stopped" : "failed", run->record.state.step, "%s",
-                 ok ? "all is done" : error->text);
+        run_tell_with(run, false, "ms", run_save_ms(run).text, ok ? "done" : stopped ? "stopped" : "failed",
+                      run->record.state.step, "%s", ok ? "all is done" : error->text);
     run_free(run);
     int code = ok ? 0 : error->kind == ERROR_USAGE ? 2 : stopped && run->stopped_by != SIGINT ? EXIT_SAVED : 1;
     return launch_reap(launch, "train", code, ok ? 1e3 * timeout : REAP_MS, &of_others);

@@ -1,8 +1,9 @@
 // log.h: the reports of a run to its user.
 //
 //   1. step      the outcome of a logged step: a line on the console (step_print)
-//   2. metrics   the same with more numbers as a line of JSON in metrics.jsonl: log_write
-//   3. events    starts, resumes, saves, faults: a line each in events.jsonl: event_write
+//   2. lines     files to which lines are appended, and which a resume cuts back: lines_append, log_cut_file
+//   3. metrics   a step with more numbers as a line of JSON in metrics.jsonl: log_write; its ranks in ranks.jsonl
+//   4. events    starts, resumes, saves, faults: a line each in events.jsonl: event_write
 //
 //   Log log;
 //   if (!log_open(&log, "runs/x", &error) || !log_cut_back(&log, state.step, &error)) ...
@@ -25,6 +26,9 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Step
 
+// What is known of each rank in a step: the first statistics that ranks_finish_step gathers.
+enum { RANK_LOSS, RANK_BUSY, RANK_WAIT, RANK_FACTS };
+
 typedef struct {
     uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
     StepResult result;                     // loss and norm, and how the ranks differ
@@ -32,6 +36,7 @@ typedef struct {
     double val_loss;                       // NAN in steps that do not validate
     double entropy_floor;                  // of the validation text; 0: unknown
     double lr;
+    double clip;                           // factor of the gradient that the guard has chosen; 0: the step was skipped
     bool updated;                          // false: the step was skipped
     bool saving;                           // a checkpoint was being written during it
     double began_ms;                       // when it began
@@ -40,7 +45,10 @@ typedef struct {
     double minutes_left;
     uint64_t memory;                       // bytes allocated on the device
     uint64_t sent;                         // bytes that this rank sent in the step
+    double load_ms;                        // waiting for the data: mean over the steps since the last line; or NAN
+    double time;                           // Unix time, seconds
     size_t ranks;
+    const double* of_ranks;                // (ranks, RANK_FACTS) of this step; NULL: one rank
     double trace_ms;                       // time that the trace took, not included in `ms`
     bool traced;                           // down to its sequences; those with the largest loss and gradient:
     SequenceTrace worst_loss, worst_norm;
@@ -64,21 +72,149 @@ static inline void step_print(FILE* out, const StepLog* s) {
     fflush(out);
 }
 
-// ------------------------------------------------------------------------------------------------
-// 2. Metrics
+// Unix time, in seconds, to the millisecond.
+static inline double unix_time(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-3 * (double)(now.tv_nsec / 1000000);
+}
 
-// The keys of a line. A value that was not measured is null.
+// ------------------------------------------------------------------------------------------------
+// 2. Lines
+
+#define LOG_BYTES_MAX ((size_t)1 << 34)  // of a file
+
+// The lines that a resume or rewind removes, whose steps are made again.
+typedef struct {
+    uint64_t first, last;             // steps; 0: none are removed
+    double first_time, last_time;     // when they were written; NAN: that is not known
+} LogCut;
+
+typedef struct {
+    uint64_t step;
+    double val_loss;                  // NAN if it has none, INFINITY if that is no number
+    double time;                      // NAN if it has none
+} LogLine;
+
+// False if the line is not complete JSON with a step, as after a power cut.
+static inline bool log_line_read(LogLine* l, const char* line, size_t bytes) {
+    Json json;
+    Error ignored;
+    if (!json_parse(&json, line, bytes, "log", &ignored)) return false;
+    bool ok = json_u64(&json, json_get(&json, 0, "step"), &l->step);
+    uint32_t loss = json_get(&json, 0, "val_loss");
+    if (!json_number(&json, loss, &l->val_loss)) l->val_loss = json_is(&json, loss, JSON_STRING) ? INFINITY : NAN;
+    if (!json_number(&json, json_get(&json, 0, "time"), &l->time)) l->time = NAN;
+    json_free(&json);
+    return ok;
+}
+
+// Keeps the complete lines of a log whose step is `step` or below, in place; returns the remaining bytes. *damaged: the
+// lines lost among them, which are incomplete, or of a step that the lines after them have not reached. An incomplete
+// last line is one of them if the lines before it have not reached `step`. *cut: the others that are removed; or NULL.
+static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, size_t* damaged, LogCut* cut) {
+    size_t kept = 0, position = 0, later = 0;  // later: lines of seemingly later steps, since the last that was kept
+    uint64_t reached = 0;
+    LogCut removed = {0, 0, NAN, NAN};
+    *damaged = 0;
+    while (position < bytes) {
+        char* end = (char*)memchr(text + position, '\n', bytes - position);
+        LogLine l = {0, NAN, NAN};
+        if (end == NULL) {
+            *damaged += reached < step;
+            break;
+        }
+        size_t length = (size_t)(end - text) + 1 - position;
+        bool whole = log_line_read(&l, text + position, length - 1);
+        if (whole && l.step <= step) {
+            memmove(text + kept, text + position, length);
+            kept += length;
+            *damaged += later;
+            later = 0;
+            reached = l.step;
+        } else if (whole || later > 0) {
+            if (later++ == 0) removed.first = l.step, removed.first_time = l.time;
+            if (whole) removed.last = l.step, removed.last_time = l.time;
+        } else {
+            ++*damaged;
+        }
+        position += length;
+    }
+    if (later == 0) removed.first = removed.last = 0;
+    if (cut) *cut = removed;
+    return kept;
+}
+
+// Cuts a file of lines back to those up to `step`. Lines that a power cut has damaged are removed too, and the gap is
+// reported; *replaced: the path is a new file then.
+static inline bool log_cut_file(bool* replaced, LogCut* cut, const char* path, uint64_t step, Error* error) {
+    char* text = NULL;
+    size_t bytes = 0, damaged;
+    *replaced = false;
+    if (!file_read(path, LOG_BYTES_MAX, &text, &bytes, error)) return false;
+    size_t kept = log_keep_until(text, bytes, step, &damaged, cut);
+    bool ok = kept == bytes;
+    if (damaged > 0) {
+        say(stderr, "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are "
+            "affected", path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
+        ok = *replaced = file_write_atomic(path, text, kept, error);
+    } else if (!ok) {
+        int file = open(path, O_WRONLY | O_CLOEXEC);
+        ok = (file >= 0 && ftruncate(file, (off_t)kept) == 0) || fail_file(error, "truncate", path);
+        if (file >= 0) close(file);
+    }
+    free(text);
+    return ok;
+}
+
+// Opens a file to append lines to it, and ends one that a full disk has truncated; -1 after a failure.
+static inline int lines_open(char path[FILE_PATH_MAX + 32], const char* directory, const char* name, Error* error) {
+    char last = '\n';
+    snprintf(path, FILE_PATH_MAX + 32, "%.*s/%s", (int)FILE_PATH_MAX, directory, name);
+    int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    off_t end = file < 0 ? 0 : lseek(file, 0, SEEK_END);
+    bool cut = end > 0 && pread(file, &last, 1, end - 1) == 1 && last != '\n';
+    if (file >= 0 && (!cut || write(file, "\n", 1) == 1)) return file;
+    fail_file(error, file < 0 ? "open" : "write", path);
+    if (file >= 0) close(file);
+    return -1;
+}
+
+// Ends the JSON of a line and writes it, in one write, so that several processes may do so at once.
+static inline bool lines_write(int file, JsonWriter* w, const char* path, Error* error) {
+    json_write_end(w, '}');
+    json_put(w, "\n", 1);
+    bool good = json_write_done(w, error);
+    errno = ENOSPC;  // the reason if less is written without an error
+    return good && (write(file, w->text, w->bytes) == (ssize_t)w->bytes || fail_file(error, "write", path));
+}
+
+// Appends a line, whose JSON has begun, to a file in a directory; frees the writer.
+static inline bool lines_append(const char* directory, const char* name, JsonWriter* w, Error* error) {
+    char path[FILE_PATH_MAX + 32];
+    int file = lines_open(path, directory, name, error);
+    bool good = file >= 0 && lines_write(file, w, path, error);
+    json_writer_free(w);
+    if (file >= 0) close(file);
+    return good;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Metrics
+
+// The keys of a line. A value that was not measured is null. The same run has the same numbers before `ms`.
 #define LOG_COUNT(member, key) FIELD_SAVED(StepLog, member, KIND_COUNT, key, NULL)
 #define LOG_REAL(member, key) FIELD_SAVED(StepLog, member, KIND_REAL, key, NULL)
 static const Field METRICS[] = {
     LOG_COUNT(step, "step"), LOG_REAL(result.loss, "loss"), LOG_REAL(val_loss, "val_loss"),
-    LOG_REAL(result.grad_norm, "grad_norm"), LOG_REAL(lr, "lr"), LOG_COUNT(tokens, "tokens"),
+    LOG_REAL(result.grad_norm, "grad_norm"), LOG_REAL(lr, "lr"), LOG_REAL(clip, "clip"), LOG_COUNT(tokens, "tokens"),
     LOG_REAL(epoch, "epoch"), LOG_COUNT(skipped, "skipped"), LOG_REAL(result.loss_min, "loss_ranks_min"),
     LOG_REAL(result.loss_median, "loss_ranks_median"), LOG_REAL(result.loss_max, "loss_ranks_max"),
     LOG_REAL(ms, "ms"), LOG_REAL(result.busy_min, "ms_ranks_min"), LOG_REAL(result.busy_median, "ms_ranks_median"),
     LOG_REAL(result.busy_max, "ms_ranks_max"), LOG_COUNT(result.slowest, "slowest_rank"),
     LOG_REAL(result.wait_share, "wait_share"), LOG_COUNT(sent, "comm_bytes"),
     LOG_REAL(tokens_per_second, "tok_per_s"), LOG_REAL(mfu, "mfu"), LOG_COUNT(memory, "mem_bytes"),
+    LOG_REAL(load_ms, "load_ms"), LOG_REAL(time, "time"),
 };
 
 // Additional keys of a step that was traced.
@@ -102,59 +238,14 @@ typedef struct {
     bool refused;            // and the user has been told
     bool made;               // this process has made the file
     bool lost;               // the last line: there was no memory for it
+    int ranks;               // ranks.jsonl; 0: not open
+    bool ranks_refused;      // it could not be written, and the user has been told
 } Log;
 
 enum { LOG_WAITING_MAX = 1 << 24 };      // bytes; lines beyond that are lost
-#define LOG_BYTES_MAX ((size_t)1 << 34)  // of the file
 
 static inline void log_path(char* path, size_t size, const char* directory) {
     snprintf(path, size, "%.4000s/metrics.jsonl", directory);
-}
-
-// The step of a line, and its validation loss: NAN if it has none, INFINITY if that is no number. False if the line is
-// not complete JSON with a step, as after a power cut.
-static inline bool log_line_read(uint64_t* step, double* val_loss, const char* line, size_t bytes) {
-    Json json;
-    Error ignored;
-    if (!json_parse(&json, line, bytes, "log", &ignored)) return false;
-    bool ok = json_u64(&json, json_get(&json, 0, "step"), step);
-    uint32_t loss = json_get(&json, 0, "val_loss");
-    if (!json_number(&json, loss, val_loss)) *val_loss = json_is(&json, loss, JSON_STRING) ? INFINITY : NAN;
-    json_free(&json);
-    return ok;
-}
-
-// Keeps the complete lines of a log whose step is `step` or below, in place; returns the remaining bytes. *damaged: the
-// lines lost among them, which are incomplete, or of a step that the lines after them have not reached. An incomplete
-// last line is one of them if the lines before it have not reached `step`.
-static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, size_t* damaged) {
-    size_t kept = 0, position = 0, later = 0;  // later: lines of seemingly later steps, since the last that was kept
-    uint64_t reached = 0;
-    *damaged = 0;
-    while (position < bytes) {
-        char* end = (char*)memchr(text + position, '\n', bytes - position);
-        uint64_t line_step = 0;
-        double val_loss;
-        if (end == NULL) {
-            *damaged += reached < step;
-            break;
-        }
-        size_t length = (size_t)(end - text) + 1 - position;
-        bool whole = log_line_read(&line_step, &val_loss, text + position, length - 1);
-        if (whole && line_step <= step) {
-            memmove(text + kept, text + position, length);
-            kept += length;
-            *damaged += later;
-            later = 0;
-            reached = line_step;
-        } else if (whole || later > 0) {
-            later++;
-        } else {
-            ++*damaged;
-        }
-        position += length;
-    }
-    return kept;
 }
 
 // Locks the log: only one process trains in its directory. Some file systems cannot (Lustre without -o flock).
@@ -176,27 +267,6 @@ static inline bool log_open_again(Log* log, const char* action, Error* error) {
     fclose(log->file);
     log->file = again;
     return log_lock(log, error);
-}
-
-// Cuts the log back to the lines up to `step`: a run that resumes from a checkpoint writes the lines after it again.
-// Lines that a power cut has damaged are removed too, and the gap is reported.
-static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
-    char* text = NULL;
-    size_t bytes = 0, damaged;
-    log->lost = false;  // it was of a step that is made again
-    log->waiting.bytes = log_keep_until(log->waiting.text, log->waiting.bytes, step, &damaged);
-    if (!file_read(log->path, LOG_BYTES_MAX, &text, &bytes, error)) return false;
-    size_t kept = log_keep_until(text, bytes, step, &damaged);
-    bool ok = kept == bytes;
-    if (damaged > 0) {
-        say(stderr, "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are "
-            "affected", log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
-        ok = file_write_atomic(log->path, text, kept, error) && log_open_again(log, "open", error);
-    } else if (!ok) {
-        ok = ftruncate(fileno(log->file), (off_t)kept) == 0 || fail_file(error, "truncate", log->path);
-    }
-    free(text);
-    return ok;
 }
 
 static inline bool log_open(Log* log, const char* directory, Error* error) {
@@ -246,6 +316,30 @@ static inline bool log_sync(Log* log, Error* error) {
                                                            fail_file(error, "flush", log->path)));
 }
 
+// Appends a line to ranks.jsonl, with a number for each rank. One that the disk refuses is lost.
+static inline void log_write_ranks(Log* log, const StepLog* s) {
+    static const char* const keys[RANK_FACTS] = {"loss", "busy_ms", "wait_ms"};
+    char path[FILE_PATH_MAX + 32];
+    JsonWriter w = {0};
+    Error why;
+    if (log->ranks == 0) log->ranks = lines_open(path, log->directory, "ranks.jsonl", &why);
+    snprintf(path, sizeof path, "%.4000s/ranks.jsonl", log->directory);
+    json_write_begin(&w, '{');
+    json_member_u64(&w, "step", s->step);
+    for (int i = 0; i < RANK_FACTS; i++) {
+        json_member_begin(&w, keys[i], '[');
+        for (size_t r = 0; r < s->ranks; r++) json_write_number(&w, s->of_ranks[r * RANK_FACTS + (size_t)i]);
+        json_write_end(&w, ']');
+    }
+    bool good = log->ranks > 0 && lines_write(log->ranks, &w, path, &why);
+    json_writer_free(&w);
+    if (!good && !log->ranks_refused) fprintf(stderr, "train: %s. Training continues\n", why.text);
+    log->ranks_refused = !good;
+    if (good) return;
+    if (log->ranks > 0) close(log->ranks);  // opened again, a line that was cut is ended
+    log->ranks = 0;
+}
+
 // Appends one line. A full disk does not end the run: the line waits. Nor does a lack of memory: the line is lost.
 static inline void log_write(Log* log, const StepLog* step) {
     JsonWriter w, *waiting = &log->waiting;
@@ -273,6 +367,7 @@ static inline void log_write(Log* log, const StepLog* step) {
     if (log->lost && waiting->bytes < LOG_WAITING_MAX)
         fprintf(stderr, "train: %s. Training continues; the log lacks step %llu\n", why.text,
                 (unsigned long long)step->step);
+    if (step->of_ranks) log_write_ranks(log, step);
     if (log_flush(log, &why)) return;
     if (!log->refused) fprintf(stderr, "train: %s. Training continues; log lines wait in memory\n", why.text);
     log->refused = true;
@@ -339,12 +434,14 @@ static inline bool log_add_val_loss(Log* log, double val_loss, Error* error) {
 
 static inline void log_close(Log* log) {
     if (log->file) fclose(log->file);
+    if (log->ranks > 0) close(log->ranks);
+    log->ranks = 0;
     json_writer_free(&log->waiting);
     log->file = NULL;
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Events
+// 4. Events
 
 // The date and time, UTC.
 static inline void json_member_time(JsonWriter* w) {
@@ -358,19 +455,11 @@ static inline void json_member_time(JsonWriter* w) {
     json_member_string(w, "time", text);
 }
 
-// Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk
-// has truncated is ended first. key: the name of an additional member with a value in JSON; or NULL.
+// Appends a line to events.jsonl. key: the name of an additional member with a value in JSON; or NULL.
 static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
                                const char* key, const char* value, Error* error) {
-    char path[FILE_PATH_MAX + 32], last = '\n';
     JsonWriter w;
-    snprintf(path, sizeof path, "%.*s/events.jsonl", (int)FILE_PATH_MAX, directory);
-    int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (file < 0) return fail_file(error, "open", path);
-    off_t end = lseek(file, 0, SEEK_END);
-    bool cut = end > 0 && pread(file, &last, 1, end - 1) == 1 && last != '\n';
     memset(&w, 0, sizeof w);
-    if (cut) json_put(&w, "\n", 1);
     json_write_begin(&w, '{');
     json_member_time(&w);
     json_member_string(&w, "event", event);
@@ -378,14 +467,51 @@ static inline bool event_write(const char* directory, const char* event, uint64_
     json_member_string(&w, "detail", detail);
     if (key) json_write_key(&w, key);
     if (key) json_write_raw(&w, value);
+    return lines_append(directory, "events.jsonl", &w, error);
+}
+
+// A duration as the value of an event's member.
+typedef struct { char text[32]; } EventMs;
+static inline EventMs event_ms(double ms) {
+    EventMs m;
+    long long us = llrint(1e3 * fmax(ms, 0));
+    snprintf(m.text, sizeof m.text, "%lld.%03d", us / 1000, (int)(us % 1000));
+    return m;
+}
+
+// Cuts the log back to the lines up to `step`, and what else has lines of steps: a run that resumes from a checkpoint,
+// or goes back, writes the lines after it again.
+static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
+    static const char* const others[] = {"ranks.jsonl", "samples.jsonl"};
+    size_t damaged;
+    bool replaced, good = true;
+    char path[FILE_PATH_MAX], detail[128];
+    LogCut cut, ignored;
+    struct stat status;
+    log->lost = false;  // it was of a step that is made again
+    log->waiting.bytes = log_keep_until(log->waiting.text, log->waiting.bytes, step, &damaged, NULL);
+    if (log->ranks > 0) close(log->ranks);
+    log->ranks = 0;
+    if (!log_cut_file(&replaced, &cut, log->path, step, error)) return false;
+    if (replaced && !log_open_again(log, "open", error)) return false;
+    for (size_t i = 0; good && i < sizeof others / sizeof *others; i++) {
+        snprintf(path, sizeof path, "%.4000s/%s", log->directory, others[i]);
+        if (stat(path, &status) == 0) good = log_cut_file(&replaced, &ignored, path, step, error);
+    }
+    if (!good || cut.first == 0 || isnan(cut.first_time + cut.last_time)) return good;
+    JsonWriter w = {0};
+    Error why;
+    snprintf(detail, sizeof detail, "the steps from %llu to %llu are made again", (unsigned long long)step + 1,
+             (unsigned long long)cut.last);
+    json_write_begin(&w, '{');
+    json_member_u64(&w, "first", cut.first);
+    json_member_number(&w, "first_time", cut.first_time);
+    json_member_u64(&w, "last", cut.last);
+    json_member_number(&w, "last_time", cut.last_time);
     json_write_end(&w, '}');
-    json_put(&w, "\n", 1);
-    bool good = json_write_done(&w, error);
-    errno = ENOSPC;  // the reason if less is written without an error
-    if (good && write(file, w.text, w.bytes) != (ssize_t)w.bytes) good = fail_file(error, "write", path);
+    if (json_write_done(&w, &why)) event_write(log->directory, "cut", step, detail, "lines", w.text, &why);
     json_writer_free(&w);
-    close(file);
-    return good;
+    return true;  // without the event, the time of these steps is not known
 }
 
 #endif  // LLMTRAIN_LOG_H

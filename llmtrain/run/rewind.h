@@ -57,7 +57,8 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
     RunState *state = &run->record.state, diverged = *state;
     uint64_t first, before;
     bool begins, found;
-    char why[256];
+    char why[256], back[96];
+    double began = now_ms();
     describe_divergence(why, sizeof why, &diverged, result);
     if (!run_choose_rewind(run, why, &first, &before, &begins, error)) return false;
     heartbeat_send(HEARTBEAT_PAUSE, diverged.step);
@@ -77,9 +78,11 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
     state->lr_factor = diverged.lr_factor * run->options->rewind_lr;
     fault_point("forget");
     if (!run_agree(run, run_set_aside(run, true, error), error)) return false;
-    run_tell(run, true, "rewound", diverged.step, "went back from step %llu to %llu: %s; the learning rate is now "
-             "multiplied by %g", (unsigned long long)diverged.step, (unsigned long long)state->step, why,
-             state->lr_factor);
+    snprintf(back, sizeof back, "{\"to\": %llu,\"ms\": %s}", (unsigned long long)state->step,
+             event_ms(now_ms() - began).text);
+    run_tell_with(run, true, "back", back, "rewound", diverged.step, "went back from step %llu to %llu: %s; the "
+                  "learning rate is now multiplied by %g", (unsigned long long)diverged.step,
+                  (unsigned long long)state->step, why, state->lr_factor);
     run->cadence.saved_ms = now_ms();
     return true;
 }

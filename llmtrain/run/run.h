@@ -38,6 +38,7 @@ typedef struct {
     bool keep_best;
     TextList ckpt_tiers;                  // see tier_parse
     double ckpt_bandwidth, mtbf;          // MB/s; hours
+    const char* prometheus;               // a file
     uint64_t diverged_after, rewind;      // skipped steps; rewinds at most
     double rewind_lr;
     uint64_t check_every;
@@ -90,6 +91,8 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
          "times: in /dev/shm to survive a crash of the process, on another machine's disk to survive the loss of this "
          "one", FREE},
         FLAG_REAL("mtbf", &o->mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
+        FLAG_TEXT("prometheus", &o->prometheus, NULL, "FILE", FREE, "with --out: write the numbers of each logged step "
+                  "to FILE, in the text format of Prometheus"),
         FLAG_HEADING("Divergence and faults"),
         FLAG_COUNT("diverged-after", &o->diverged_after, 100, 1, 1e9, 0,
                    "stop as diverged after N consecutive skipped steps"),
@@ -134,6 +137,9 @@ static inline bool run_options_check(const RunOptions* o, const Cadence* cadence
                          o->ckpt_tiers.count ? "tier" : "every");
     if (o->rewind && !cadence_saves(cadence))
         return fail_with(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
+    if (o->prometheus && (o->out == NULL || o->prometheus[0] == 0))
+        return fail_with(error, o->out ? "--prometheus is empty; give a file" :
+                         "--prometheus needs --out, the directory of the run that it reports");
     if (o->out && o->out[0] == 0) return fail_with(error, "--out is empty; give the directory of the run");
     Tier tier;
     for (size_t i = 0; i < o->ckpt_tiers.count; i++)
@@ -150,6 +156,20 @@ typedef struct {
     uint64_t saving;              // the step of the last validation whose checkpoint was being written, and its loss
     double saving_loss;
 } Validations;
+
+// What a run knows of itself for its files: metrics.jsonl and those of facts.h.
+typedef struct {
+    double started, started_ms;   // when this process began to be a rank: Unix time; now_ms()
+    uint64_t steps;               // begun since the last line of the log,
+    double load_ms;               // and how long they have waited for data
+    double save_ms;               // how long training has waited for saves since the last event that says so
+    double* of_ranks;             // (world, RANK_FACTS) of the step; NULL: one rank
+    StepLog last;                 // the last step that was logged,
+    double val_loss;              // and validation; NAN: none
+    double saved_time;            // Unix time of the last save in --out; 0: none
+    uint64_t restarts;
+    bool refused;                 // the file of --prometheus cannot be written, and the user has been told
+} RunFacts;
 
 // `record` is what a checkpoint records: the configuration and, in record.state, what changes from step to step.
 // `model` is what computes, as model.options say. `options` are the flags of this header: guards, checkpoints, checks.
@@ -169,6 +189,7 @@ typedef struct {
     int32_t *tokens, *targets;    // (B, T): a micro-batch
     Log log;
     bool events_refused;          // events.jsonl cannot be written, and the user has been told
+    RunFacts facts;
     Saver saver;
     Pruner pruner;
     Tier tiers[1 + TEXT_LIST_MAX];
@@ -204,20 +225,26 @@ static inline bool run_agree(Run* run, bool good, Error* error) {
     return fail_as(error, usage ? ERROR_USAGE : kind);
 }
 
+// After a line for events.jsonl, run.jsonl or samples.jsonl: if the disk has refused it, the run continues.
+static inline void run_wrote(Run* run, bool good, const Error* error) {
+    if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training continues\n", error->text);
+    run->events_refused = !good;
+}
+
 // Writes a line of events.jsonl in --out, on the rank that has the log open; key: of an extra member, whose value is
-// JSON, or NULL. If the disk refuses it, the run continues.
+// JSON, or NULL.
 static inline void run_write_event(Run* run, const char* event, uint64_t step, const char* detail, const char* key,
                                    const char* value) {
     Error error;
     if (run->log.file == NULL) return;
-    bool good = event_write(run->options->out, event, step, detail, key, value, &error);
-    if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training continues\n", error.text);
-    run->events_refused = !good;
+    run_wrote(run, event_write(run->options->out, event, step, detail, key, value, &error), &error);
 }
 
-// The same with a sentence, which is printed too if `aloud`.
-__attribute__((format(printf, 5, 6))) static inline void run_tell(Run* run, bool aloud, const char* event,
-                                                                  uint64_t step, const char* format, ...) {
+// The same with a sentence, which is printed too if `aloud`; run_tell: without an extra member.
+#define run_tell(run, aloud, ...) run_tell_with(run, aloud, NULL, NULL, __VA_ARGS__)
+__attribute__((format(printf, 7, 8))) static inline void run_tell_with(Run* run, bool aloud, const char* key,
+                                                                       const char* value, const char* event,
+                                                                       uint64_t step, const char* format, ...) {
     char sentence[sizeof(Error)];
     va_list arguments;
     va_start(arguments, format);
@@ -225,7 +252,7 @@ __attribute__((format(printf, 5, 6))) static inline void run_tell(Run* run, bool
     va_end(arguments);
     if (aloud) say(stdout, "%s", sentence);
     if (aloud) fflush(stdout);
-    run_write_event(run, event, step, sentence, NULL, NULL);
+    run_write_event(run, event, step, sentence, key, value);
 }
 
 // Only a run that saves at intervals saves asynchronously.
@@ -239,7 +266,10 @@ static inline bool run_allocate(Run* run, Error* error) {
     size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
     run->tokens = (int32_t*)memory_allocate(bytes);
     run->targets = (int32_t*)memory_allocate(bytes);
-    return (run->tokens && run->targets) || fail_with(error, "out of memory for a batch; make --batch smaller");
+    bool logs = run->options->out && run->comm.rank == 0 && run->comm.world > 1;
+    if (logs) run->facts.of_ranks = (double*)memory_allocate(run->comm.world * RANK_FACTS * sizeof(double));
+    return (run->tokens && run->targets && (run->facts.of_ranks || !logs)) ||
+           fail_with(error, "out of memory for a batch; make --batch smaller");
 }
 
 static inline void run_free(Run* run) {
@@ -259,6 +289,7 @@ static inline void run_free(Run* run) {
     model_free(&run->model);
     free(run->tokens);
     free(run->targets);
+    free(run->facts.of_ranks);
 }
 
 // ------------------------------------------------------------------------------------------------

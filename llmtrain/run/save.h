@@ -12,7 +12,7 @@
 #ifndef LLMTRAIN_SAVE_H
 #define LLMTRAIN_SAVE_H
 
-#include "run.h"
+#include "facts.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Tiers
@@ -303,13 +303,17 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     comm_extend_timeout(&run->comm, true);
     *good = saver_end(&run->saver, error);
     comm_extend_timeout(&run->comm, false);
+    run->facts.save_ms += run->saver.stalled_ms;
     if (!*good) return run->comm.world <= 1 || !comm_failed(&run->comm, error);
     if (run->saving == 0) {
         run->saved = step;
         if (run->validations.saving == step) run_keep_if_best(run, step, run->validations.saving_loss);
         c->took_ms = now_ms() - began;
-        run_tell(run, true, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
-                 run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
+        run->facts.saved_time = unix_time();
+        run_tell_with(run, true, "ms", run_save_ms(run).text, "saved", step,
+                      "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms", run->options->out,
+                      (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
+        run_export(run);
     }
     fault_point("clean");
     run_prune(run, run->saving, step);
@@ -325,7 +329,7 @@ static inline bool run_save_complete_or_report(Run* run, bool last, Error* error
     if (!good && run->comm.rank == 0)
         fprintf(stderr, "train: step %llu was not saved: %s. %s; earlier checkpoints are unchanged\n",
                 (unsigned long long)step, error->text, last ? "The save is tried once more" : "Training continues");
-    if (!good) run_tell(run, false, "not_saved", step, "%s", error->text);
+    if (!good) run_tell_with(run, false, "ms", run_save_ms(run).text, "not_saved", step, "%s", error->text);
     return true;
 }
 
@@ -367,7 +371,7 @@ static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* e
     run->record.kind = kind;
     record_write(&manifest, &run->record, &run->model.flat);
     saver_begin(&run->saver, step, run->tiers[tier].directory, &manifest);
-    run->cadence.cost_ms = now_ms() - began;
+    run->cadence.cost_ms = run->saver.stalled_ms = now_ms() - began;
     return true;
 }
 

@@ -32,6 +32,7 @@ static inline StepLog step_begin(Run* run) {
     StepLog s = {.val_loss = NAN, .began_ms = now_ms(),
                  .sent = flat_bytes_so_far(&run->model.flat)};
     memset(run->objective.counted, 0, sizeof run->objective.counted);
+    run->facts.steps++;
     fault_step(run->comm.rank, run->record.state.step + 1);
     return s;
 }
@@ -40,9 +41,11 @@ static inline StepLog step_begin(Run* run) {
 // collectives: step_read makes the step `broken`, and it does not count.
 static inline void run_read_batch(Run* run) {
     size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
+    double began = now_ms();
     if (!run->broken && (!shard_check_good(&run->check, &run->broken_why) ||
                          !loader_next(&run->loader, run->tokens, run->targets, &run->broken_why)))
         run->broken = run->broken_why.kind == ERROR_USAGE ? 2 : 1;
+    run->facts.load_ms += now_ms() - began;
     if (!run->broken) return;
     memset(run->tokens, 0, bytes);
     memset(run->targets, -1, bytes);
@@ -67,6 +70,7 @@ static inline bool step_read(Run* run, StepLog* s, Error* error) {
     memcpy(flags.counted, run->objective.counted, sizeof flags.counted);
     heartbeat_collective("the reduction of gradients");
     if (!model_finish_step(&run->model, &s->result, flags, error)) return false;
+    s->of_ranks = run_keep_ranks(run);
     heartbeat_send(HEARTBEAT_STEP, run->record.state.step + 1);
     run->stopped_by = s->result.flags.stop;
     s->saving = state != SAVER_IDLE;
@@ -78,8 +82,9 @@ static inline bool step_read(Run* run, StepLog* s, Error* error) {
 // The norm from which the guard decides: NAN, which skips the step, if the loss is not finite.
 static inline double guarded_norm(const StepResult* result) { return isfinite(result->loss) ? result->grad_norm : NAN; }
 
-static inline void run_update(Run* run, const StepLog* s, double factor) {
+static inline void run_update(Run* run, StepLog* s, double factor) {
     fault_point("update");
+    s->clip = factor;
     if (!s->updated) return;
     saver_await_snapshot(&run->saver);  // a save in progress must have copied the parameters before they change
     model_update(&run->model, ++run->record.state.updates, s->lr, factor);

@@ -79,10 +79,11 @@ static inline bool run_read_validations(Run* run, const ValidationOptions* o, ui
     bool reads = run->log.file && run->val.shard_count > 0;
     bool good = !reads || file_read(run->log.path, LOG_BYTES_MAX, &text, &bytes, error);
     for (const char *line = text, *end; good && line && (end = strchr(line, '\n')); line = end + 1) {
-        uint64_t step = 0;
-        double loss = NAN;
+        LogLine l;
         char path[FILE_PATH_MAX];
-        if (!log_line_read(&step, &loss, line, (size_t)(end - line))) continue;
+        if (!log_line_read(&l, line, (size_t)(end - line))) continue;
+        uint64_t step = l.step;
+        double loss = l.val_loss;
         all.left_out = isnan(loss) && step == here && validation_due(o, step, steps);  // one that was made is not NaN
         checkpoint_path(path, run->options->out, step, "");
         if (!isnan(loss)) run_count_validation(run, step, loss, directory_exists(path));
@@ -114,10 +115,13 @@ static inline bool run_validate(Run* run, const ValidationOptions* o, double* va
     Validation v = {.data = &run->val, .windows = o->windows, .overlap = o->overlap, .tokens = run->tokens,
                     .targets = run->targets, .B = m->B, .T = m->T, .stop = run->interrupted};
     Error why;
+    double began = now_ms();
     fault_point("validate");
     comm_extend_timeout(&run->comm, true);
     if (!run_agree(run, model_validate(&run->model, &v, error), error)) return false;
     *val_loss = v.loss;
+    run_tell_with(run, false, "ms", event_ms(now_ms() - began).text, "validation", step,
+                  v.ended ? "ended by a signal" : "the loss is %.6f", v.loss);
     if (v.ended) {
         run->stopped_by = v.ended;
         return due->stop = due->signaled = true;
@@ -128,6 +132,8 @@ static inline bool run_validate(Run* run, const ValidationOptions* o, double* va
                 "therefore does not count\n", why.text, (unsigned long long)step, v.loss);
     if (!run_agree(run, logged, &why)) return run->comm.world <= 1 || !comm_failed(&run->comm, error);
     run_count_validation(run, step, v.loss, run->saved == step);
+    run->facts.val_loss = v.loss;
+    run_export(run);
     bool saving = saver_state(&run->saver) != SAVER_IDLE && run->saving == 0 && run->saver.step == step;
     bool saves = run->options->keep_best && seen->step == step && run->saved != step && !saving;
     // A rewind does not go back to it, as a run that was resumed here would not have it.
