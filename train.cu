@@ -260,7 +260,6 @@ static bool next_batch(void* source, const int32_t** tokens, const int32_t** tar
     RunState* state = &run->record.state;
     size_t B = model->options.B, T = model->options.T;
     heartbeat_send(HEARTBEAT_STEP, state->step + 1);
-    fault_point("load");
     run_read_batch(run);
     (void)error;  // step_read knows of a batch that cannot be read
     *tokens = run->tokens;

@@ -103,8 +103,7 @@ static inline void run_export(Run* run) {
     if (good && rename(temporary, path) != 0) good = fail_file(&why, "rename", temporary);
     if (file >= 0 && !good) unlink(temporary);
     json_writer_free(&w);
-    if (!good && !run->facts.refused) fprintf(stderr, "train: %s. Training continues\n", why.text);
-    run->facts.refused = !good;
+    run_wrote(&run->facts.export_refused, good, &why);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -202,12 +201,12 @@ static inline void run_write_start(Run* run, const char* texts, const size_t* be
     json_member_u64(&w, "cp", max_size(ranks->cp, 1));
     json_member_u64(&w, "zero", (uint64_t)flat->options.stage);
     json_member_u64(&w, "batch", B);
-    json_member_u64(&w, "total_batch", B * T * flat->dp_world * flat->micro_batches);
+    json_member_u64(&w, "total_batch", B * T * flat->dp_world * max_size(model->options.pipeline.micro_batches, 1));
     json_member_u64(&w, "steps", flag ? *(uint64_t*)flag->value : 0);
     json_member_string(&w, "data", data);
     json_member_number(&w, "floor", entropy > 0 ? entropy : NAN);
     json_member_string(&w, "version", LLMTRAIN_VERSION);
-    run_wrote(run, lines_append(run->options->out, "run.jsonl", &w, &why), &why);
+    run_wrote(&run->events_refused, lines_append(run->options->out, "run.jsonl", &w, &why), &why);
 }
 
 // When a run begins or resumes: its line in run.jsonl, and its event. All ranks call it.
@@ -270,7 +269,8 @@ static inline bool run_sample(Run* run, Sampler* sampler, Error* error) {
     Error why;
     sampler->stop = run->interrupted;
     if (!sampler_write(sampler, stdout, error)) return false;
-    run_tell_with(run, false, "ms", event_ms(now_ms() - began).text, "sample", step, "a sample");
+    run_tell_with(run, false, "ms", event_ms(now_ms() - began).text, "sample", step, "%zu tokens",
+                  sampler->texts[0].ids.count);
     if (run->log.file == NULL) return true;
     SampleText* text = &sampler->texts[0];
     if (!memory_grow(&text->text, &text->capacity, text->bytes + 1, 1))
@@ -282,7 +282,7 @@ static inline bool run_sample(Run* run, Sampler* sampler, Error* error) {
     json_member_string(&w, "prompt", sampler->prompt);
     json_write_key(&w, "text");
     json_write_text(&w, text->text, text->bytes);
-    run_wrote(run, lines_append(run->options->out, "samples.jsonl", &w, &why), &why);
+    run_wrote(&run->facts.samples_refused, lines_append(run->options->out, "samples.jsonl", &w, &why), &why);
     return true;
 }
 

@@ -168,7 +168,7 @@ typedef struct {
     double val_loss;              // and validation; NAN: none
     double saved_time;            // Unix time of the last save in --out; 0: none
     uint64_t restarts;
-    bool refused;                 // the file of --prometheus cannot be written, and the user has been told
+    bool samples_refused, export_refused;  // samples.jsonl, --prometheus: cannot be written, and the user was told
 } RunFacts;
 
 // `record` is what a checkpoint records: the configuration and, in record.state, what changes from step to step.
@@ -188,7 +188,7 @@ typedef struct {
     ShardCheck check;             // of all shards
     int32_t *tokens, *targets;    // (B, T): a micro-batch
     Log log;
-    bool events_refused;          // events.jsonl cannot be written, and the user has been told
+    bool events_refused;          // events.jsonl or run.jsonl cannot be written, and the user has been told
     RunFacts facts;
     Saver saver;
     Pruner pruner;
@@ -225,10 +225,10 @@ static inline bool run_agree(Run* run, bool good, Error* error) {
     return fail_as(error, usage ? ERROR_USAGE : kind);
 }
 
-// After a line for events.jsonl, run.jsonl or samples.jsonl: if the disk has refused it, the run continues.
-static inline void run_wrote(Run* run, bool good, const Error* error) {
-    if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training continues\n", error->text);
-    run->events_refused = !good;
+// After a file was written, or not, which the run does not need: says so once. *refused: the user has been told.
+static inline void run_wrote(bool* refused, bool good, const Error* error) {
+    if (!good && !*refused) fprintf(stderr, "train: %s. Training continues\n", error->text);
+    *refused = !good;
 }
 
 // Writes a line of events.jsonl in --out, on the rank that has the log open; key: of an extra member, whose value is
@@ -237,7 +237,8 @@ static inline void run_write_event(Run* run, const char* event, uint64_t step, c
                                    const char* value) {
     Error error;
     if (run->log.file == NULL) return;
-    run_wrote(run, event_write(run->options->out, event, step, detail, key, value, &error), &error);
+    bool good = event_write(run->options->out, event, step, detail, key, value, &error);
+    run_wrote(&run->events_refused, good, &error);
 }
 
 // The same with a sentence, which is printed too if `aloud`; run_tell: without an extra member.

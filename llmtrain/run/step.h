@@ -42,6 +42,7 @@ static inline StepLog step_begin(Run* run) {
 static inline void run_read_batch(Run* run) {
     size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
     double began = now_ms();
+    fault_point("load");
     if (!run->broken && (!shard_check_good(&run->check, &run->broken_why) ||
                          !loader_next(&run->loader, run->tokens, run->targets, &run->broken_why)))
         run->broken = run->broken_why.kind == ERROR_USAGE ? 2 : 1;
