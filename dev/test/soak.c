@@ -445,8 +445,9 @@ static void check_name(const char* path, void* inside) {
     const char* name = strrchr(path, '/') + 1;
     unsigned long long step = 0;
     bool is_step = sscanf(name, "step_%llu", &step) == 1 && strcmp(name, text_of("step_%08llu", step)) == 0;
-    bool is_log = strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "events.jsonl") == 0 ||
-                  strcmp(name, "tiers") == 0;
+    static const char* const logs[] = {"metrics.jsonl", "events.jsonl", "ranks.jsonl", "run.jsonl", "tiers"};
+    bool is_log = false;
+    for (size_t i = 0; i < COUNT_OF(logs); i++) is_log = is_log || strcmp(name, logs[i]) == 0;
     bool good = inside ? strstr(name, ".tmp") == NULL : name[0] == '.' || is_log || is_step;
     expect(good, "%s is left behind", path);
     if (is_step && !inside) directory_each(path, check_name, &job);
@@ -1063,7 +1064,7 @@ static void failing_save(size_t kind, size_t index) {
     for (char* line = job.ranks[0].text[1]; (end = strchr(line, '\n')) != NULL; line = end + 1) {
         *end = 0;
         size_t step = strstr(line, "train: step ") == line ? (size_t)strtoull(line + 12, NULL, 10) : 0;
-        bool of_log = log_fails && (strstr(line, "metrics.jsonl") || strstr(line, "events.jsonl")), last = end[1] == 0;
+        bool of_log = log_fails && strstr(line, ".jsonl"), last = end[1] == 0;
         told += step > 0;
         bool due = step == last_good + told * way.every || step == STEPS;  // the last one is tried again at the end
         expect(step > 0 ? due : of_log || last, "unexpected: %s", line);

@@ -103,7 +103,7 @@ static const struct {
     {.name = "resume", .given = "half", .results = LAST_STEP, .says = "resumed from",
      .command = RUN SAVES " --resume --ckpt-keep 1 --ckpt-async off --ckpt-tier $W/tier:3"},
     {.name = "words", .command = "$P/train --data \"$S/old/x_train_0*.bin\" --out $W/run" SHAPE
-     " --offload optimizer,activations --offload-dir $W", RESUMED},
+     " --offload optimizer,activations --offload-dir $W --sample-every 2 --tokens 4 --prometheus $W/prom", RESUMED},
     {.name = "packed", .command = "$P/train --data $S/told/x_train_000000.bin --out $W/run" SHAPE, RESUMED},
     {.name = "import", .command = "$P/train --data $S/old/x_train_000000.bin --out $W/run --init-from $S/hf --batch 1"
      " --seq 16 --steps 4", RESUMED},
@@ -190,9 +190,15 @@ static uint64_t manifest_hash(const char* text) {
     return hash_end(&hash);
 }
 
-// What differs from run to run, and a power cut may shorten.
-static bool is_record(const char* name) {
-    return strcmp(name, "events.jsonl") == 0 || strcmp(name, "scores") == 0;
+// What differs from run to run, or lacks the lines that the disk has refused, and a power cut may shorten.
+static bool is_record(const char* path) {
+    static const char* const records[] = {"/events.jsonl", "/run.jsonl", "/ranks.jsonl", "/run/samples.jsonl", "/scores",
+                                          "/prom", "/prom.tmp"};
+    for (size_t i = 0; i < COUNT_OF(records); i++) {
+        size_t length = strlen(path), end = strlen(records[i]);
+        if (length > end && strcmp(path + length - end, records[i]) == 0) return true;
+    }
+    return false;
 }
 
 // A tier's directory has a random name, which is written as "id".
@@ -204,7 +210,7 @@ static void tree_visit(const char* path, void* context) {
         return;
     }
     const char *inner = path + tree->root + 1, *tier = strstr(inner, "tier/"), *name = strrchr(path, '/') + 1;
-    if (is_record(name) || strcmp(name, "tiers") == 0 || strstr(inner, "failures/")) return;
+    if (is_record(path) || strcmp(name, "tiers") == 0 || strstr(inner, "failures/")) return;
     need(tree->count < COUNT_OF(tree->files), "more room for files");
     TreeFile* file = &tree->files[tree->count++];
     if (tier) snprintf(file->path, sizeof file->path, "tier/id%.400s", tier + 5 + strcspn(tier + 5, "/"));
@@ -304,7 +310,7 @@ static void order_read(bool good) {
         snprintf(text, sizeof text, "%.*s", (int)(end - line), line);
         if (sscanf(text, "%15s %1000s %1000s", what, path, to) < 2 || !is_within(path, work)) continue;
         const char* name = strrchr(path, '/') + 1;
-        if (is_record(name)) continue;
+        if (is_record(path)) continue;
         Touched *file = touched(path), *parent = touched_parent(path);
         if (strcmp(what, "rename") == 0) order_rename(path, to);
         else if (strcmp(what, "link") == 0) touched_parent(to)->dirty = true;

@@ -942,7 +942,7 @@ static const uint64_t* snapshot_find(const Snapshot* s, const char* path) {
 }
 
 static bool path_may_change(const char* path, const char* allowed) {
-    if (strcmp(path, "run/events.jsonl") == 0) path = LOG;  // a run with one has the other
+    if (strcmp(path, "run/events.jsonl") == 0 || strcmp(path, "run/run.jsonl") == 0) path = LOG;  // a run has all three
     for (const char* piece; (piece = piece_next(&allowed, "|")) != NULL;) {
         size_t length = strlen(piece);
         if (strncmp(path, piece, length) == 0 && (path[length] == 0 || piece[length - 1] == '/')) return true;
