@@ -192,8 +192,8 @@ static uint64_t manifest_hash(const char* text) {
 
 // What differs from run to run, or lacks the lines that the disk has refused, and a power cut may shorten.
 static bool is_record(const char* path) {
-    static const char* const records[] = {"/events.jsonl", "/run.jsonl", "/ranks.jsonl", "/run/samples.jsonl", "/scores",
-                                          "/prom", "/prom.tmp"};
+    static const char* const records[] = {"/events.jsonl", "/run.jsonl", "/ranks.jsonl", "/run/samples.jsonl",
+                                          "/scores", "/prom", "/prom.tmp"};
     for (size_t i = 0; i < COUNT_OF(records); i++) {
         size_t length = strlen(path), end = strlen(records[i]);
         if (length > end && strcmp(path + length - end, records[i]) == 0) return true;
@@ -559,6 +559,11 @@ static const struct { const char *site, *reason; } NOT_MADE[] = {
     {"llmtrain/run/save.h run_open_out", "after another failure"},
     {"ftruncate llmtrain/run/log.h log_add_val_loss", "after another failure"},
     {"fclose llmtrain/run/log.h log_open", "after another failure"},
+    {"write llmtrain/run/log.h lines_open", "after a line that is cut: test_runs"},
+    {"close llmtrain/run/log.h lines_open", "after another failure"},
+    {"close llmtrain/run/log.h log_write_ranks", "after another failure"},
+    {"close llmtrain/run/log.h log_cut_back", "in a rewind: test_facts"},
+    {"unlink llmtrain/run/facts.h run_export", "after another failure"},
     {"getrusage llmtrain/base/system.h memory_peak", "after another failure"},
     {"close llmtrain/base/system.h descriptor_prepare", "after another failure"},
     {"close llmtrain/base/system.h pipe_open", "after another failure"},

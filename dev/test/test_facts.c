@@ -24,9 +24,9 @@ HARNESS_FORMAT(2, 3) static int train(const char* fault, const char* format, ...
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    int status = system(text_of("LLMTRAIN_TEST_FAULT='%s' OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive %s --data train.bin "
-                                "--layers 1 --heads 2 --channels 16 --seq 16 --batch 2 --threads 1 %s > output "
-                                "2> errors", fault, train_program, line));
+    int status = system(text_of("LLMTRAIN_TEST_FAULT='%s' OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive %s --data "
+                                "train.bin --layers 1 --heads 2 --channels 16 --seq 16 --batch 2 --threads 1 %s > "
+                                "output 2> errors", fault, train_program, line));
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
@@ -110,7 +110,9 @@ static double random_time(Simulation* s, int most) {
     return (1 + (double)(random4(3, RANDOM_TEST, 0, s->number++).bits[0] % (unsigned)most)) / 8;
 }
 
-static bool random_one_of(Simulation* s, unsigned n) { return random4(3, RANDOM_TEST, 1, s->number++).bits[0] % n == 0; }
+static bool random_one_of(Simulation* s, unsigned n) {
+    return random4(3, RANDOM_TEST, 1, s->number++).bits[0] % n == 0;
+}
 
 static void simulate_event(Simulation* s, const char* event, const char* more) {
     time_t whole = (time_t)s->now;
@@ -270,7 +272,8 @@ static void test_goodput_cases(void) {
         {"a clock that was set back", AT("00:30.000") "\"begun\",\"step\": 0,\"ms\": 0}\n"
          AT("00:10.000") "\"saved\",\"step\": 1,\"ms\": 9000}\n" AT("00:40.000") "\"done\",\"step\": 9}\n",
          "{\"step\": 1,\"time\": 1795341605}\n", 1, 0, 9, 0, 0},
-        {"torn lines", "{\"time\": \"2026\n" AT("00:00.000") "\"begun\",\"step\": 0,\"ms\": 0}\n" AT("00:01.000") "\"do",
+        {"torn lines",
+         "{\"time\": \"2026\n" AT("00:00.000") "\"begun\",\"step\": 0,\"ms\": 0}\n" AT("00:01.000") "\"do",
          "{\"step\": 1,\"time\": 1795341601}\n{\"step\": 2,\"time\": 17953416", 1, 0, 0, 0, 0},
         {"of an earlier version", AT("00:00.000") "\"begun\",\"step\": 0}\n" AT("00:08.000") "\"done\"}\n",
          "{\"step\": 1,\"loss\": 1}\n", 8, 0, 0, 0, 0},
@@ -500,8 +503,8 @@ static void test_rewinds(void) {
     expect_ranks("back", 2);
     need(goodput_read(&g, "back", &error), "%s", error.text);
     expect(g.rewinds == rewinds && g.starts == 1 && g.repeated > 0 && g.steps > 0 && g.down == 0 &&
-               fabs(parts_sum(&g) - g.wall) <= 1e-9 * g.wall, "%d rewinds, repeated %.3f s, steps %.3f s", (int)g.rewinds,
-           g.repeated, g.steps);
+               fabs(parts_sum(&g) - g.wall) <= 1e-9 * g.wall, "%d rewinds, repeated %.3f s, steps %.3f s",
+           (int)g.rewinds, g.repeated, g.steps);
     verdict("a run that rewinds: its lines, and its goodput");
 }
 
@@ -653,7 +656,7 @@ static void test_prometheus(void) {
            "the last save");
     lines_free(&log);
     expect(directory_count(".", "x.prom") == 1, "a temporary file is left");
-    verdict("prometheus: %zu metrics, whole in each of %s reads while it is written", count, reads > 20 ? "all" : "few");
+    verdict("prometheus: %zu metrics, whole in each read while the file is written", count);
     expect(train("", RUN "--out killed --resume --steps 41 --prometheus x.prom") == 0, "it fails");
     count = prometheus_read(samples, COUNT_OF(samples), "x.prom");
     expect(sample_of(samples, count, "restarts_total") == 3 && sample_of(samples, count, "step") == 41, "%g restarts",

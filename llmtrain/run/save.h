@@ -371,7 +371,8 @@ static inline bool run_save_begin(Run* run, size_t tier, SaveKind kind, Error* e
     run->record.kind = kind;
     record_write(&manifest, &run->record, &run->model.flat);
     saver_begin(&run->saver, step, run->tiers[tier].directory, &manifest);
-    run->cadence.cost_ms = run->saver.stalled_ms = now_ms() - began;
+    run->cadence.cost_ms = now_ms() - began;
+    run->facts.save_ms += run->cadence.cost_ms - run->saver.stalled_ms;  // the rest when it is complete
     return true;
 }
 
