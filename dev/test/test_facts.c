@@ -547,12 +547,16 @@ static void test_clip(void) {
 }
 
 static void test_load(void) {
-    double load[8], ms[8];
+    double load[8], ms[8], time[8];
     need(train("rank 0 step 5 at load do delay 30", "--out load --ranks 2 --total-batch 128 --steps 8 --log-every 2")
          == 0, "a run");  // two micro-batches on each rank
-    expect(log_numbers(load, 8, "load", "load_ms") == 4 && log_numbers(ms, 8, "load", "ms") == 4, "4 lines");
-    for (size_t i = 0; i < 4; i++)
-        expect(load[i] > 0 && (i < 2 ? load[i] < 25 : load[i] >= 60 && ms[i] > 60), "line %zu: %g ms", i, load[i]);
+    expect(log_numbers(load, 8, "load", "load_ms") == 4 && log_numbers(ms, 8, "load", "ms") == 4 &&
+               log_numbers(time, 8, "load", "time") == 4, "4 lines");
+    for (size_t i = 0; i < 4; i++) {
+        expect(load[i] > 0 && (i < 2 ? load[i] < 60 : load[i] >= 60 && ms[i] > 60), "line %zu: %g ms", i, load[i]);
+        expect(i == 0 || 2 * load[i] < 1e3 * (time[i] - time[i - 1]) + 2, "line %zu: twice %g ms in %g s", i, load[i],
+               time[i] - time[i - 1]);
+    }
     Lines ranks = lines_read("load/ranks.jsonl");
     for (size_t i = 2; i < ranks.count; i++)
         expect(element_of(&ranks.lines[i], "busy_ms", 0) >= 60 && element_of(&ranks.lines[i], "wait_ms", 1) > 40,
