@@ -27,7 +27,7 @@
 //   rewind      a run that diverges and rewinds (--rewind), killed in the middle of that and at random times
 //
 // Nothing depends on the time of day: base.h's now_ms is CLOCK_MONOTONIC and the only clock of the trainer and its
-// checkpoints, file times are never read, and the newest checkpoint is that of the highest step. (events.jsonl and the
+// checkpoints, file times are never read, and the newest checkpoint is that of the highest step. (The logs and the
 // supervisor's reports record the time of day, but nothing is decided by it.)
 //
 // Cases are distributed over --workers processes, each with its own directory. A case of the kills depends only on its
