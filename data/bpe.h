@@ -26,6 +26,7 @@
 #define LLMTRAIN_BPE_H
 
 #include "../llmtrain/base/json.h"
+#include "../llmtrain/base/progress.h"
 #include "../llmtrain/text/tokenizer.h"  // TOKEN_BYTES_MAX
 #include "../llmtrain/text/words.h"
 

@@ -13,6 +13,7 @@
 #include "../llmtrain/base/files.h"
 #include "../llmtrain/base/flags.h"
 #include "../llmtrain/base/json.h"
+#include "../llmtrain/base/progress.h"
 
 #include <signal.h>
 

@@ -22,7 +22,7 @@
 #ifndef LLMTRAIN_INPUT_H
 #define LLMTRAIN_INPUT_H
 
-#include "../llmtrain/base/files.h"  // fail_file; and from base.h Error, Progress
+#include "../llmtrain/base/files.h"  // fail_file; and from base.h Error
 #include "../llmtrain/base/json.h"
 
 #include <glob.h>

@@ -29,6 +29,7 @@
 #include "stream.h"
 #include "../llmtrain/base/container.h"
 #include "../llmtrain/base/flags.h"
+#include "../llmtrain/base/progress.h"
 
 #include <signal.h>
 
@@ -619,7 +620,7 @@ static bool duplicates_find(Conversion* c, Duplicates* duplicates, Sketch* sketc
     const Batch* batch = &c->batch;
     Sketch* whole = &sketches[SKETCHES];  // of the current document
     for (;;) {
-        if (!documents_next(&c->documents, &c->batch, error)) return false;
+        if (!documents_next(&c->documents, &c->batch, error)) return progress_end(&progress), false;
         if (batch->count == 0 || interrupted) break;
         for (size_t first = 0; first < batch->count; first += SKETCHES) {
             size_t count = min_size(SKETCHES, batch->count - first);
@@ -633,8 +634,9 @@ static bool duplicates_find(Conversion* c, Duplicates* duplicates, Sketch* sketc
                 if (piece->begins) *whole = sketches[i];
                 else sketch_join(whole, &sketches[i]);
                 if (!piece->ends || (piece->begins && piece->bytes == 0)) continue;
-                if (!duplicates_add(duplicates, &found, whole, piece->document, error)) return false;
-                if (found.any && !report_duplicate(c, piece->document, &found, error)) return false;
+                if (!duplicates_add(duplicates, &found, whole, piece->document, error) ||
+                    (found.any && !report_duplicate(c, piece->document, &found, error)))
+                    return progress_end(&progress), false;
             }
         }
         progress_show(&progress, documents_taken(&c->documents));
@@ -694,11 +696,12 @@ static bool conversion_check(const Conversion* c, Error* error) {
 static bool conversion_tokenize(Conversion* c, Error* error) {
     Progress progress = progress_begin("tokenizing", c->documents.size);
     for (;;) {
-        if (!documents_next(&c->documents, &c->batch, error)) return false;
+        if (!documents_next(&c->documents, &c->batch, error)) return progress_end(&progress), false;
         size_t pieces = c->batch.count;
         if (pieces == 0 || interrupted) break;
         c->starts.count = 0;
-        if (!tokens_reserve(&c->starts, pieces, error) || !chat_begin_batch(c, error)) return false;
+        if (!tokens_reserve(&c->starts, pieces, error) || !chat_begin_batch(c, error))
+            return progress_end(&progress), false;
         conversion_divide(c);
 #pragma omp parallel
         {
@@ -709,7 +712,8 @@ static bool conversion_tokenize(Conversion* c, Error* error) {
             word_encoder_close(&encoder);
         }
         for (size_t i = 0; i < c->job_count; i++)
-            if (!(c->options->chat ? job_write_chat : job_write)(c, &c->jobs[i], error)) return false;
+            if (!(c->options->chat ? job_write_chat : job_write)(c, &c->jobs[i], error))
+                return progress_end(&progress), false;
         progress_show(&progress, documents_taken(&c->documents));
     }
     progress_end(&progress);

@@ -9,6 +9,7 @@
 #define LLMTRAIN_CLUSTER_SEARCH_H
 
 #include "cluster.h"
+#include "../llmtrain/base/progress.h"
 #include "../llmtrain/ranks/layout.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -98,6 +99,7 @@ static inline bool cluster_wanted(uint64_t asked, size_t tried) { return asked <
 static inline bool cluster_search(ClusterChoice* choices, size_t* count, const Cluster* c, const ClusterModel* m,
                                   const Layout* asked, size_t gpus, double memory_gb, Error* error) {
     ClusterSearch s = {choices, 0, 0, INFINITY, c, m, 1e9 * memory_gb};
+    Progress progress = progress_begin("planning", 0);
     for (size_t tp = 1; tp <= c->machine; tp *= 2)
         for (size_t cp = 1; cp <= 64; cp *= 2)
             for (size_t pp = 1; pp <= CLUSTER_STAGES && pp <= m->config.layers; pp++) {
@@ -105,7 +107,9 @@ static inline bool cluster_search(ClusterChoice* choices, size_t* count, const C
                 bool wanted = cluster_wanted(asked->tp, tp) && cluster_wanted(asked->cp, cp) &&
                               cluster_wanted(asked->pp, pp);
                 if (wanted && l.dp > 0 && l.dp * tp * cp * pp == gpus) cluster_try_all(&s, l);
+                progress_show(&progress, s.tried);
             }
+    progress_end(&progress);
     *count = s.count;
     if (s.tried == 0)
         return fail_with(error, "no layout of %zu GPUs%s divides a step of %zu sequences; choose another "

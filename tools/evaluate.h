@@ -21,6 +21,7 @@
 #define LLMTRAIN_EVALUATE_H
 
 #include "../llmtrain.h"
+#include "../llmtrain/base/progress.h"
 #include "../llmtrain/checkpoint/checkpoint.h"
 #include "../llmtrain/ranks/comm.h"
 #include "../llmtrain/text/data.h"

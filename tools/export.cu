@@ -89,8 +89,11 @@ static bool write_model(Export* e, const Options* o, Error* error) {
     char temporary[FILE_PATH_MAX];
     temporary_path(temporary, o->dir);
     e->directory = temporary;
+    Progress progress = progress_begin("exporting", e->source->parameters.true_size);
+    e->progress = &progress;
     bool ok = directory_make(temporary, error) && FORMATS[o->format].write(e, error) &&
               directory_rename_sync(temporary, o->dir, error);
+    progress_end(&progress);
     Error ignored;
     if (!ok) directory_remove(temporary, &ignored);
     return ok;

@@ -24,7 +24,16 @@ typedef struct {
     const char* directory;
     size_t shard_bytes;           // of a file of weights, at most, unless one tensor has more
     Config lora;                  // what source_merge has taken from the source's configuration
+    Progress* progress;           // in elements
 } Export;
+
+// Reads a tensor, for the last time but for parts of it that follow.
+static inline bool export_read(const float** values, const Export* e, size_t tensor, Error* error) {
+    ModelSource* s = e->source;
+    bool held = s->values && s->held == tensor;
+    if (!held) progress_step(e->progress, tensor_elements(&s->parameters.tensors[tensor]));
+    return source_read(values, s, tensor, error);
+}
 
 // The type of elements; for Q8_0, which has none, float.
 static inline Dtype export_dtype(ExportType type) {
@@ -81,7 +90,7 @@ static inline bool hf_write_file(const Export* e, size_t file, size_t files, con
         if (f->file != file) continue;
         size_t width = max_size(f->cols, 1), n = f->rows * width;
         const float* values;
-        ok = source_read(&values, e->source, f->tensor, error);
+        ok = export_read(&values, e, f->tensor, error);
         for (size_t done = 0; ok && done < n; done += CHECKPOINT_CHUNK) {
             size_t count = min_size(CHECKPOINT_CHUNK, n - done);
             float* to = e->source->widened;
@@ -171,7 +180,7 @@ static inline bool llmc_write_tensor(FileWriter* w, const Export* e, size_t tens
     Dtype dtype = export_dtype(e->type);
     size_t n = tensor_elements(&e->source->parameters.tensors[tensor]);
     const float* values;
-    if (!source_read(&values, e->source, tensor, error)) return false;
+    if (!export_read(&values, e, tensor, error)) return false;
     for (size_t done = 0; done < elements; done += CHECKPOINT_CHUNK) {
         size_t count = min_size(CHECKPOINT_CHUNK, elements - done), there = min_size(count, n - min_size(n, done));
         memset(chunk, 0, count * sizeof(float));
@@ -215,8 +224,8 @@ static inline bool export_llmc(const Export* e, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // GGUF
 
-static inline bool export_read(const float** values, void* source, size_t tensor, Error* error) {
-    return source_read(values, (ModelSource*)source, tensor, error);
+static inline bool gguf_read(const float** values, void* e, size_t tensor, Error* error) {
+    return export_read(values, (const Export*)e, tensor, error);
 }
 
 // Writes DIR/model.gguf, which llama.cpp opens.
@@ -224,8 +233,8 @@ static inline bool export_gguf(const Export* e, Error* error) {
     char path[FILE_PATH_MAX];
     const ModelSource* s = e->source;
     snprintf(path, sizeof path, "%.4000s/model.gguf", e->directory);
-    return gguf_export(path, &s->config, &s->parameters, e->tokenizer, GGUF_TYPES[e->type].type, export_read,
-                       e->source, error);  // the types are in the same order
+    return gguf_export(path, &s->config, &s->parameters, e->tokenizer, GGUF_TYPES[e->type].type, gguf_read,
+                       (void*)(uintptr_t)e, error);  // the types are in the same order
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -238,7 +247,9 @@ static inline bool export_describe_merge(const Export* e, Error* error) {
     double change = 0, rounding = 0;
     float* sums = merged.count ? (float*)memory_allocate(parameters_largest(&s->parameters) * sizeof(float)) : NULL;
     bool ok = sums != NULL || merged.count == 0 || fail_memory(error, s->path, parameters_largest(&s->parameters));
+    Progress progress = progress_begin("merging", s->parameters.count);
     for (size_t i = 0; ok && i < s->parameters.count; i++) {
+        progress_show(&progress, i);
         size_t n = tensor_elements(&s->parameters.tensors[i]), k = 0;
         const float* values;
         while (k < merged.count && merged.pairs[k].tensor != i) k++;
@@ -258,6 +269,7 @@ static inline bool export_describe_merge(const Export* e, Error* error) {
             rounding = fmax(rounding, fabs((double)sums[j] - (double)rounded));
         }
     }
+    progress_end(&progress);
     if (ok && merged.count)
         say(stdout, "merged %zu pairs: the largest change of a weight is %.3g, of its rounding afterwards %.3g",
             merged.count, change, rounding);

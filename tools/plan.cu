@@ -161,7 +161,9 @@ static size_t choices_plan(Choice* choices, const Model* asked, const PlanOption
     bool shards = asked->flat.stage_world > 1 || asked->pipeline.pp > 1;
     size_t stages = !shards ? 1 : asked->pipeline.pp > 1 ? 2 : 4;  // of ZeRO
     bool all_fits = false;
-    for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++)
+    Progress progress = progress_begin("planning", min_size(sequences, CHOICE_B_MAX));
+    for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++) {
+        progress_show(&progress, b);
         for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
             if (sequences % b || !choice_of_optimizer((OptimizerKind)kind, asked->options.optimizer.kind)) continue;
             for (size_t i = 0; i < stages * forms && count < CHOICES_MAX; i++) {
@@ -180,6 +182,8 @@ static size_t choices_plan(Choice* choices, const Model* asked, const PlanOption
                 count++;
             }
         }
+    }
+    progress_end(&progress);
     return count;
 }
 

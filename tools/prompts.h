@@ -14,6 +14,7 @@
 #define LLMTRAIN_PROMPTS_H
 
 #include "../data/chat.h"
+#include "../llmtrain/base/progress.h"
 #include "../llmtrain/text/generate.h"
 
 enum { SAMPLES_MAX = 4096 };  // of a prompt
@@ -285,11 +286,14 @@ static inline bool prompts_write(const Prompts* p, const Sampler* s, Model* mode
     double began = now_ms();
     file_clean(p->jsonl);  // what a killed run has left
     bool ok = file_begin(&run.out, p->jsonl, error) && prompt_run_open(&run, model, error);
+    Progress progress = progress_begin("sampling", run.samples);
     for (size_t r = 0; ok && r < g->samples; r++) prompt_row_begin(&run, r);
     while (ok && g->samples > 0) {
         generator_step(g);
         for (size_t r = g->samples; ok && r-- > 0;) ok = prompt_row_add(&run, r);  // backwards: see sampler_write
+        progress_show(&progress, run.written);
     }
+    progress_end(&progress);
     ok = ok && file_end(&run.out, error);
     file_abort(&run.out);  // does nothing after file_end
     double seconds = (now_ms() - began) / 1000;

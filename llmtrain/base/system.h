@@ -27,6 +27,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -214,6 +215,14 @@ static inline bool terminal_path(char path[64], int file) {
 #else
     return isatty(file) && ttyname_r(file, path, 64) == 0;
 #endif
+}
+
+// The size of a terminal in characters; 80 by 24 if it does not say.
+static inline void terminal_size(size_t* columns, size_t* rows, int file) {
+    struct winsize size;
+    bool known = ioctl(file, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 && size.ws_row > 1;
+    *columns = known ? size.ws_col : 80;
+    *rows = known ? size.ws_row : 24;
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@
 #define LLMTRAIN_CHECKPOINT_H
 
 #include "../base/json_fields.h"
+#include "../base/progress.h"
 #include "safetensors.h"
 #include "../ranks/zero.h"
 
@@ -290,6 +291,7 @@ typedef struct {
     size_t* parts;           // (count, tensors) the number of parts that they are of; 0: none was found
     void *chunk, *rounded;   // (CHECKPOINT_CHUNK) floats on the host
     void *own, *own_rounded; // (CHECKPOINT_CHUNK) those of them that are of this rank's part
+    Progress progress;       // in elements
 } CheckpointLoad;
 
 // A piece in a file.
@@ -475,6 +477,7 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
                          "file is missing", file->path, saved->name, saved->bytes, *reached);
     *parts = piece.part.count;
     *reached = piece.before + piece.elements.end;
+    if (flat->options.rank == 0) progress_step(&load->progress, n);
     char* address;
     Slice within = checkpoint_in_own(&t->part, &piece.part, piece.elements);
     if (n > 0 && slice_length(within) == 0) return true;
@@ -547,6 +550,7 @@ static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const
     const Parameters* p = flat->parameters;
     load.count = checkpoint_arrays(load.arrays, flat);
     if (weights_alone) load.count = 1;  // they come first
+    load.progress = progress_begin("loading", load.count * flat->parameters->true_size);
     load.found = (size_t*)memory_allocate(load.count * p->count * sizeof(size_t));
     load.parts = (size_t*)memory_allocate(load.count * p->count * sizeof(size_t));
     load.chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
@@ -558,6 +562,7 @@ static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const
     uint32_t files = json_get(manifest, 0, "files");
     for (uint32_t entry = json_first(manifest, files); ok && entry != JSON_NONE; entry = json_next(manifest, entry))
         ok = checkpoint_read_file(flat, &load, manifest, entry, directory, error);
+    progress_end(&load.progress);
     for (size_t i = 0; ok && i < load.count * p->count; i++) {
         const Tensor* t = &p->tensors[i % p->count];
         const CheckpointArray* array = &load.arrays[i / p->count];

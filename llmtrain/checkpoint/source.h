@@ -904,6 +904,7 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
     if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error)) return false;
     bool ok = true;
     Hash hash = hash_begin(0);
+    Progress progress = progress_begin("loading", model->parameters.true_size);
     for (uint32_t i = 0, theirs = 0; ok && i < model->parameters.count; i++) {
         const TensorId id = {i};
         const Tensor* t = &model->parameters.tensors[i];
@@ -914,7 +915,9 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
               source_set(model, id, values, error));
         theirs++;
         if (ok && here->lora > 0 && !t->adapter) source_hash_add(&hash, values, part_whole_elements(&t->part));
+        if (model->flat.options.rank == 0) progress_step(&progress, part_whole_elements(&t->part));
     }
+    progress_end(&progress);
     if (s->base.path[0] && !s->trains_more) return ok;
     memcpy(s->base.path, s->path, sizeof s->path);
     s->base.hash = hash_end(&hash);

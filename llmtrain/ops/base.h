@@ -2,7 +2,7 @@
 //
 //   1. errors      one way to say what went wrong, where, and what to do
 //   2. memory      aligned, zeroed, checked allocation
-//   3. time        a monotonic clock; progress on the terminal
+//   3. time        a monotonic clock
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
 //   6. threads     how many OpenMP uses, 1 without OpenMP; tasks that they share
@@ -157,39 +157,6 @@ static inline double now_ms(void) {
 static inline void sleep_ms(double ms) {
     struct timespec t = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
     while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
-}
-
-// A progress line on the terminal for long work: how far it is, and the time left. Prints nothing if standard error is
-// not a terminal, and at most five times a second.
-typedef struct {
-    const char* what;
-    uint64_t total;     // 0: not known
-    double began, shown;
-} Progress;
-
-static inline Progress progress_begin(const char* what, uint64_t total) {
-    Progress p = {what, total, now_ms(), 0};
-    p.shown = p.began;
-    return p;
-}
-
-static inline void progress_show(Progress* p, uint64_t done) {
-    double now = now_ms();
-    if (now - p->shown < 200 || done == 0 || !isatty(STDERR_FILENO)) return;
-    p->shown = now;
-    char what[256];
-    text_make_visible(what, sizeof what, p->what);
-    if (p->total == 0) {
-        fprintf(stderr, "\r%s: %llu   ", what, (unsigned long long)done);
-        return;
-    }
-    double part = fmin((double)done / (double)p->total, 1.0);
-    fprintf(stderr, "\r%s: %.0f%%, %.0f s left   ", what, 100 * part, 1e-3 * (now - p->began) * (1 - part) / part);
-}
-
-// Clears the line.
-static inline void progress_end(const Progress* p) {
-    if (p->shown > p->began) fprintf(stderr, "\r%79s\r", "");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@
 
 #include "stages.h"
 #include "../base/files.h"
+#include "../base/progress.h"
 #include "../text/data.h"
 
 #include <signal.h>
