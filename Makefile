@@ -125,7 +125,7 @@ define C_PROGRAMS
 $(B)/%: $(1)/%.c $(HEADERS) | $(B)
 	$$(CC) $$(CFLAGS) -I. $$< -o $$@ $$(LIBS)
 endef
-$(foreach folder,launch data examples dev/bench dev/test dev/peers,$(eval $(call C_PROGRAMS,$(folder))))
+$(foreach folder,launch data tools examples dev/bench dev/test dev/peers,$(eval $(call C_PROGRAMS,$(folder))))
 
 include dev/build.mk
 

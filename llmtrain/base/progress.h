@@ -12,9 +12,10 @@
 
 #include "system.h"
 
-// A duration: "4.2 s", "45 s", "12 min", "3.4 h", "2.1 days".
+// A duration: "0.042 s", "4.2 s", "45 s", "12 min", "3.4 h", "2.1 days".
 static inline void duration_text(char* text, size_t size, double seconds) {
-    if (seconds < 9.95) snprintf(text, size, "%.1f s", seconds);
+    if (seconds < 0.095) snprintf(text, size, "%.2g s", seconds);
+    else if (seconds < 9.95) snprintf(text, size, "%.1f s", seconds);
     else if (seconds < 120) snprintf(text, size, "%.0f s", seconds);
     else if (seconds < 2 * 3600) snprintf(text, size, "%.0f min", seconds / 60);
     else if (seconds < 2 * 86400) snprintf(text, size, "%.1f h", seconds / 3600);

@@ -31,6 +31,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #if defined(__linux__) && !defined(LLMTRAIN_POSIX_ONLY) && !defined(LLMTRAIN_INCLUDED_LATE)
 #define SYSTEM_LINUX 1
@@ -392,6 +393,24 @@ static inline int process_watch(pid_t pid) {
 #else
     return (void)pid, -1;
 #endif
+}
+
+// Whether a process of this user has a file open; false where the system does not say.
+static inline bool process_has_open(pid_t pid, const char* path) {
+    bool found = false;
+#ifdef SYSTEM_LINUX
+    char name[64];
+    struct stat wanted, status;
+    snprintf(name, sizeof name, "/proc/%ld/fd", (long)pid);
+    DIR* directory = stat(path, &wanted) == 0 ? opendir(name) : NULL;
+    for (struct dirent* entry; directory && !found && (entry = readdir(directory)) != NULL;)
+        found = fstatat(dirfd(directory), entry->d_name, &status, 0) == 0 && status.st_dev == wanted.st_dev &&
+                status.st_ino == wanted.st_ino;
+    if (directory) closedir(directory);
+#else
+    (void)pid; (void)path;
+#endif
+    return found;
 }
 
 // Makes orphaned descendants children of this process, so that processes_signal finds them; elsewhere does nothing.
