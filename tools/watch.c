@@ -456,7 +456,7 @@ static void curve_text(char* text, size_t size, const View* v, size_t cells, boo
 static void page_bar(Page* p, const View* v) {
     char steps[128], bar[3 * CURVE_CELLS + 16];
     steps_text(steps, sizeof steps, v, true);
-    size_t used = strlen(steps) + 7;  // the bar's brackets and the percentage
+    size_t used = strlen(steps) + 6;  // the bar's brackets and the percentage
     size_t cells = p->columns > used ? min_size(p->columns - used, CURVE_CELLS) : 0;
     double part = (double)v->line.step / v->steps;
     if (!(v->steps > 0) || cells < PROGRESS_CELLS_MIN) {
