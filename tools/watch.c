@@ -60,6 +60,7 @@ static bool part_read(Tail* t, const char* path, size_t first, size_t most, Erro
     t->changed = (double)status.st_mtime;
     t->file_bytes = (size_t)status.st_size;
     if (first == SIZE_MAX) first = t->file_bytes - min_size(t->file_bytes, most);
+    most = min_size(most, t->file_bytes - min_size(first, t->file_bytes));
     t->text = (char*)memory_allocate(most + 1);
     ssize_t n = t->text ? pread(file, t->text, most, (off_t)first) : 0;
     bool good = t->text ? n >= 0 || fail_file(error, "read", path) : fail_memory(error, path, most);
@@ -573,7 +574,7 @@ static void views_watch(View* views, size_t count, bool ascii) {
         }
         fputs("\033[J", stdout);
         if (fflush(stdout) != 0) break;  // the terminal is gone
-        poll(NULL, 0, 1000);
+        if (page_signal == 0) poll(NULL, 0, 1000);
     }
     page_close();
 }
