@@ -95,7 +95,6 @@ $(B)/train-mpi-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -x none -o $@ $(MPIFLAGS) $(LIBS)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) $(NVCCARCH) -DPRECISION_$* $< -o $@ $(NVCCLIBS)
-# Programs that use a model without training it: tools/.
 TOOLS := generate evaluate plan tune
 ## build/generate: samples text from a model, or talks with it
 ## build/evaluate: a model's loss on a text, its scores on questions with choices
@@ -119,6 +118,7 @@ HAS = $(shell echo 'int main(void){return 0;}' | $(CC) -include $(1) -x c - -o /
 UNPACK := $(if $(call HAS,zlib.h,-lz),-DLLMTRAIN_ZLIB -lz) $(if $(call HAS,zstd.h,-lzstd),-DLLMTRAIN_ZSTD -lzstd)
 ## build/tokenize: makes token shards of texts
 ## build/corpus: writes a text of known entropy
+## build/watch: shows how runs are doing
 $(B)/tokenize $(B)/test_text: LIBS := $(UNPACK) $(LIBS)
 # Every other program build/NAME is NAME.c in one of these folders.
 define C_PROGRAMS
@@ -147,7 +147,7 @@ $(B)/llmtrain_single.h: dev/single.sh $(CUDA_HEADERS) | $(B)
 ## install: programs as llmtrain-NAME, the single header as llmtrain.h, and llmtrain.pc; PREFIX=/usr/local DESTDIR=
 ## uninstall: removes what install has written
 PREFIX ?= /usr/local
-INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export tokenize corpus llmtrain_single.h)
+INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export watch tokenize corpus llmtrain_single.h)
 install: $(INSTALLED)
 install uninstall:
 	@DESTDIR="$(DESTDIR)" OPENMP="$(OPENMP)" sh dev/install.sh $@ "$(abspath $(PREFIX))" $(INSTALLED)

@@ -30,8 +30,8 @@ typedef struct {
 // Reads a tensor, for the last time but for parts of it that follow.
 static inline bool export_read(const float** values, const Export* e, size_t tensor, Error* error) {
     ModelSource* s = e->source;
-    bool held = s->values && s->held == tensor;
-    if (!held) progress_step(e->progress, tensor_elements(&s->parameters.tensors[tensor]));
+    bool reads = s->values == NULL || s->held != tensor;
+    if (reads) progress_step(e->progress, tensor_elements(&s->parameters.tensors[tensor]));
     return source_read(values, s, tensor, error);
 }
 

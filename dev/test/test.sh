@@ -130,7 +130,7 @@ flags_of() {
 installs() {
     folder=$(cd "$build" && pwd)/installed
     files=$build/llmtrain_single.h
-    for program in train-FP32 supervise generate-FP32 evaluate-FP32 export tokenize corpus; do
+    for program in train-FP32 supervise generate-FP32 evaluate-FP32 export watch tokenize corpus; do
         files="$files $build/$program"
     done
     rm -rf "$folder" && mkdir -p "$folder/user" || return 1
@@ -139,7 +139,7 @@ installs() {
     # shellcheck disable=SC2046  # several words
     (cd "$folder/user" && "$cc" -O1 -Wall -Wextra -Wno-unknown-pragmas first.c -o first \
         $(flags_of "$folder/lib/pkgconfig") && ./first) || return 1
-    for program in train supervise generate evaluate export tokenize corpus; do
+    for program in train supervise generate evaluate export watch tokenize corpus; do
         "$folder/bin/llmtrain-$program" --help | grep -q -e '--' || return 1
     done
     install_to uninstall "$folder" "" && install_to install /opt/llmtrain "$folder/root" || return 1
