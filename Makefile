@@ -53,7 +53,6 @@ $(if $(filter $(PRECISION),$(PRECISIONS)),,$(error PRECISION is '$(PRECISION)'; 
 ## all: ./train and ./supervise, as `make` alone
 .PHONY: all train supervise demo demo-long test single install uninstall clean help
 all: train supervise
-# Where it finds MPI, nvcc, a GPU and NCCL.
 MPICC := $(if $(filter off,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
 $(if $(filter on,$(MPI)$(MPICC)),$(error MPI=on, but there is no mpicc; apt-get install -y libopenmpi-dev))
 MPI_OF = $(shell $(MPICC) --showme:$(1) 2>/dev/null || $(MPICC) -$(1)_info | cut -d' ' -f2-)
@@ -147,7 +146,8 @@ $(B)/llmtrain_single.h: dev/single.sh $(CUDA_HEADERS) | $(B)
 ## install: programs as llmtrain-NAME, the single header as llmtrain.h, and llmtrain.pc; PREFIX=/usr/local DESTDIR=
 ## uninstall: removes what install has written
 PREFIX ?= /usr/local
-INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export watch tokenize corpus llmtrain_single.h)
+INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export watch tokenize corpus \
+    llmtrain_single.h)
 install: $(INSTALLED)
 install uninstall:
 	@DESTDIR="$(DESTDIR)" OPENMP="$(OPENMP)" sh dev/install.sh $@ "$(abspath $(PREFIX))" $(INSTALLED)

@@ -74,7 +74,7 @@ if [ "$(uname -s)" = Linux ]; then
             grep -q "include llmtrain's headers before it" "$work/out"
         verdict "$cc -std=c11 with $first first is refused with a reason" $?
     done
-    for source in train.cu tools/*.cu data/*.c launch/*.c examples/*.c; do
+    for source in train.cu tools/*.cu tools/*.c data/*.c launch/*.c examples/*.c; do
         "$cc" -std=c11 -I. -dM -E -x c "$source" 2>&1 | tee "$work/out" | grep -q 'define SYSTEM_LINUX 1'
         verdict "$source uses what only Linux has" $?
     done

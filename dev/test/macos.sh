@@ -32,7 +32,7 @@ compile='
         -pthread -I. -x c "$2" -o "$out" > "$out.out" 2>&1 && [ -s "$out" ] && echo "ok      $2 for $1" && exit
     echo "FAILED  $2 for $1"
     head -n 20 "$out.out"'
-for source in train.cu test_train.cu tools/*.cu launch/*.c data/*.c examples/*.c dev/bench/*.c dev/test/*.c; do
+for source in train.cu test_train.cu tools/*.cu tools/*.c launch/*.c data/*.c examples/*.c dev/bench/*.c dev/test/*.c; do
     case $source in
         dev/test/fuzz.c) continue ;;  # its files exist only in memory (memfd), for libFuzzer on Linux
         dev/test/included.c) continue ;;  # include.sh compiles it, with more flags than these
