@@ -92,7 +92,7 @@ class Csv:
                 writer.writeheader()
             writer.writerows(lines)
 
-    def close(self):
+    def close(self, _ended):
         pass
 
 
@@ -116,8 +116,9 @@ class Mlflow:
         for i in range(0, len(metrics), 1000):
             self.client.log_batch(self.run, metrics=metrics[i:i + 1000])
 
-    def close(self):
-        self.client.set_terminated(self.run)
+    def close(self, ended):
+        if ended:
+            self.client.set_terminated(self.run)
 
 
 class Trackio:
@@ -131,7 +132,7 @@ class Trackio:
         for line in lines:
             self.run.log(numbers_of(line), step=line['step'])
 
-    def close(self):
+    def close(self, _ended):
         self.run.finish()
 
 
@@ -147,7 +148,7 @@ class Wandb:
         for line in lines:
             self.run.log(numbers_of(line) | {'step': line['step']})
 
-    def close(self):
+    def close(self, _ended):
         self.run.finish()
 
 
@@ -190,7 +191,7 @@ class Export:
 
     def close(self):
         if self.open:
-            self.open.close()
+            self.open.close(self.ended())
 
 
 def main():
