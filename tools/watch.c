@@ -6,9 +6,9 @@
 // Exit code: 0 the runs are running or done; 1 one is stalled or has failed; 75 otherwise, if one was stopped and is to
 // be resumed; 2 a flag is wrong, or there is no run.
 //
-// It reads the ends of metrics.jsonl and events.jsonl, and of the first only a few lines elsewhere, so that a look takes
-// a few milliseconds however long the run is. It writes nothing and locks nothing: no run notices it. A run is stalled
-// if it should have written a line long ago, and its supervisor, if that runs on this machine, has no heartbeat either.
+// It reads the ends of metrics.jsonl and events.jsonl, and only a few lines from the rest of the first, so that a look
+// takes a few milliseconds however long the run is. It writes nothing and locks nothing: no run notices it. A run is
+// stalled if a line is long overdue, and its supervisor, if that runs on this machine, has no new heartbeat either.
 //
 //   1. files    ends of files, lines, events, heartbeats
 //   2. view     all that is shown of a run, and its state
@@ -599,8 +599,8 @@ int main(int argc, char** argv) {
         if (!is_run) argv[kept++] = argv[i];
         else if (count < RUNS_MAX) views[count++].directory = argv[i];
     }
-    if (!flags_begin(&code, "watch", "watch DIR...: shows how the runs in these directories (--out) are doing\n", &flags,
-                     kept, argv)) return code;
+    const char* title = "watch DIR...: shows how the runs in these directories (--out) are doing\n";
+    if (!flags_begin(&code, "watch", title, &flags, kept, argv)) return code;
     bool good = count > 0 || fail_with(&error, "give the directories of runs, as in: watch runs/x");
     for (size_t i = 0; good && i < count; i++) good = view_read(&views[i], unix_seconds(), &error);
     if (!good) {

@@ -108,8 +108,8 @@ static void test_states(void) {
     expect_words(T0 + 85, "r --once", 0, "1234 tok/s, saved step 100\n");
     expect_words(T0 + 85, "--once on r", 0, "r: running");
     event("r", T0 + 81, "stopped", 200, "stopped by a signal");
-    expect_line(T0 + 9e6, "r", 75, "r: stopped: stopped by a signal; step 200/1000 (20%), loss 2.8000, val 2.9500, floor "
-                "2.5000 (+18.0%), 1234 tok/s, saved step 100\n");
+    expect_line(T0 + 9e6, "r", 75, "r: stopped: stopped by a signal; step 200/1000 (20%), loss 2.8000, val 2.9500, "
+                "floor 2.5000 (+18.0%), 1234 tok/s, saved step 100\n");
     event("r", T0 + 9e6, "resumed", 100, "1 ranks");
     expect_words(T0 + 9e6 + 1, "r", 0, "r: running; step 200/1000 (20%)");
     event("r", T0 + 9e6 + 2, "failed", 200, "the disk is full\\u001b[31m");
@@ -172,8 +172,8 @@ static void test_stalls(void) {
         utc.tm_mon--;
         double seconds = (double)timegm(&utc);
         make_run("r", 0, 400, 1, true);
-        put_text("r/events.jsonl", text_of("{\"time\": \"%s.000Z\",\"event\": \"begun\",\"step\": 0,\"detail\": \"\"}\n",
-                                           dates[i]));
+        put_text("r/events.jsonl", text_of("{\"time\": \"%s.000Z\",\"event\": \"begun\",\"step\": 0,\"detail\": "
+                                           "\"\"}\n", dates[i]));
         expect_words(seconds + 1799, "r", 0, "r: running");
         expect_words(seconds + 1801, "r", 1, "r: stalled");
     }
@@ -235,8 +235,8 @@ static void test_damage(void) {
     need(write(file, "\0\0\0\0", 4) == 4 && close(file) == 0, "zeros");
     append("r/metrics.jsonl", text_of("\n%s", line_text(202, T0 + 81, 400, "2.9")));
     expect_words(T0 + 85, "r", 0, "r: running; step 202/1000 (20%), 5 min left, loss 2.7980, val 2.9000");
-    append("r/metrics.jsonl", "{\"step\": 203,\"loss\": null,\"val_loss\": \"nan\",\"grad_norm\": null,\"time\": 1764000082,"
-           "\"ms\": 400}\n");
+    append("r/metrics.jsonl", "{\"step\": 203,\"loss\": null,\"val_loss\": \"nan\",\"grad_norm\": null,\"time\": "
+           "1764000082,\"ms\": 400}\n");
     expect_words(T0 + 85, "r", 0, "r: running; step 203/1000 (20%), 5 min left, loss not finite, val 2.9000, floor");
     verdict("torn and damaged lines, zeros, losses that are not finite");
 
@@ -386,7 +386,8 @@ static size_t page_width(const char* page) {
 static void make_shown_run(void) {
     make_run("r", 200, 400, 1, true);
     event("r", T0 + 40, "saved", 100, "saved r/step_00000100 in 84 ms, of which training was stalled for 3 ms");
-    event("r", T0 + 41, "slow", 101, "\\u001b[2J\\u0007 a note that is so long that it must be cut: 1234567890 1234567890");
+    event("r", T0 + 41, "slow", 101, "\\u001b[2J\\u0007 a note that is so long that it must be cut: 1234567890 "
+          "1234567890");
 }
 
 static const char PAGE_80[] =
@@ -437,7 +438,8 @@ static void test_page(void) {
     while (page_width(page = terminal_page(before)) != 40 && now_ms() - resized < 20e3) before = terminal.used;
     double took = now_ms() - resized;
     expect(page_width(page) == 40 && strstr(page, "[##...........] 20% 201/1000, 5 min left\n") != NULL &&
-           strstr(page, "\nval     2.7500, floor 2.5000 (+10.0%), s\n") != NULL, "%zu columns:\n%s", page_width(page), page);
+           strstr(page, "\nval     2.7500, floor 2.5000 (+10.0%), s\n") != NULL, "%zu columns:\n%s",
+           page_width(page), page);
     expect(took < 900, "the page is drawn %.0f ms after a change of its size", took);
     before = terminal.used;
     terminal_resize(60, 6);
@@ -459,7 +461,8 @@ static void test_page_states(void) {
     make_shown_run();
     terminal_start(test.watch, "r", NULL, T0 + 80 + 130, 80, 30);
     const char* page = terminal_page(0);
-    expect(strstr(page, "r: stalled\nno line for 130 s (usual step 0.4 s)\n[\xE2\x96\x88") != NULL, "stalled:\n%s", page);
+    expect(strstr(page, "r: stalled\nno line for 130 s (usual step 0.4 s)\n[\xE2\x96\x88") != NULL, "stalled:\n%s",
+           page);
     expect(strstr(terminal.text, "\033[31mno line for 130 s (usual step 0.4 s)\033[0m") != NULL, "it is not red");
     expect(strstr(page, "\xE2\x96\x91] 20% 200/1000\n") != NULL && strstr(page, "2.8000  \xE2\x96\x88") != NULL &&
            strstr(page, "\xE2\x96\x81\n") != NULL && page_width(page) == 80, "bars of characters:\n%s", page);
@@ -484,8 +487,8 @@ static void test_page_states(void) {
 
     terminal_start(test.watch, "none", NULL, T0 + 85, 80, 30);
     code = terminal_end();
-    expect(code == 2 && strcmp(terminal.text, "watch: none is not a directory; check the path\r\n") == 0, "%d: %s", code,
-           terminal.text);
+    expect(code == 2 && strcmp(terminal.text, "watch: none is not a directory; check the path\r\n") == 0, "%d: %s",
+           code, terminal.text);
     make_shown_run();
     terminal_start(test.watch, "r --once", NULL, T0 + 85, 80, 30);
     code = terminal_end();

@@ -48,7 +48,7 @@ static inline void progress_draw(const Progress* p, double now, size_t columns) 
     char what[PROGRESS_COLUMNS], bar[PROGRESS_CELLS + 8], left[64], still[32];
     double part = p->total ? fmin((double)p->done / (double)p->total, 1.0) : 0;
     if (part > 0) {
-        duration_text(still, sizeof still, 1e-3 * (now - p->began) * (1 - part) / part);
+        duration_text(still, sizeof still, fmax(1e-3 * (now - p->began) * (1 - part) / part, 0.1));
         snprintf(left, sizeof left, "%3.0f%%, %s left", floor(100 * part), still);
     } else {
         snprintf(left, sizeof left, "%llu", (unsigned long long)p->done);
