@@ -24,14 +24,14 @@ typedef struct {
     const char* directory;
     size_t shard_bytes;           // of a file of weights, at most, unless one tensor has more
     Config lora;                  // what source_merge has taken from the source's configuration
-    Progress* progress;           // in elements
+    Progress* progress;           // in elements; NULL: not shown
 } Export;
 
 // Reads a tensor, for the last time but for parts of it that follow.
 static inline bool export_read(const float** values, const Export* e, size_t tensor, Error* error) {
     ModelSource* s = e->source;
     bool reads = s->values == NULL || s->held != tensor;
-    if (reads) progress_step(e->progress, tensor_elements(&s->parameters.tensors[tensor]));
+    if (reads && e->progress) progress_step(e->progress, tensor_elements(&s->parameters.tensors[tensor]));
     return source_read(values, s, tensor, error);
 }
 
