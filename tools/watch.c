@@ -203,7 +203,7 @@ static double median(double* values, size_t count) {
     return count ? values[count / 2] : (double)NAN;
 }
 
-// Means of the loss over the run, each of the lines that begin in a part of the file, as far as they were read.
+// Means of the loss over the run, each of some lines from one of so many equally distant places in the file.
 static void view_read_curve(View* v, const char* path, size_t bytes) {
     for (size_t cell = 0; cell < CURVE_CELLS; cell++) {
         size_t first = bytes / CURVE_CELLS * cell, part = bytes / CURVE_CELLS, count = 0;
