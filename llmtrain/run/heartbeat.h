@@ -35,6 +35,8 @@ typedef struct {
     uint64_t pid, rank;
     uint64_t world;       // number of ranks in this file, 0 if unknown
     uint64_t phase, step;
+    uint64_t xid;         // of an error after which a GPU of this machine is lost, which this rank has seen; 0: none
+    char gpu[24];         // that GPU: its PCI bus id
     uint64_t closed;      // 1: the process called exit, with whatever code; 0: it runs, or was killed
     char collective[32];  // name of the last one
 } Heartbeat;
@@ -75,6 +77,14 @@ static inline void heartbeat_send(HeartbeatPhase phase, uint64_t step) {
 static inline void heartbeat_collective(const char* name) {
     Heartbeat* h = heartbeat_slot;
     if (h) heartbeat_write(h, HEARTBEAT_COLLECTIVE, h->step, name, false);
+}
+
+// A GPU of this machine is lost. Another thread calls this, once.
+static inline void heartbeat_gpu_lost(const char* gpu, unsigned xid) {
+    Heartbeat* h = heartbeat_slot;
+    if (h == NULL || h->xid != 0) return;
+    snprintf(h->gpu, sizeof h->gpu, "%s", gpu);
+    __atomic_store_n(&h->xid, xid, __ATOMIC_RELEASE);
 }
 
 // The process ends by itself. exit(), and so a return from main, calls this.
@@ -157,12 +167,14 @@ static inline Heartbeat heartbeat_read(const Heartbeat* h) {
     bool whole = false;
     for (int attempt = 0; attempt < 100 && !whole; attempt++) {
         uint64_t before = __atomic_load_n(&h->counter, __ATOMIC_ACQUIRE);
+        uint64_t xid = __atomic_load_n(&h->xid, __ATOMIC_ACQUIRE);
         memcpy(&copy, h, sizeof copy);
+        copy.xid = xid;
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         whole = before % 2 == 0 && __atomic_load_n(&h->counter, __ATOMIC_RELAXED) == before;
     }
     copy.counter |= !whole;
-    copy.collective[sizeof copy.collective - 1] = 0;
+    copy.collective[sizeof copy.collective - 1] = copy.gpu[sizeof copy.gpu - 1] = 0;
     if (copy.phase >= HEARTBEAT_PHASES) copy.phase = HEARTBEAT_DONE;
     return copy;
 }

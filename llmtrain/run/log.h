@@ -17,6 +17,7 @@
 #define LLMTRAIN_LOG_H
 
 #include "../base/files.h"
+#include "../base/telemetry.h"
 #include "../checkpoint/state.h"
 #include "../ranks/step_result.h"
 #include "../text/data.h"
@@ -240,6 +241,7 @@ typedef struct {
     bool lost;               // the last line: there was no memory for it
     int ranks;               // ranks.jsonl; 0: not open
     bool ranks_refused;      // it could not be written, and the user has been told
+    Telemetry* telemetry;    // of this machine; NULL: none
 } Log;
 
 enum { LOG_WAITING_MAX = 1 << 24 };      // bytes; lines beyond that are lost
@@ -355,6 +357,9 @@ static inline void log_write(Log* log, const StepLog* step) {
         for (size_t i = 0; i < m->parts; i++) json_write_number(&w, (double)m->counts[i] / (double)m->samples);
         json_write_end(&w, ']');
     }
+    double machine[TELEMETRY_VALUES];
+    telemetry_take(machine, log->telemetry, step->tokens);
+    for (int v = 0; v < TELEMETRY_VALUES; v++) json_member_number(&w, TELEMETRY_KEYS[v], machine[v]);
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     log->lost = !json_write_done(&w, &why) || waiting->bytes >= LOG_WAITING_MAX;

@@ -12,6 +12,7 @@
 #ifndef LLMTRAIN_RUN_H
 #define LLMTRAIN_RUN_H
 
+#include "../base/fault.h"
 #include "../checkpoint/peft.h"
 #include "log.h"
 #include "objectives.h"
@@ -256,6 +257,29 @@ __attribute__((format(printf, 7, 8))) static inline void run_tell_with(Run* run,
     run_write_event(run, event, step, sentence, key, value);
 }
 
+// What the telemetry of a machine has found, in its thread: an event. If the disk refuses it, it is printed.
+static inline void run_hear_telemetry(void* context, const char* event, const char* detail, const char* gpu,
+                                      unsigned xid) {
+    const Run* run = (const Run*)context;
+    Error error;
+    bool written = event_write(run->options->out, event, fault_now(), detail, NULL, NULL, &error);
+    if (!written || xid > 0 || strcmp(event, "ecc") == 0) say(stderr, "train: %s", detail);
+    if (gpu && telemetry_xid(xid).lost) heartbeat_gpu_lost(gpu, xid);
+}
+
+// Starts the telemetry of this rank's machine, or of its GPU, if this rank is the one that watches.
+static inline void run_begin_telemetry(Run* run) {
+    const Comm* c = &run->comm;
+    TelemetryOptions o;
+    size_t ranks;
+    memset(&o, 0, sizeof o);
+    o.tell = run_hear_telemetry;
+    o.context = run;
+    if (run->options->out == NULL || !telemetry_choose(&o, &ranks, c->local_rank, max_size(c->local_world, 1))) return;
+    o.share = (double)ranks / (double)max_size(c->world, 1);
+    run->log.telemetry = telemetry_begin(&o);
+}
+
 // Only a run that saves at intervals saves asynchronously.
 static inline bool run_takes_snapshots(const Run* run) {
     // A snapshot would take the memory that offloading saves.
@@ -274,6 +298,7 @@ static inline bool run_allocate(Run* run, Error* error) {
 }
 
 static inline void run_free(Run* run) {
+    telemetry_end(run->log.telemetry);
     flat_disconnect(&run->model.flat);
     mesh_close(&run->mesh);
     if (run->comm.world > 0) comm_close(&run->comm);

@@ -258,7 +258,7 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     struct stat status;
     bool writes = run->comm.rank == 0 && out, makes = writes && !directory_exists(out);
     *found = false;
-    if (run_open_begin(run, writes, found, error)) return true;
+    if (run_open_begin(run, writes, found, error)) return run_begin_telemetry(run), true;
     if (!writes) return false;
     for (size_t i = 1; i < run->tier_count; i++) if (run->tiers[i].made) rmdir(run->tiers[i].directory);
     bool empty = run->log.file && run->log.made && fstat(fileno(run->log.file), &status) == 0 && status.st_size == 0;
