@@ -275,6 +275,7 @@ typedef struct {
     int end;          // of process_watch, readable when the rank has ended; -1: none
     double ended_ms;  // when its end was seen; 0: it runs
     double dead_ms;   // since then, at read_ms
+    double lost_ms;   // since it has seen that a GPU is lost, at read_ms
     int status;       // of a rank that has ended, as from waitpid; 0: unknown, or all is well
 } RankView;
 
@@ -446,6 +447,7 @@ static void supervise_read_ranks(Supervisor* s) {
         }
         Heartbeat h = heartbeat_read(&slots[i]);  // after the process, so that the last one of a dead rank is read
         view->still_ms = h.counter == view->seen.counter ? view->still_ms + passed : now - now_ms();
+        if (h.xid) view->lost_ms += passed;
         view->seen = h;
         if (h.phase == HEARTBEAT_SETUP || h.step <= s->best_step) continue;
         s->best_step = h.step;
@@ -574,6 +576,23 @@ static bool supervise_find_hang(Failure* f, const Supervisor* s, const RankView*
     return true;
 }
 
+// The rank that has seen that a GPU is lost, or NULL.
+static const RankView* supervise_gpu_witness(const Supervisor* s) {
+    for (size_t i = 0; i < s->view_count; i++)
+        if (s->views[i].seen.xid) return &s->views[i];
+    return NULL;
+}
+
+// Names the GPU that is lost, if one is: whatever has failed, that is why.
+static void failure_add_gpu(Failure* f, const Supervisor* s) {
+    const RankView* witness = supervise_gpu_witness(s);
+    if (witness == NULL) return;
+    unsigned number = (unsigned)witness->seen.xid;
+    failure_add(f, "%sthe GPU %s is lost: XID %u, %s", f->what[0] ? "; " : "", witness->seen.gpu, number,
+                telemetry_xid(number).meaning);
+    f->lost = true;
+}
+
 static void failure_blame_killed(Failure* f, const RankView* view) {
     f->rank = view;
     f->lost = view->status == 0 || WIFSIGNALED(view->status);
@@ -582,7 +601,7 @@ static void failure_blame_killed(Failure* f, const RankView* view) {
 
 // Whether something is wrong while the command runs.
 static bool supervise_find_failure(Failure* f, const Supervisor* s) {
-    const RankView* worst = supervise_worst(s);
+    const RankView *worst = supervise_worst(s), *witness = supervise_gpu_witness(s);
     size_t absent = supervise_absent(s);
     if (s->stopping) {
         if (now_ms() < s->stop_by_ms) return false;
@@ -595,6 +614,11 @@ static bool supervise_find_failure(Failure* f, const Supervisor* s) {
         f->kind = "lost rank";
         failure_blame_killed(f, worst);
         failure_add(f, "; the command did not end");
+        return true;
+    }
+    if (witness && witness->lost_ms >= SUPERVISE_LOST_MS) {
+        f->kind = "lost rank";
+        failure_add(f, "the command did not end, although a rank has lost its GPU");
         return true;
     }
     if (s->age_ms > supervise_limit_ms(s, HEARTBEAT_SETUP) && (absent < s->world || worst == NULL)) {
@@ -810,6 +834,7 @@ static int supervise_run(Supervisor* s) {
     bool good = supervise_start(&f, s) && supervise_watch(&f, s);
     int code = status_code(s->status);
     if (!good) {
+        failure_add_gpu(&f, s);
         failure_begin(&w, &f, s);
         supervise_signal_ranks(s, SIGKILL);  // they can save nothing without the others
     }

@@ -990,6 +990,12 @@ inline cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, in
     return cudaSuccess;
 }
 
+inline cudaError_t cudaDeviceGetPCIBusId(char* out, int bytes, int device) {
+    if (device != 0) return emulator::noted(cudaErrorInvalidDevice);
+    bool fits = snprintf(out, (size_t)bytes, "0000:00:1e.0") < bytes;
+    return emulator::noted(fits ? cudaSuccess : cudaErrorInvalidValue);
+}
+
 inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     emulator::Entry entry(__func__);
     bool known = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;

@@ -339,6 +339,12 @@ static void test_device(void) {
     OK(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0));
     EXPECT(value == properties.major);
 
+    char bus[20] = "";
+    OK(cudaDeviceGetPCIBusId(bus, sizeof bus, 0));
+    EXPECT(strlen(bus) == strlen("0000:00:1e.0") && bus[4] == ':' && bus[7] == ':' && bus[10] == '.');
+    EXPECT(cudaDeviceGetPCIBusId(bus, sizeof bus, -1) != cudaSuccess);
+    cudaGetLastError();
+
     // More shared memory than a launch has without asking.
     buffers_make();
     int limit = (int)properties.sharedMemPerBlockOptin, floats = (60 << 10) / (int)sizeof(float);

@@ -441,12 +441,14 @@ static inline void* telemetry_run(void* argument) {
     double last = now_ms();
     machine_find(t);
     gpus_open(t);
-    while (wake.revents == 0) {
+    bool ends;
+    do {  // the last look is after the end was asked for
+        ends = wake.revents != 0;
         double now = now_ms();
         telemetry_look(t, 1e-3 * (now - last));
         last = now;
-        poll_ms(&wake, 1, fmax(0, t->options.period_ms - (now_ms() - now)));
-    }
+        if (!ends) poll_ms(&wake, 1, fmax(0, t->options.period_ms - (now_ms() - now)));
+    } while (!ends);
     gpus_close(t);
     __atomic_store_n(&t->done, true, __ATOMIC_RELEASE);
     return NULL;
@@ -475,6 +477,14 @@ static inline bool telemetry_choose(TelemetryOptions* o, size_t* ranks, size_t l
     return local_rank == 0 || own;
 }
 
+// The state before the first look.
+static inline void telemetry_prepare(Telemetry* t, const TelemetryOptions* options) {
+    t->options = *options;
+    t->ticks = t->idle = t->steal = t->pressure[0] = t->pressure[1] = t->pressure[2] = (double)NAN;
+    if (gethostname(t->host, sizeof t->host - 1) != 0) t->host[0] = 0;
+    pthread_mutex_init(&t->lock, NULL);
+}
+
 // Returns NULL if nothing can be seen on this system, or there is no memory or thread for it.
 static inline Telemetry* telemetry_begin(const TelemetryOptions* options) {
 #ifndef SYSTEM_LINUX
@@ -482,10 +492,7 @@ static inline Telemetry* telemetry_begin(const TelemetryOptions* options) {
 #endif
     Telemetry* t = (Telemetry*)memory_allocate(sizeof *t);
     if (t == NULL) return NULL;
-    t->options = *options;
-    t->ticks = t->idle = t->steal = t->pressure[0] = t->pressure[1] = t->pressure[2] = (double)NAN;
-    if (gethostname(t->host, sizeof t->host - 1) != 0) t->host[0] = 0;
-    pthread_mutex_init(&t->lock, NULL);
+    telemetry_prepare(t, options);
     if (pipe_open(t->wake)) {
         if (pthread_create(&t->thread, NULL, telemetry_run, t) == 0) return t;
         close(t->wake[0]);
@@ -512,13 +519,22 @@ static inline void telemetry_take(double values[TELEMETRY_VALUES], Telemetry* t,
     t->tokens = tokens;
 }
 
-// Waits for the thread, unless it hangs in the driver: then it stays, with its memory, until the process ends.
+// Asks the thread for its last look, and waits for it; false if it hangs in the driver. Any thread may call this.
+static inline bool telemetry_await(Telemetry* t) {
+    double began = now_ms();
+    bool done = t == NULL;
+    if (t) pipe_wake(t->wake[1]);
+    while (!done && now_ms() - began < TELEMETRY_STOP_MS) {
+        sleep_ms(1);
+        done = __atomic_load_n(&t->done, __ATOMIC_ACQUIRE);
+    }
+    return done;
+}
+
+// A thread that hangs stays, with its memory, until the process ends.
 static inline void telemetry_end(Telemetry* t) {
     if (t == NULL) return;
-    pipe_wake(t->wake[1]);
-    double began = now_ms();
-    while (!__atomic_load_n(&t->done, __ATOMIC_ACQUIRE) && now_ms() - began < TELEMETRY_STOP_MS) sleep_ms(1);
-    if (!__atomic_load_n(&t->done, __ATOMIC_ACQUIRE)) {
+    if (!telemetry_await(t)) {
         __atomic_store_n(&t->abandoned, true, __ATOMIC_RELEASE);
         pthread_detach(t->thread);
         return;

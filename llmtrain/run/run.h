@@ -189,6 +189,7 @@ typedef struct {
     ShardCheck check;             // of all shards
     int32_t *tokens, *targets;    // (B, T): a micro-batch
     Log log;
+    struct { void (*call)(void* context, const char* sentence); void* context; } failure_hook;  // of before ours (CUDA)
     bool events_refused;          // events.jsonl or run.jsonl cannot be written, and the user has been told
     RunFacts facts;
     Saver saver;
@@ -267,6 +268,23 @@ static inline void run_hear_telemetry(void* context, const char* event, const ch
     if (gpu && telemetry_xid(xid).lost) heartbeat_gpu_lost(gpu, xid);
 }
 
+#ifdef LLMTRAIN_CUDA
+// A failure on the device ends the process: before that, the telemetry has a last look for what is wrong with it.
+static inline void run_on_device_failure(void* context, const char* sentence) {
+    Run* run = (Run*)context;
+    if (run->failure_hook.call) run->failure_hook.call(run->failure_hook.context, sentence);
+    telemetry_await(run->log.telemetry);
+}
+
+static inline void run_hook_failures(Run* run, bool on) {
+    if (on) run->failure_hook.call = device_failure_hook.call, run->failure_hook.context = device_failure_hook.context;
+    device_failure_hook.call = on ? run_on_device_failure : run->failure_hook.call;
+    device_failure_hook.context = on ? run : run->failure_hook.context;
+}
+#else
+static inline void run_hook_failures(Run* run, bool on) { (void)run; (void)on; }
+#endif
+
 // Starts the telemetry of this rank's machine, or of its GPU, if this rank is the one that watches.
 static inline void run_begin_telemetry(Run* run) {
     const Comm* c = &run->comm;
@@ -278,6 +296,7 @@ static inline void run_begin_telemetry(Run* run) {
     if (run->options->out == NULL || !telemetry_choose(&o, &ranks, c->local_rank, max_size(c->local_world, 1))) return;
     o.share = (double)ranks / (double)max_size(c->world, 1);
     run->log.telemetry = telemetry_begin(&o);
+    if (run->log.telemetry) run_hook_failures(run, true);
 }
 
 // Only a run that saves at intervals saves asynchronously.
@@ -298,6 +317,7 @@ static inline bool run_allocate(Run* run, Error* error) {
 }
 
 static inline void run_free(Run* run) {
+    if (run->log.telemetry) run_hook_failures(run, false);
     telemetry_end(run->log.telemetry);
     flat_disconnect(&run->model.flat);
     mesh_close(&run->mesh);
