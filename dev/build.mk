@@ -29,13 +29,19 @@ $(B)/gemm-amx: dev/bench/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)
 $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 $(B)/test_watch: | $(B)/watch $(B)/tokenize
+# A library of the GPU driver that answers what a script says, and one of an old driver.
+FAKE_NVML := $(if $(filter Linux,$(shell uname -s)),$(patsubst %,$(B)/%/libnvidia-ml.so.1,fake_nvml fake_nvml_old))
+$(FAKE_NVML): dev/test/fake_nvml.c
+	@mkdir -p $(@D)
+	$(CC) -shared -fPIC $(if $(filter %_old/,$(dir $@)),-DFAKE_OLD) -Wl,-soname,$(@F) $< -o $@
+$(B)/test_telemetry: | $(FAKE_NVML) $(B)/supervise
 
 # Tests that compute little take longer to optimize than to run. The code that they share with the trainer is tested at
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
 QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
 QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
-    test_optimizers_matrix test_nf4 test_preferences test_schedule test_seams test_sft test_text test_zero test_calls \
-    test_facts test_watch soak pairs first test_generate test_kernels-BF16 test_kernels-FP16 \
+    test_optimizers_matrix test_telemetry test_nf4 test_preferences test_schedule test_seams test_sft test_text \
+    test_zero test_calls test_facts test_watch soak pairs first test_generate test_kernels-BF16 test_kernels-FP16 \
     $(foreach t,parts train,$(PRECISIONS:%=test_$t-%))
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
@@ -216,9 +222,9 @@ PROCESSES_CHECKS := same_weights
 SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
     test_gguf test_evaluate test_plan test_text test_chat test_sft test_preferences test_corpus test_errors test_trace \
-    test_watch test_optimizers test_optimizers_matrix test_comm test_zero test_schedule test_seams test_lora \
-    test_ranks test_supervise $(SOAK) pairs first grpo $(if $(CALLS),test_calls) test_nf4 test_generate test_facts \
-    test_runs-FP32 \
+    test_watch test_optimizers test_optimizers_matrix test_telemetry test_comm test_zero test_schedule test_seams \
+    test_lora test_ranks test_supervise $(SOAK) pairs first grpo $(if $(CALLS),test_calls) test_nf4 test_generate \
+    test_facts test_runs-FP32 \
     $(foreach t,FP32 BF16,test_parts-$t test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \

@@ -17,6 +17,7 @@
 
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -282,6 +283,8 @@ static inline int fail_forked(int child) {
 #define syscall(...) FAIL_CALL("syscall", ENOSYS, -1, syscall(__VA_ARGS__))
 #define pthread_create(...) FAIL_CALL("pthread_create", EAGAIN, EAGAIN, pthread_create(__VA_ARGS__))
 #define pthread_key_create(...) FAIL_CALL("pthread_key_create", EAGAIN, EAGAIN, pthread_key_create(__VA_ARGS__))
+#define dlopen(...) FAIL_CALL("dlopen", ENOENT, NULL, dlopen(__VA_ARGS__))
+#define dlsym(...) FAIL_CALL("dlsym", ENOENT, NULL, dlsym(__VA_ARGS__))
 #define gethostname(...) FAIL_CALL("gethostname", ENAMETOOLONG, -1, gethostname(__VA_ARGS__))
 #define sched_getaffinity(...) FAIL_CALL("sched_getaffinity", EINVAL, -1, sched_getaffinity(__VA_ARGS__))
 
