@@ -66,9 +66,6 @@ static inline void fault_step(size_t rank, uint64_t step) {
     all->read = true;
 }
 
-// The step in progress, or 0. Any thread may ask.
-static inline uint64_t fault_now(void) { return __atomic_load_n(&fault_state()->now, __ATOMIC_RELAXED); }
-
 // True if the caller has to do something itself: "flip", "wait".
 static inline bool fault_point(const char* point) {
     Faults* all = fault_state();

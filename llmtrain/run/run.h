@@ -262,8 +262,9 @@ __attribute__((format(printf, 7, 8))) static inline void run_tell_with(Run* run,
 static inline void run_hear_telemetry(void* context, const char* event, const char* detail, const char* gpu,
                                       unsigned xid) {
     const Run* run = (const Run*)context;
+    uint64_t step = __atomic_load_n(&fault_state()->now, __ATOMIC_RELAXED);  // which any thread may read
     Error error;
-    bool written = event_write(run->options->out, event, fault_now(), detail, NULL, NULL, &error);
+    bool written = event_write(run->options->out, event, step, detail, NULL, NULL, &error);
     if (!written || xid > 0 || strcmp(event, "ecc") == 0) say(stderr, "train: %s", detail);
     if (gpu && telemetry_xid(xid).lost) heartbeat_gpu_lost(gpu, xid);
 }
