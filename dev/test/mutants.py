@@ -49,12 +49,12 @@ NEEDS = {
     'test_calls': ' '.join('calls/' + p for p in 'corpus tokenize train supervise export generate evaluate'.split()),
     'pairs': 'train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export tokenize corpus supervise watch',
     'same_weights.sh': 'train-FP32 train-BF16 corpus tokenize weights_hash', 'test_supervise': 'supervise',
-    'test_generate': 'train-FP32 generate-FP32 corpus tokenize',
+    'test_generate': 'train-FP32 generate-FP32 corpus tokenize', 'test_telemetry': 'train-FP32 supervise',
     'test_backends.sh': 'train-FP32 test_train-emulated-FP32 train-emulated-FP32 corpus tokenize weights_hash',
 }
 SUITES = '''gemm --check|test_files|test_offload|test_data|test_tokenizer|test_template|test_convert|test_gguf
 test_evaluate|test_plan|test_text|test_watch|test_chat|test_generate|test_corpus|test_errors|test_trace|test_optimizers|test_optimizers_matrix|test_nf4|test_comm
-test_zero|test_lora|test_parts-FP32|test_parts-BF16|test_schedule|test_seams|test_supervise|pairs|first|test_kernels-FP32|test_kernels-BF16|test_train-FP32
+test_zero|test_lora|test_telemetry|test_parts-FP32|test_parts-BF16|test_schedule|test_seams|test_supervise|pairs|first|test_kernels-FP32|test_kernels-BF16|test_train-FP32
 test_model-FP32|test_model-BF16|test_runs-FP32 --runs|test_runs-FP32 --files|test_runs-FP32 --signals
 test_runs-FP32 --damage|golden-FP32|same_weights.sh|emulated-plain-FP32-test_cuda --shapes tiny
 emulated-plain-FP32-test_cuda|emulated-plain-BF16-test_cuda --shapes tiny|test_train-emulated-FP32

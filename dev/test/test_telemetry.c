@@ -397,6 +397,18 @@ static void test_thread(void) {
     expect(now_ms() - began < 900, "%.0f ms", now_ms() - began);
     verdict("it ends at once, whatever its period is");
 
+    char script[2048] = GPU_LINES(GPU_A);
+    for (int i = 0; i < 15; i++) strcat(script, i < 14 ? GPU_A " xid 0 13\n" : GPU_A " xid 0 94\n");  // 14 were taken
+    unlink(text_of("%s/t/script.calls", root));
+    told[0] = 0;
+    t = telemetry_begin(&o);
+    for (began = now_ms(); calls_of("t", GPU_A, "ecc10") == 0 && now_ms() - began < 5e3;) sleep_ms(1);
+    sleep_ms(20);
+    put_script("t", script);
+    telemetry_end(t);
+    expect_told("xid " GPU_A " 94 ", 1);
+    verdict("before it ends it looks once more: what has ended the run may be an XID");
+
     put_script("t", GPU_A " hang 0 2\n" GPU_LINES(GPU_A));
     t = telemetry_begin(&o);
     sleep_ms(20);
