@@ -1,6 +1,6 @@
 // train.cu: the program that trains. Flags, set-up in named steps, and the training loop, from top to bottom.
 //
-//   cc -O3 -march=native -ffp-contract=off -x c train.cu -o train -lm -pthread    (the Makefile adds OpenMP: all cores)
+//   cc -O3 -march=native -ffp-contract=off -x c train.cu -o train -lm -ldl -pthread    (make adds OpenMP: all cores)
 //   nvcc -O3 -std=c++20 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 train.cu -o train -lcublasLt        for a GPU
 //
 // Reads:  token shards (--data, --val), a checkpoint (--resume in --out, --init-from).
