@@ -282,6 +282,11 @@ static inline bool run_sample(Run* run, Sampler* sampler, Error* error) {
     json_member_string(&w, "prompt", sampler->prompt);
     json_write_key(&w, "text");
     json_write_text(&w, text->text, text->bytes);
+    JsonWriter line = {0};
+    json_put(&line, w.text, w.bytes);
+    json_put(&line, "}", 1);
+    if (!line.failed) tfevents_line(&run->log.tensorboard, "samples.jsonl", line.text, line.bytes);
+    json_writer_free(&line);
     run_wrote(&run->facts.samples_refused, lines_append(run->options->out, "samples.jsonl", &w, &why), &why);
     return true;
 }

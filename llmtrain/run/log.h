@@ -21,6 +21,7 @@
 #include "../checkpoint/state.h"
 #include "../ranks/step_result.h"
 #include "../text/data.h"
+#include "tfevents.h"
 
 #include <sys/file.h>
 
@@ -242,6 +243,7 @@ typedef struct {
     int ranks;               // ranks.jsonl; 0: not open
     bool ranks_refused;      // it could not be written, and the user has been told
     Telemetry* telemetry;    // of this machine; NULL: none
+    TfEvents tensorboard;    // --tensorboard
 } Log;
 
 enum { LOG_WAITING_MAX = 1 << 24 };      // bytes; lines beyond that are lost
@@ -368,6 +370,9 @@ static inline void log_write(Log* log, const StepLog* step) {
         log->lost = !json_write_done(waiting, &why);
         waiting->failed = false;  // it still has the lines before
     }
+    log->tensorboard.steps = step->steps;
+    log->tensorboard.floor = step->entropy_floor;
+    if (!log->lost) tfevents_line(&log->tensorboard, "metrics.jsonl", w.text, w.bytes);
     json_writer_free(&w);
     if (log->lost && waiting->bytes < LOG_WAITING_MAX)
         fprintf(stderr, "train: %s. Training continues; the log lacks step %llu\n", why.text,
@@ -442,6 +447,7 @@ static inline void log_close(Log* log) {
     if (log->ranks > 0) close(log->ranks);
     log->ranks = 0;
     json_writer_free(&log->waiting);
+    tfevents_close(&log->tensorboard);
     log->file = NULL;
 }
 
@@ -494,6 +500,7 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     LogCut cut, ignored;
     struct stat status;
     log->lost = false;  // it was of a step that is made again
+    tfevents_close(&log->tensorboard);
     log->waiting.bytes = log_keep_until(log->waiting.text, log->waiting.bytes, step, &damaged, NULL);
     if (log->ranks > 0) close(log->ranks);
     log->ranks = 0;

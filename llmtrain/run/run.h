@@ -30,7 +30,8 @@
 typedef struct {
     const char *out, *init_from;          // the directory of the run; the model whose weights it begins with
     const char* adapter;                  // directories of adapters, which are merged into it, or trained further
-    bool resume;
+    bool resume, tensorboard;
+    uint64_t tensorboard_every;
     GuardOptions guard;
     double loss_scale;                    // of the first step (FP16)
     const char* ckpt_every;
@@ -71,6 +72,10 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
         FLAG_HEADING("The run and its checkpoints"),
         FLAG_TEXT("out", &o->out, NULL, "DIR", FREE, "directory of the run, for metrics.jsonl and checkpoints"),
         FLAG_SWITCH("resume", &o->resume, false, FREE, "continue the run in --out from its newest good checkpoint"),
+        FLAG_SWITCH("tensorboard", &o->tensorboard, false, FREE, "with --out: also write the log as an event file for "
+                    "TensorBoard, in DIR/tensorboard"),
+        FLAG_COUNT("tensorboard-every", &o->tensorboard_every, 0, 0, 1e12, FREE,
+                   "steps between two points of its curves; 0: as many as leave 20,000 points"),
         FLAG_TEXT("init-from", &o->init_from, NULL, "DIR", FREE, "model from which a new run takes its weights and, "
                   "without --model or sizes, its configuration: a checkpoint or run (optimizer state, step and "
                   "schedule are not used), a Hugging Face directory, or an llm.c file"),
@@ -132,6 +137,8 @@ static inline bool tier_parse(Tier* tier, const char* text, Error* error) {
 static inline bool run_options_check(const RunOptions* o, const Cadence* cadence, Error* error) {
     if (o->resume && o->out == NULL)
         return fail_with(error, "--resume needs --out, the directory of the run to continue");
+    if (o->tensorboard && o->out == NULL)
+        return fail_with(error, "--tensorboard needs --out, the directory of the run");
     if (o->keep_best && o->out == NULL) return fail_with(error, "--keep-best needs --out, the directory of the run");
     if ((cadence_saves(cadence) || o->ckpt_tiers.count) && o->out == NULL)
         return fail_with(error, "--ckpt-%s needs --out, the directory for the checkpoints",
@@ -241,6 +248,7 @@ static inline void run_write_event(Run* run, const char* event, uint64_t step, c
     if (run->log.file == NULL) return;
     bool good = event_write(run->options->out, event, step, detail, key, value, &error);
     run_wrote(&run->events_refused, good, &error);
+    tfevents_event(&run->log.tensorboard, event, step, detail);
 }
 
 // The same with a sentence, which is printed too if `aloud`; run_tell: without an extra member.

@@ -241,6 +241,8 @@ static inline bool run_open_begin(Run* run, bool writes, bool* found, Error* err
     bool ok = (!writes || directory_make(o->out, error)) && (o->resume || run_start(run, error));
     if (!run_agree(run, ok, error)) return false;
     if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
+    run->log.tensorboard.run = o->tensorboard && writes ? o->out : NULL;
+    run->log.tensorboard.every = o->tensorboard_every;
     if (o->out && !run_open_tiers(run, error)) return false;
     if (o->resume && !run_load(run, UINT64_MAX, false, found, error)) return false;
     if (o->resume && !*found) say(stdout, "no checkpoint in %s yet: starting from the beginning", o->out);

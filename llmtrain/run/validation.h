@@ -130,6 +130,7 @@ static inline bool run_validate(Run* run, const ValidationOptions* o, double* va
     if (!logged)
         fprintf(stderr, "train: %s. Training continues; the log lacks the validation loss of step %llu, %.6f, which "
                 "therefore does not count\n", why.text, (unsigned long long)step, v.loss);
+    if (logged) tfevents_val_loss(&run->log.tensorboard, step, v.loss);
     if (!run_agree(run, logged, &why)) return run->comm.world <= 1 || !comm_failed(&run->comm, error);
     run_count_validation(run, step, v.loss, run->saved == step);
     run->facts.val_loss = v.loss;
