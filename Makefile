@@ -112,6 +112,7 @@ $(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-cuda-%)): $(CUDA_HEADERS) $(wildcard
 $(B)/export: tools/export.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -x c $< -o $@ $(LIBS)
 
+## build/tensorboard: event files for TensorBoard of finished runs
 # Libraries that decompress texts for build/tokenize, if installed with headers: zlib for gzip, libzstd for zstd.
 HAS = $(shell echo 'int main(void){return 0;}' | $(CC) -include $(1) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
 UNPACK := $(if $(call HAS,zlib.h,-lz),-DLLMTRAIN_ZLIB -lz) $(if $(call HAS,zstd.h,-lzstd),-DLLMTRAIN_ZSTD -lzstd)
@@ -146,7 +147,7 @@ $(B)/llmtrain_single.h: dev/single.sh $(CUDA_HEADERS) | $(B)
 ## install: programs as llmtrain-NAME, the single header as llmtrain.h, and llmtrain.pc; PREFIX=/usr/local DESTDIR=
 ## uninstall: removes what install has written
 PREFIX ?= /usr/local
-INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export watch tokenize corpus \
+INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export watch tensorboard tokenize corpus \
     llmtrain_single.h)
 install: $(INSTALLED)
 install uninstall:

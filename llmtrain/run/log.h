@@ -371,7 +371,7 @@ static inline void log_write(Log* log, const StepLog* step) {
         waiting->failed = false;  // it still has the lines before
     }
     log->tensorboard.steps = step->steps;
-    log->tensorboard.floor = step->entropy_floor;
+    if (step->entropy_floor > 0) log->tensorboard.floor = step->entropy_floor;
     if (!log->lost) tfevents_line(&log->tensorboard, "metrics.jsonl", w.text, w.bytes);
     json_writer_free(&w);
     if (log->lost && waiting->bytes < LOG_WAITING_MAX)

@@ -19,6 +19,7 @@
 #ifndef LLMTRAIN_TFEVENTS_H
 #define LLMTRAIN_TFEVENTS_H
 
+#include "../base/fault.h"
 #include "../base/files.h"
 #include "../base/json.h"
 
@@ -139,12 +140,13 @@ static const struct { const char *member, *group, *name; } TFEVENTS_TAGS[] = {
     {"loss", "loss", "train"}, {"val_loss", "loss", "val"}, {"lr", "optimizer", NULL}, {"grad_norm", "optimizer", NULL},
     {"clip", "optimizer", NULL}, {"skipped", "optimizer", NULL}, {"tok_per_s", "speed", "tokens_per_s"},
     {"mfu", "speed", NULL}, {"ms", "speed", NULL}, {"load_ms", "speed", NULL}, {"tokens", "data", NULL},
-    {"epoch", "data", NULL}, {"shares", "data", NULL}, {"mem_bytes", "machine", NULL}, {"power_w", "machine", NULL},
+    {"epoch", "data", NULL}, {"shares", "data", "share"}, {"mem_bytes", "machine", NULL}, {"power_w", "machine", NULL},
     {"joules_per_token", "machine", NULL}, {"gpu_temp_c", "machine", NULL}, {"clock_mhz", "machine", NULL},
     {"reward_accuracy", "preferences", NULL}, {"reward_margin", "preferences", NULL},
-    {"logp_chosen", "preferences", NULL}, {"logp_rejected", "preferences", NULL}, {"loss_ranks_min", "ranks", NULL},
-    {"loss_ranks_median", "ranks", NULL}, {"loss_ranks_max", "ranks", NULL}, {"ms_ranks_min", "ranks", NULL},
-    {"ms_ranks_median", "ranks", NULL}, {"ms_ranks_max", "ranks", NULL}, {"slowest_rank", "ranks", NULL},
+    {"logp_chosen", "preferences", NULL}, {"logp_rejected", "preferences", NULL},
+    {"loss_ranks_min", "ranks", "loss_min"}, {"loss_ranks_median", "ranks", "loss_median"},
+    {"loss_ranks_max", "ranks", "loss_max"}, {"ms_ranks_min", "ranks", "ms_min"},
+    {"ms_ranks_median", "ranks", "ms_median"}, {"ms_ranks_max", "ranks", "ms_max"}, {"slowest_rank", "ranks", NULL},
     {"wait_share", "ranks", NULL}, {"comm_bytes", "ranks", NULL},
 };
 
@@ -293,7 +295,7 @@ static inline void tfevents_start(TfEvents* e, const Json* line) {
     JsonWriter table = {0};
     json_u64(line, json_get(line, 0, "step"), &step);
     json_time(line, json_get(line, 0, "time"), &time);
-    json_number(line, json_get(line, 0, "floor"), &e->floor);
+    if (e->floor == 0) json_number(line, json_get(line, 0, "floor"), &e->floor);
     json_put(&table, head, sizeof head - 1);
     tfevents_table(&table, line, 0, "");
     e->records.failed |= table.failed;
@@ -424,8 +426,9 @@ static inline bool tfevents_begin(TfEvents* e, const char* directory, Error* err
     bool good = true;
     for (size_t i = 0; i < sizeof TFEVENTS_LOGS / sizeof *TFEVENTS_LOGS; i++)
         good = good && tfevents_read(e, &TFEVENTS_LOGS[i], error);
-    good = good && tfevents_flush(e, error) && tfevents_look(&newest, directory, e->path + length, error);
-    if (good) return true;
+    good = good && tfevents_flush(e, error);
+    fault_point("events");
+    if (good && tfevents_look(&newest, directory, e->path + length, error)) return true;
     tfevents_close(e);
     unlink(e->path);
     return false;
@@ -434,6 +437,9 @@ static inline bool tfevents_begin(TfEvents* e, const char* directory, Error* err
 // Writes the event file of a run, as its logs are now, in another directory. every: as in TfEvents.
 static inline bool tfevents_convert(const char* run, const char* directory, uint64_t every, Error* error) {
     TfEvents e = {.run = run, .every = every};
+    char log[FILE_PATH_MAX + 32];
+    snprintf(log, sizeof log, "%.4000s/metrics.jsonl", run);
+    if (access(log, R_OK) != 0) return fail_file(error, "read", log);  // before a directory is made
     bool good = tfevents_begin(&e, directory, error);
     tfevents_close(&e);
     return good;
