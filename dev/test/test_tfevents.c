@@ -38,9 +38,12 @@ typedef struct {
     bool is_text;
 } Point;
 
+typedef struct { char paths[128][512]; size_t count; } Paths;
+
 typedef struct {
     Point* points;
     size_t count, capacity;
+    Paths files;
     size_t records, starts;  // whole records; SessionLog.START
     size_t bytes;            // of the whole records of the last file
     size_t last;             // of them before the last
@@ -155,21 +158,23 @@ static void file_add(Curves* c, const char* path, Way way) {
 
 static int compare_names(const void* a, const void* b) { return strcmp((const char*)a, (const char*)b); }
 
-typedef struct { char paths[128][512]; size_t count; } Paths;
 static void path_take(const char* path, void* context) {
     Paths* paths = (Paths*)context;
     need(paths->count < COUNT_OF(paths->paths), "room for paths");
     snprintf(paths->paths[paths->count++], sizeof paths->paths[0], "%.500s", path);
 }
 
-// All files of a directory, in the order of their names; returns how many there are.
+// All files of a directory, in the order of their names; returns how many are not empty.
 static size_t directory_read_events(Curves* c, const char* directory, Way way) {
-    Paths paths = {.count = 0};
+    size_t count = 0;
     memset(c, 0, sizeof *c);
-    directory_each(directory, path_take, &paths);
-    qsort(paths.paths, paths.count, sizeof paths.paths[0], compare_names);
-    for (size_t i = 0; i < paths.count; i++) file_add(c, paths.paths[i], way);
-    return paths.count;
+    directory_each(directory, path_take, &c->files);
+    qsort(c->files.paths, c->files.count, sizeof c->files.paths[0], compare_names);
+    for (size_t i = 0; i < c->files.count; i++) {
+        file_add(c, c->files.paths[i], way);
+        count += c->bytes > 0;
+    }
+    return count;
 }
 
 static void curves_free(Curves* c) {
@@ -522,8 +527,9 @@ static uint64_t newest_checkpoint(const char* out) {
 
 // Keeps every event file that there ever was, as a reader that watches the directory has seen it.
 static void watch_visit(const char* path, void* context) {
+    struct stat status;
     (void)context;
-    need(link(path, text_of("watched/%s", strrchr(path, '/') + 1)) == 0 || errno == EEXIST, "%s", path);
+    if (stat(path, &status) == 0 && status.st_size > 0) copy_tree(path, text_of("watched/%s", strrchr(path, '/') + 1));
 }
 
 // Where it is killed: after a resume, before the files before it are removed; in a step; in a validation, whose step's
@@ -594,8 +600,16 @@ static void test_programs(void) {
     expect_same(&live, &converted, "the other, converted");
     curves_free(&converted);
     curves_free(&live);
-    run(tensorboard, "one --dir views");
-    expect(directory_count("views/one", "tfevents") == 1, "one file after a second conversion");
+    // The file before is empty after a second conversion, and gone after another one, an hour later.
+    for (int i = 0; i < 2; i++) {
+        const struct timespec past[2] = {{.tv_sec = time(NULL) - 3700}, {.tv_sec = time(NULL) - 3700}};
+        run(tensorboard, "one --dir views");
+        expect(directory_read_events(&converted, "views/one", KEEPS) == 1, "one file");
+        expect(directory_count("views/one", "tfevents") == 2, "%d files", directory_count("views/one", "tfevents"));
+        for (size_t k = 0; k < converted.files.count; k++)
+            need(utimensat(AT_FDCWD, converted.files.paths[k], past, 0) == 0, "a time");
+        curves_free(&converted);
+    }
     verdict("build/tensorboard: the points and texts of --tensorboard");
 
     run(tensorboard, "one --dir seventh --every 7");

@@ -12,7 +12,7 @@
 //   tfevents_close(&events);
 //
 // The logs of a run are the only memory. A start, and a return to an earlier checkpoint, write a new event file of all
-// that they hold, remove the file before it, and append to the new one. So a run that was killed any number of times
+// that they hold, empty the file before it, and append to the new one. So a run that was killed any number of times
 // has one event file, with each step once, for every reader; and its curves are complete, even if --tensorboard was
 // left out for a while, the disk was full, or a power cut has damaged a record.
 
@@ -380,12 +380,14 @@ static inline bool tfevents_read(TfEvents* e, const TfEventsLog* log, Error* err
     return good;
 }
 
-// Looks at the event files of runs in a directory: *newest is the greatest number in their names. Removes all but the
-// one named `keep`, unless that is NULL.
+// Looks at the event files of runs in a directory: *newest is the greatest number in their names. Empties all but the
+// one named `keep`, unless that is NULL. A TensorBoard that has one open would stop at it for ever if it were removed;
+// after an hour that has passed.
 static inline bool tfevents_look(unsigned long long* newest, const char* directory, const char* keep, Error* error) {
     static const char end[] = ".llmtrain";
     char path[FILE_PATH_MAX + 512];
     unsigned long long seconds;
+    struct stat status;
     DIR* list = opendir(directory);
     if (list == NULL) return fail_file(error, "open the directory", directory);
     *newest = 0;
@@ -394,14 +396,18 @@ static inline bool tfevents_look(unsigned long long* newest, const char* directo
         if (sscanf(entry->d_name, "events.out.tfevents.%10llu.", &seconds) != 1) continue;
         if (strcmp(entry->d_name + length - (sizeof end - 1), end) != 0) continue;
         if (seconds > *newest) *newest = seconds;
+        if (keep == NULL || strcmp(entry->d_name, keep) == 0) continue;
         snprintf(path, sizeof path, "%.4000s/%s", directory, entry->d_name);
-        if (keep && strcmp(entry->d_name, keep) != 0) unlink(path);
+        bool there = stat(path, &status) == 0, old = there && tfevents_now() - (double)status.st_mtime > 3600;
+        int file = there && status.st_size > 0 ? open(path, O_WRONLY | O_TRUNC | O_CLOEXEC) : -1;
+        if (file >= 0) close(file);
+        if (there && status.st_size == 0 && old) unlink(path);
     }
     closedir(list);
     return true;
 }
 
-// Begins a new event file with all that the logs of the run say, and removes those before it. TensorBoard reads the
+// Begins a new event file with all that the logs of the run say, and empties those before it. TensorBoard reads the
 // files of a directory in the order of their names, and never returns to an earlier one. SessionLog.START: the Python
 // reader forgets all that it has read of this step and later ones, which is everything; the Rust reader forgets by
 // itself, of each tag, what is not before a new point.
