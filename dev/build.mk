@@ -41,7 +41,8 @@ $(B)/test_telemetry: | $(FAKE_NVML) $(B)/supervise
 QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
 QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
     test_optimizers_matrix test_telemetry test_nf4 test_preferences test_schedule test_seams test_sft test_text \
-    test_zero test_calls test_facts test_watch soak pairs first test_generate test_kernels-BF16 test_kernels-FP16 \
+    test_tfevents test_zero test_calls test_facts test_watch soak pairs first test_generate test_kernels-BF16 \
+    test_kernels-FP16 \
     $(foreach t,parts train,$(PRECISIONS:%=test_$t-%))
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
@@ -55,12 +56,13 @@ endif
 # Programs whose calls of the C library test_calls sees and makes fail (dev/test/fail_calls.h), where that is glibc; not
 # once more in other builds.
 GLIBC := $(shell $(CC) -E -dM -include stdlib.h -x c /dev/null 2>/dev/null | grep -c 'define __GLIBC__')
-CALLS := $(if $(filter build-1,$(B)-$(GLIBC)),$(addprefix $(B)/calls/,corpus tokenize train supervise export generate))
+CALLS := $(if $(filter build-1,$(B)-$(GLIBC)),$(addprefix $(B)/calls/,corpus tokenize train supervise export generate \
+    tensorboard))
 CALLS_MORE := $(CALLS) $(if $(CALLS),$(B)/calls/evaluate)
-$(CALLS_MORE): $(B)/calls/%: dev/test/fail_calls.h $(HEADERS) $(wildcard *.cu tools/*.cu data/*.c launch/*.c)
+$(CALLS_MORE): $(B)/calls/%: dev/test/fail_calls.h $(HEADERS) $(wildcard *.cu tools/*.c* data/*.c launch/*.c)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O0 $(TUNE) -ffp-contract=off $(OPENMP) -pthread -DPRECISION_FP32 -I. \
-	    -include $< -x c $(wildcard $*.cu tools/$*.cu data/$*.c launch/$*.c) -x none -o $@ $(UNPACK) $(LIBS)
+	    -include $< -x c $(wildcard $*.cu tools/$*.c tools/$*.cu data/$*.c launch/$*.c) -x none -o $@ $(UNPACK) $(LIBS)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # 2. CUDA on the CPU (dev/emulator/README.md): sources are translated to C++ under build/emulated, and compiled with the
@@ -223,17 +225,18 @@ SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
     test_gguf test_evaluate test_plan test_text test_chat test_sft test_preferences test_corpus test_errors test_trace \
     test_watch test_optimizers test_optimizers_matrix test_telemetry test_comm test_zero test_schedule test_seams \
-    test_lora test_ranks test_supervise $(SOAK) pairs first grpo $(if $(CALLS),test_calls) test_nf4 test_generate \
-    test_facts test_runs-FP32 \
+    test_lora test_ranks test_tfevents test_supervise $(SOAK) pairs first grpo $(if $(CALLS),test_calls) test_nf4 \
+    test_generate test_facts test_runs-FP32 \
     $(foreach t,FP32 BF16,test_parts-$t test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
-    export evaluate-FP32 plan-BF16 corpus tokenize $(if $(MPICC),train-mpi-FP32))
+    export evaluate-FP32 plan-BF16 corpus tokenize tensorboard \
+    $(if $(MPICC),train-mpi-FP32))
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(RANKS_TESTS) $(CALLS) \
     $(if $(PROGRAMS_CHECKS),$(addprefix $(B)/,golden-FP32 golden-BF16 bench-FP32 llmtrain_single.h $(ISAS:%=golden-%)))
 # The programs whose flags have rows in dev/test/pairs.txt.
 PAIRED := $(addprefix $(B)/,pairs supervise train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export \
-    watch tokenize corpus)
+    watch tensorboard tokenize corpus)
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
 # The programs for comparing the trainers of a dtype.
 TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash \

@@ -64,11 +64,12 @@ int main(int argc, char** argv) {
     files_open_standard();
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     while (count + 1 < argc && strncmp(argv[count + 1], "--", 2) != 0) count++;  // the runs come first
-    if (!flags_begin(&code, "tensorboard", "tensorboard: RUN ... --dir DIR: the logs of runs as event files for TensorBoard",
-                     &flags, argc - count, argv + count)) return code;
+    if (!flags_begin(&code, "tensorboard", "tensorboard RUN ... --dir DIR: writes the logs of runs as event files for "
+                     "TensorBoard", &flags, argc - count, argv + count)) return code;
     bool ok = false;
     if (count == 0 || dir == NULL || dir[0] == 0) {
-        fail_with(&error, count ? "give --dir, the directory to write" : "name the directories of runs before the flags");
+        fail_with(&error, count ? "give --dir, the directory to write"
+                                : "name the directories of runs, before the flags");
         fail_as(&error, ERROR_USAGE);
     } else {
         ok = names_differ(argv + 1, (size_t)count, &error) &&

@@ -2,16 +2,16 @@
 #
 #   python3 dev/peers/tensorboard.py [--train build/train-FP32] [--tensorboard build/tensorboard] [--kills 20]
 #
-# Two runs of 60 steps: one is killed again and again, while two servers of TensorBoard watch its directory: one with the
-# reader in Rust, one with the reader in Python. In the end each value of each line of metrics.jsonl, as a float32, must
-# be what these give, each step once:
+# Two runs of 60 steps: one is killed again and again, while two servers of TensorBoard watch its directory: one with
+# the reader in Rust, one with the reader in Python. In the end each value of each line of metrics.jsonl, as a float32,
+# must be what these give, each step once:
 #
 #   the servers, as JSON (/data/plugin/scalars/scalars); plugin_event_accumulator; tbparse
 #
 # Texts are compared too, and files of build/tensorboard. crc32c: 1,000 random strings, against the package of that name.
 #
-# make build/train-FP32 build/tensorboard; pip install tensorboard tbparse crc32c "setuptools<81" numpy pandas. Says
-# "skipped" without the packages. Exit code 1 if anything differs.
+# make build/train-FP32 build/tensorboard; pip install tensorboard crc32c "setuptools<81" numpy pandas; pip install
+# --no-deps tbparse. Says "skipped" without the packages. Exit code 1 if anything differs.
 import argparse
 import ctypes
 import json
@@ -63,8 +63,8 @@ def same(expected, found, what):
     """Both: {tag: [(step, float32)]}. The tags of NAMES; of the rest, how many values there are."""
     wrong = [tag for tag in expected if found.get(tag) != expected[tag]]
     values = sum(len(points) for points in expected.values())
-    check(not wrong, "%s: %d values of %d tags%s" % (what, values, len(expected), " but not " + ", ".join(
-        "%s %s, not %s" % (tag, str(found.get(tag))[:300], str(expected[tag])[:300]) for tag in wrong) if wrong else ""))
+    but = ["%s %s, not %s" % (tag, str(found.get(tag))[:300], str(expected[tag])[:300]) for tag in wrong]
+    check(not wrong, "%s: %d values of %d tags%s" % (what, values, len(expected), "".join("; but " + b for b in but)))
 
 
 def expected_of(run):
@@ -171,7 +171,8 @@ def write_shard(path, tokens):
 
 def start(out, fault=None):
     flags = ("--data train.bin --val val.bin --val-windows 2 --layers 1 --heads 1 --channels 8 --seq 8 --batch 1 "
-             "--threads 1 --steps 60 --warmup 1 --val-every 5 --ckpt-every 4 --ckpt-async off --resume --tensorboard --out " + out)
+             "--threads 1 --steps 60 --warmup 1 --val-every 5 --ckpt-every 4 --ckpt-async off --resume --tensorboard "
+             "--out " + out)
     environment = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
     if fault:
         environment["LLMTRAIN_TEST_FAULT"] = fault
@@ -243,7 +244,8 @@ def check_runs():
         texts = server.texts("other/tensorboard")
         done, sample = texts.get("events/done", []), texts.get("samples", [])
         check(len(done) == 1 and done[0][0] == 60 and "<p>all is done</p>" in done[0][1] and len(sample) == 1 and
-              sample[0][0] == 3 and "Once" in sample[0][1] and "\u00e9" in sample[0][1] and "<script" not in sample[0][1],
+              sample[0][0] == 3 and "Once" in sample[0][1] and "\u00e9" in sample[0][1] and
+              "<script" not in sample[0][1],
               "the server, %s: texts of %s; a sample, with its HTML escaped: %r" % (
                   name, ", ".join(sorted(texts)), sample))
         server.close()

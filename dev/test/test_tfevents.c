@@ -5,8 +5,8 @@
 //
 //   1. reader    of event files, written from their description: it checks every checksum, stops at the first record
 //                that is not whole, and has the three ways of readers to treat what a restart has written before: to
-//                keep it (tbparse), to forget it at SessionLog.START (TensorBoard's Python reader), or to forget of each
-//                tag what is not before a new point (its Rust reader)
+//                keep it (tbparse), to forget it at SessionLog.START (TensorBoard's Python reader), or to forget of
+//                each tag what is not before a new point (its Rust reader)
 //   2. encoding  crc32c of published texts; lines of all kinds as points and texts; the last record cut at each byte
 //   3. logs      a log that is cut back, deleted, refused by the disk: in the end the points of its lines, each once
 //   4. programs  a run that is killed 20 times; --tensorboard-every; build/tensorboard; refusals
@@ -254,14 +254,17 @@ static void write_logs(const char* run) {
              "{\"step\": 1,\"loss\": 5.5,\"val_loss\": null,\"lr\": 0.1,\"shares\": [0.25, 0.75],\"mfu\": null,"
              "\"loss_ranks_min\": 4,\"new_column\": 7e300,\"ms\": 1500}\n"
              "damaged\n"
-             "{\"step\": 2,\"loss\": null,\"val_loss\": 4.25,\"grad_norm\": -3e-60,\"tokens\": 123456789012,\"ms\": 500}\n"
+             "{\"step\": 2,\"loss\": null,\"val_loss\": 4.25,\"grad_norm\": -3e-60,\"tokens\": 123456789012,"
+             "\"ms\": 500}\n"
              "{\"step\": 4,\"loss\": 1e-3,\"val_loss\": \"nan\",\"tok_per_s\": 10,\"time\": 1700000000.5}\n"
              "{\"step\": 5,\"loss\": 9,\"val_loss\": nu");
     put_text(text_of("%s/events.jsonl", run),
              "{\"time\": \"2026-11-22T10:51:18.500Z\",\"event\": \"begun\",\"step\": 0,\"detail\": \"1 ranks\"}\n"
-             "{\"time\": \"2028-02-29T00:00:00.000Z\",\"event\": \"saved\",\"step\": 4,\"detail\": \"<b>saved</b> \\u00e9\"}\n"
+             "{\"time\": \"2028-02-29T00:00:00.000Z\",\"event\": \"saved\",\"step\": 4,"
+             "\"detail\": \"<b>saved</b> \\u00e9\"}\n"
              "{\"time\": \"2026-11-22T10:51:18.500Z\",\"event\": \"done\",\"step\": 4,\"detail\": \"\"}\n");
-    put_text(text_of("%s/samples.jsonl", run), "{\"step\": 4,\"seed\": 1,\"prompt\": \"Once\",\"text\": \" upon\\na time\"}\n");
+    put_text(text_of("%s/samples.jsonl", run),
+             "{\"step\": 4,\"seed\": 1,\"prompt\": \"Once\",\"text\": \" upon\\na time\"}\n");
     put_text(text_of("%s/run.jsonl", run), "{\"time\": 1700000000,\"step\": 1,\"flags\": {\"lr\": \"0.1\",\"data\": "
              "\"a|b\\nc\"},\"floor\": 4,\"tied\": true,\"hosts\": [\"m\"],\"mfu\": null}\n");
 }
@@ -452,7 +455,7 @@ static void test_refused(void) {
         log.tensorboard.pause = 0;
         FILE* file = log.file;
         log.file = fopen("room", "wb");  // the log itself is on another disk
-        StepLog s = {.step = 11, .steps = 300, .result = {.loss = loss_of(11)}, .val_loss = NAN, .mixture = &NO_MIXTURE};
+        StepLog s = {.step = 11, .steps = 300, .result = {.loss = 3}, .val_loss = NAN, .mixture = &NO_MIXTURE};
         log_write(&log, &s);
         text = errors_end();
         fclose(log.file);
@@ -560,7 +563,8 @@ static void test_kills(void) {
     for (uint64_t step = 1; step <= 40; step++) {
         const Point* p;
         expect(points_of(&p, &one, "loss/train", step) == 1, "a point of step %llu", (unsigned long long)step);
-        expect(points_of(&p, &one, "loss/val", step) == (step % 5 == 0), "a validation of %llu", (unsigned long long)step);
+        expect(points_of(&p, &one, "loss/val", step) == (step % 5 == 0), "validations of step %llu",
+               (unsigned long long)step);
         expect(points_of(&p, &one, "loss/excess", step) == (step % 5 == 0), "its excess");
     }
     for (int way = 0; way < WAYS; way++) {
@@ -575,8 +579,8 @@ static void test_kills(void) {
     }
     curves_free(&one);
     expect(watched > 10, "%zu files", watched);
-    verdict("a run with %zu kills, which has made %zu files: one line in the plot, that of a run without, in all readers",
-            killed, watched);
+    verdict("a run with %zu kills, which has made %zu files: one line in the plot, that of a run without, in all "
+            "readers", killed, watched);
 }
 
 static void test_programs(void) {
@@ -631,7 +635,8 @@ static void test_programs(void) {
     JsonWriter text = {0};
     char line[128];
     for (int step = 1; step <= 100000; step++)
-        json_put(&text, line, (size_t)snprintf(line, sizeof line, "{\"step\": %d,\"loss\": 1,\"val_loss\": null}\n", step));
+        json_put(&text, line, (size_t)snprintf(line, sizeof line, "{\"step\": %d,\"loss\": 1,\"val_loss\": null}\n",
+                                               step));
     need(!text.failed && directory_make("long", &error), "memory");
     put_bytes("long/metrics.jsonl", text.text, text.bytes);
     json_writer_free(&text);

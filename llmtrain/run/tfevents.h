@@ -176,8 +176,8 @@ static inline bool json_time(const Json* json, uint32_t node, double* seconds) {
     if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%lfZ", &year, &month, &day, &hour, &minute, &second) != 6) return false;
     if (month < 1 || month > 12) return false;
     year -= month <= 2;  // the year begins in March, so that February is its end
-    long long days = 365LL * year + year / 4 - year / 100 + year / 400 + (153 * ((month + 9) % 12) + 2) / 5 + day - 719469;
-    *seconds = 86400.0 * (double)days + 3600.0 * hour + 60.0 * minute + second;
+    int days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * ((month + 9) % 12) + 2) / 5 + day - 719469;
+    *seconds = 86400.0 * days + 3600.0 * hour + 60.0 * minute + second;
     return true;
 }
 
@@ -329,15 +329,15 @@ static inline void tfevents_close(TfEvents* e) {
 
 // Writes the records; one alone in one piece, so that a reader finds it whole.
 static inline bool tfevents_flush(TfEvents* e, Error* error) {
-    JsonWriter* w = &e->records;
-    if (w->failed) return fail_with(error, "not enough memory for %.600s; free some memory", e->path);
-    while (w->bytes > 0) {
+    JsonWriter* r = &e->records;
+    if (r->failed) return fail_with(error, "not enough memory for %.600s; free some memory", e->path);
+    while (r->bytes > 0) {
         errno = ENOSPC;  // the reason if nothing is written without an error
-        ssize_t n = write(e->file, w->text, w->bytes);
+        ssize_t n = write(e->file, r->text, r->bytes);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return fail_file(error, "write", e->path);
-        w->bytes -= (size_t)n;
-        memmove(w->text, w->text + n, w->bytes);
+        r->bytes -= (size_t)n;
+        memmove(r->text, r->text + n, r->bytes);
     }
     return true;
 }
@@ -390,7 +390,6 @@ static inline bool tfevents_look(unsigned long long* newest, const char* directo
     struct stat status;
     DIR* list = opendir(directory);
     if (list == NULL) return fail_file(error, "open the directory", directory);
-    *newest = 0;
     for (struct dirent* entry; (entry = readdir(list)) != NULL;) {
         size_t length = strlen(entry->d_name);
         if (sscanf(entry->d_name, "events.out.tfevents.%10llu.", &seconds) != 1) continue;
@@ -414,7 +413,7 @@ static inline bool tfevents_look(unsigned long long* newest, const char* directo
 static inline bool tfevents_begin(TfEvents* e, const char* directory, Error* error) {
     static const char version[] = "brain.Event:2", start[] = "\x08\x01";
     char machine[256] = "";
-    unsigned long long newest;
+    unsigned long long newest = 0;
     double now = tfevents_now();
     if (!directory_make(directory, error) || !tfevents_look(&newest, directory, NULL, error)) return false;
     unsigned long long seconds = (unsigned long long)now > newest ? (unsigned long long)now : newest + 1;
