@@ -147,14 +147,13 @@ $(B)/llmtrain_single.h: dev/single.sh $(CUDA_HEADERS) | $(B)
 ## install: programs as llmtrain-NAME, the single header as llmtrain.h, and llmtrain.pc; PREFIX=/usr/local DESTDIR=
 ## uninstall: removes what install has written
 PREFIX ?= /usr/local
-INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export watch tensorboard tokenize corpus \
+INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export watch tokenize corpus \
     llmtrain_single.h)
 install: $(INSTALLED)
 install uninstall:
 	@DESTDIR="$(DESTDIR)" OPENMP="$(OPENMP)" sh dev/install.sh $@ "$(abspath $(PREFIX))" $(INSTALLED)
 ## clean: removes what was built
-clean:
-	rm -rf $(B) train supervise
+clean: ; rm -rf $(B) train supervise
 ## help: this list
 help:
 	@awk '/^##@ / { print (n++ ? "\n" : "") substr($$0, 5) } /^## / { i = index($$0, ": "); \

@@ -118,8 +118,8 @@ static const struct {
     {.name = "llm.c", .command = "$P/export --init-from $S/hf --to llm.c --dir $W/llm.c"},
     {.name = "gguf", .command = "$P/export --out $S/words --to gguf --dtype q8_0 --dir $W/gguf"},
     {.name = "adapter", .command = "$P/export --out $S/pairs --to peft --dir $W/adapter"},
-    {.name = "events", .prints = true, .command = "{ $P/tensorboard $S/run --dir $W/views && tail -c +74"
-     " $W/views/run/* | cksum; }"},  // without the first two records, which have the time
+    {.name = "events", .prints = true, .command = "{ $P/tensorboard $S/run --dir $W/views && cat"
+     " $W/views/run/* | tail -c +74 | cksum; }"},  // without the first two records, which have the time
     {.name = "merged", .command = "$P/export --out $S/pairs --adapter $S/adapter --to hf --dir $W/hf"},
     {.name = "generate", .prints = true, .more = true,
      .command = "$P/generate --out $S/run --prompt Tom --tokens 8 --samples 2"},

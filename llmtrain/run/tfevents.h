@@ -95,11 +95,11 @@ static inline void tfevents_record(TfEvents* e, double time, uint64_t step, int 
     proto_bytes(event, field, data, bytes);
     uint64_t length = event->bytes;
     uint32_t check_length = crc32c_masked(&length, sizeof length), check = crc32c_masked(event->text, event->bytes);
+    records->failed |= event->failed;
     json_put(records, (const char*)&length, sizeof length);
     json_put(records, (const char*)&check_length, sizeof check_length);
     json_put(records, event->text, event->bytes);
     json_put(records, (const char*)&check, sizeof check);
-    records->failed |= event->failed;
 }
 
 // Adds to the summary of a step: a scalar, or a text.
@@ -228,6 +228,14 @@ static inline const char* tfevents_string(size_t* bytes, const Json* line, const
     return is ? line->text + line->nodes[node].start : "";
 }
 
+// The step of a line, and its time if it has one.
+static inline uint64_t tfevents_when(double* time, const Json* line) {
+    uint64_t step = 0;
+    json_u64(line, json_get(line, 0, "step"), &step);
+    json_time(line, json_get(line, 0, "time"), time);
+    return step;
+}
+
 // An event of events.jsonl. Each kind has a tag, since TensorBoard shows one text of a tag and step.
 static inline void tfevents_happened(TfEvents* e, double time, uint64_t step, const char* event, const char* detail) {
     char tag[128];
@@ -237,29 +245,25 @@ static inline void tfevents_happened(TfEvents* e, double time, uint64_t step, co
 }
 
 static inline void tfevents_events(TfEvents* e, const Json* line) {
-    uint64_t step = 0;
     double time = 0;
     size_t bytes;
-    json_u64(line, json_get(line, 0, "step"), &step);
-    json_time(line, json_get(line, 0, "time"), &time);
+    uint64_t step = tfevents_when(&time, line);
     if (e->time == 0) e->time = time;  // when the run began
     tfevents_happened(e, time, step, tfevents_string(&bytes, line, "event"), tfevents_string(&bytes, line, "detail"));
 }
 
 // A line of samples.jsonl.
 static inline void tfevents_sample(TfEvents* e, const Json* line) {
-    uint64_t step = 0;
     double time = e->time;
-    size_t bytes;
+    uint64_t step = tfevents_when(&time, line);
     JsonWriter text = {0};
-    json_u64(line, json_get(line, 0, "step"), &step);
-    json_time(line, json_get(line, 0, "time"), &time);
-    const char* part = tfevents_string(&bytes, line, "prompt");
-    json_put(&text, part, bytes);
-    part = tfevents_string(&bytes, line, "text");
-    json_put(&text, part, bytes);
+    for (int i = 0; i < 2; i++) {
+        size_t bytes;
+        const char* part = tfevents_string(&bytes, line, i == 0 ? "prompt" : "text");
+        json_put(&text, part, bytes);
+    }
+    if (!text.failed) tfevents_text(e, "samples", text.text, text.bytes);
     e->records.failed |= text.failed;
-    tfevents_text(e, "samples", text.text, text.bytes);
     tfevents_step(e, time, step);
     json_writer_free(&text);
 }
@@ -290,16 +294,14 @@ static inline void tfevents_table(JsonWriter* table, const Json* line, uint32_t 
 // A line of run.jsonl: what a start of the program was given, and what it found.
 static inline void tfevents_start(TfEvents* e, const Json* line) {
     static const char head[] = "| | |\n|---|---|\n";
-    uint64_t step = 0;
     double time = 0;
+    uint64_t step = tfevents_when(&time, line);
     JsonWriter table = {0};
-    json_u64(line, json_get(line, 0, "step"), &step);
-    json_time(line, json_get(line, 0, "time"), &time);
     if (e->floor == 0) json_number(line, json_get(line, 0, "floor"), &e->floor);
     json_put(&table, head, sizeof head - 1);
     tfevents_table(&table, line, 0, "");
+    if (!table.failed) tfevents_text(e, "run", table.text, table.bytes);
     e->records.failed |= table.failed;
-    tfevents_text(e, "run", table.text, table.bytes);
     tfevents_step(e, time, step);
     json_writer_free(&table);
 }
@@ -417,7 +419,7 @@ static inline bool tfevents_begin(TfEvents* e, const char* directory, Error* err
     double now = tfevents_now();
     if (!directory_make(directory, error) || !tfevents_look(&newest, directory, NULL, error)) return false;
     unsigned long long seconds = (unsigned long long)now > newest ? (unsigned long long)now : newest + 1;
-    if (gethostname(machine, sizeof machine - 1) != 0) strcpy(machine, "localhost");
+    if (gethostname(machine, sizeof machine - 1) != 0) snprintf(machine, sizeof machine, "localhost");
     int length = snprintf(e->path, sizeof e->path, "%.4000s/", directory);
     snprintf(e->path + length, sizeof e->path - (size_t)length, "events.out.tfevents.%010llu.%s.%ld.llmtrain", seconds,
              machine, (long)getpid());
