@@ -116,6 +116,7 @@ $(B)/export: tools/export.cu $(HEADERS) | $(B)
 # Libraries that decompress texts for build/tokenize, if installed with headers: zlib for gzip, libzstd for zstd.
 HAS = $(shell echo 'int main(void){return 0;}' | $(CC) -include $(1) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
 UNPACK := $(if $(call HAS,zlib.h,-lz),-DLLMTRAIN_ZLIB -lz) $(if $(call HAS,zstd.h,-lzstd),-DLLMTRAIN_ZSTD -lzstd)
+## build/report: a page about runs, with charts
 ## build/tokenize: makes token shards of texts
 ## build/corpus: writes a text of known entropy
 ## build/watch: shows how runs are doing
