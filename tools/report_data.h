@@ -108,10 +108,10 @@ static inline bool metrics_line(double values[KEYS], const char* p) {
         if (key >= 0) next = key + 1;
         if (number && key >= 0) values[key] = metrics_number(&p);
         if (number && key >= 0 && !isfinite(values[key])) values[key] = NAN;
-        if (*p == '{' || (*p == '"' && strcspn(p + 1, "\"") == strlen(p + 1))) return false;
-        if (*p == '"') p += 2 + strcspn(p + 1, "\"");
-        else if (*p == '[') p += strcspn(p, "]");
-        p += strcspn(p, ",}");
+        size_t skipped = *p == '"' ? 1 + strcspn(p + 1, "\"") : *p == '[' ? strcspn(p, "]") : 0;
+        if (p[skipped] == 0) return false;
+        p += skipped ? skipped + 1 : strspn(p, "+-.0123456789abcdefghijklmnopqrstuvwxyzEINT");
+        p += strspn(p, " ");
     }
     return p[1 + strspn(p + 1, " \r\n")] == 0;
 }

@@ -354,8 +354,8 @@ static inline void ranks_table(Page* page, const Heat* h) {
         const RankSum* s = &h->sums[order[i]];
         double lines = (double)max_size(s->lines, 1);
         page_put(page, "<tr><td class=\"n\">%zu</td><td class=\"n\">%.2f</td><td class=\"n\">%.3f</td>"
-                 "<td class=\"n\">%.2f</td><td class=\"n\">%.1f%% of the steps</td></tr>", order[i], s->busy / lines, s->ratio / lines,
-                 s->wait / lines, 100 * (double)s->slowest / lines);
+                 "<td class=\"n\">%.2f</td><td class=\"n\">%.1f%% of the steps</td></tr>", order[i], s->busy / lines,
+                 s->ratio / lines, s->wait / lines, 100 * (double)s->slowest / lines);
     }
     page_put(page, "</tbody></table></div>");
 }
@@ -473,13 +473,14 @@ static inline void worst_write(Page* page, const Report* report, const Run* run)
     if (e->worst_count == 0) return;
     page_section(page, report, run, "Sequences with the highest losses");
     page_put(page, "<p class=\"dim\">Of the steps that were traced. The command prints the text.</p>"
-             "<div class=\"scroll\"><table><thead><tr><th class=\"n\">loss</th><th class=\"n\">gradient norm</th><th class=\"n\">step</th>"
-             "<th></th></tr></thead><tbody>");
+             "<div class=\"scroll\"><table><thead><tr><th class=\"n\">loss</th><th class=\"n\">gradient norm</th>"
+             "<th class=\"n\">step</th><th></th></tr></thead><tbody>");
     for (size_t i = 0; i < e->worst_count; i++) {
         const Worst* w = &e->worst[i];
         shell_quote(shard, sizeof shard, w->shard);
         page_put(page, "<tr><td class=\"n\">%s</td><td class=\"n\">%s</td><td class=\"n\">%s</td>"
-                 "<td class=\"nowrap\"><code>build/tokenize --show ", number_text(a, w->loss), number_text(b, w->norm), number_text(c, w->step));
+                 "<td class=\"nowrap\"><code>build/tokenize --show ", number_text(a, w->loss), number_text(b, w->norm),
+                 number_text(c, w->step));
         page_string(page, shard);
         page_put(page, " --at %.0f --tokens %.0f</code></td></tr>", w->at, w->tokens);
     }
@@ -581,7 +582,7 @@ static inline bool report_write(Page* page, Report* report, Error* error) {
         for (size_t r = 0; r < report->count; r++) parts[i](page, report, &report->runs[r]);
     if (broken > 0)
         page_put(page, "<p class=\"note\">%llu incomplete line%s of the logs left out.</p>", (unsigned long long)broken,
-                 broken == 1 ? " is" : "s are");
+                 broken == 1 ? "" : "s");
     positions_write(page, report);
     page_put(page, "<script>\n");
     json_put(page, PAGE_SCRIPT, sizeof PAGE_SCRIPT - 1);

@@ -53,8 +53,8 @@ static inline void page_text(Page* page, const char* text, size_t bytes) {
     static const char special[] = "&<>\"'";
     static const char* const entities[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
     const char* end = text + bytes;
-    for (size_t n; text < end && *text; text += max_size(n, 1)) {
-        const char* found = strchr(special, *text);
+    for (size_t n; text < end; text += max_size(n, 1)) {
+        const char* found = *text ? strchr(special, *text) : NULL;
         n = utf8_bytes(text);
         bool control = ((unsigned char)*text < 0x20 && *text != '\n' && *text != '\t') || *text == 0x7F;
         control = control || (n == 2 && text[0] == '\xC2' && (unsigned char)text[1] < 0xA0);
