@@ -108,7 +108,7 @@ $(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-%)): $(HEADERS) $(wildcard tools/*.c
 	$(CC) $(CFLAGS) $(call OF_TOOL,-x c) $(LIBS)
 $(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-cuda-%)): $(CUDA_HEADERS) $(wildcard tools/*.cu) train.cu | $(B)
 	$(NVCC) $(NVCCFLAGS) $(NVCCARCH) $(call OF_TOOL) $(NVCCLIBS)
-## build/export: writes a model in the formats of other programs
+## build/export: writes a model in the formats of other programs; build/report: a page about runs
 $(B)/export: tools/export.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -x c $< -o $@ $(LIBS)
 
@@ -116,7 +116,6 @@ $(B)/export: tools/export.cu $(HEADERS) | $(B)
 # Libraries that decompress texts for build/tokenize, if installed with headers: zlib for gzip, libzstd for zstd.
 HAS = $(shell echo 'int main(void){return 0;}' | $(CC) -include $(1) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
 UNPACK := $(if $(call HAS,zlib.h,-lz),-DLLMTRAIN_ZLIB -lz) $(if $(call HAS,zstd.h,-lzstd),-DLLMTRAIN_ZSTD -lzstd)
-## build/report: a page about runs, with charts
 ## build/tokenize: makes token shards of texts
 ## build/corpus: writes a text of known entropy
 ## build/watch: shows how runs are doing
@@ -148,7 +147,7 @@ $(B)/llmtrain_single.h: dev/single.sh $(CUDA_HEADERS) | $(B)
 ## install: programs as llmtrain-NAME, the single header as llmtrain.h, and llmtrain.pc; PREFIX=/usr/local DESTDIR=
 ## uninstall: removes what install has written
 PREFIX ?= /usr/local
-INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export watch tokenize corpus \
+INSTALLED := $(TRAIN) $(addprefix $(B)/,supervise generate evaluate plan export watch report tokenize corpus \
     llmtrain_single.h)
 install: $(INSTALLED)
 install uninstall:

@@ -40,9 +40,9 @@ $(B)/test_telemetry: | $(FAKE_NVML) $(B)/supervise
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
 QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
 QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
-    test_optimizers_matrix test_telemetry test_nf4 test_preferences test_schedule test_seams test_sft test_text \
-    test_tfevents test_zero test_calls test_facts test_watch soak pairs first test_generate test_kernels-BF16 \
-    test_kernels-FP16 \
+    test_optimizers_matrix test_telemetry test_nf4 test_preferences test_report test_schedule test_seams test_sft \
+    test_text test_tfevents test_zero test_calls test_facts test_watch soak pairs first test_generate \
+    test_kernels-BF16 test_kernels-FP16 \
     $(foreach t,parts train,$(PRECISIONS:%=test_$t-%))
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
@@ -224,19 +224,18 @@ PROCESSES_CHECKS := same_weights
 SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
     test_gguf test_evaluate test_plan test_text test_chat test_sft test_preferences test_corpus test_errors test_trace \
-    test_watch test_optimizers test_optimizers_matrix test_telemetry test_comm test_zero test_schedule test_seams \
-    test_lora test_ranks test_tfevents test_supervise $(SOAK) pairs first grpo $(if $(CALLS),test_calls) test_nf4 \
-    test_generate test_facts test_runs-FP32 \
+    test_watch test_report test_optimizers test_optimizers_matrix test_telemetry test_comm test_zero test_schedule \
+    test_seams test_lora test_ranks test_tfevents test_supervise $(SOAK) pairs first grpo $(if $(CALLS),test_calls) \
+    test_nf4 test_generate test_facts test_runs-FP32 \
     $(foreach t,FP32 BF16,test_parts-$t test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
-    export evaluate-FP32 plan-BF16 corpus tokenize tensorboard \
-    $(if $(MPICC),train-mpi-FP32))
+    export evaluate-FP32 plan-BF16 corpus tokenize tensorboard report figures $(if $(MPICC),train-mpi-FP32))
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(RANKS_TESTS) $(CALLS) \
     $(if $(PROGRAMS_CHECKS),$(addprefix $(B)/,golden-FP32 golden-BF16 bench-FP32 llmtrain_single.h $(ISAS:%=golden-%)))
 # The programs whose flags have rows in dev/test/pairs.txt.
 PAIRED := $(addprefix $(B)/,pairs supervise train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export \
-    watch tensorboard tokenize corpus)
+    watch tensorboard report tokenize corpus)
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
 # The programs for comparing the trainers of a dtype.
 TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash \

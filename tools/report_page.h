@@ -136,6 +136,7 @@ static inline void start_write(Page* page, const Run* run) {
         uint32_t node = json_get(&run->start, 0, key);
         bool layout = strlen(key) == 2 || strcmp(key, "zero") == 0;
         if (node == JSON_NONE || (layout && start_number(run, key) <= (strcmp(key, "zero") == 0 ? 0 : 1))) continue;
+        if (start_number(run, key) == 0) continue;  // not known
         if (strcmp(key, "trained") == 0 && start_number(run, key) == start_number(run, "parameters")) continue;
         bool command = strcmp(key, "command") == 0;
         page_put(page, "<div%s><dt>%s</dt><dd>%s", command ? " class=\"wide\"" : "", START_ROWS[i].name,
@@ -302,9 +303,9 @@ static inline void goodput_write(Page* page, const Report* report, const Run* ru
                  "<td class=\"n\">%.2f%%</td></tr>", colors[i % 7], GOODPUT_PARTS[i].name, duration_text(text, seconds),
                  100 * seconds / g->wall);
     }
-    page_put(page, "</tbody></table></div><p class=\"note\">%llu start%s, %llu rewind%s",
-             (unsigned long long)g->starts, g->starts == 1 ? "" : "s", (unsigned long long)g->rewinds,
-             g->rewinds == 1 ? "" : "s");
+    page_put(page, "</tbody></table></div><p class=\"note\">%llu start%s",
+             (unsigned long long)g->starts, g->starts == 1 ? "" : "s");
+    if (g->rewinds > 0) page_put(page, ", %llu rewind%s", (unsigned long long)g->rewinds, g->rewinds == 1 ? "" : "s");
     if (g->repeated_steps > 0)
         page_put(page, ", %s steps made again", number_text(text, (double)g->repeated_steps));
     page_put(page, ".</p>");

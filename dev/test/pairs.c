@@ -707,7 +707,7 @@ static void test_table(void) {
     static const char* const programs[][2] = {
         {"train", "train-FP32"}, {"plan", "plan-BF16"}, {"generate", "generate-FP32"}, {"evaluate", "evaluate-FP32"},
         {"export", "export"}, {"tokenize", "tokenize"}, {"corpus", "corpus"}, {"supervise", "supervise"},
-        {"tensorboard", "tensorboard"}, {"watch", "watch"}};
+        {"tensorboard", "tensorboard"}, {"watch", "watch"}, {"report", "report"}};
     char heading[64] = "", tune[] = "tune";
     char *text = text_read("dev/test/pairs.txt", NULL), *source = text_read("tools/tune.cu", NULL);
     lines_each(text, table_line, heading);
