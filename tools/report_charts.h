@@ -136,8 +136,8 @@ static inline void page_values(Page* page, const char* name, int digits, const d
 }
 
 typedef struct {
-    double x[COLUMNS_MAX], low[COLUMNS_MAX], mean[COLUMNS_MAX], high[COLUMNS_MAX];  // values
-    double y[COLUMNS_MAX], z[COLUMNS_MAX];                                          // on the scale
+    double low[COLUMNS_MAX], mean[COLUMNS_MAX], high[COLUMNS_MAX];  // values
+    double x[COLUMNS_MAX], y[COLUMNS_MAX];                          // of the means, on the axes
 } Curve;
 
 // The class and the numbers of a path.
@@ -149,60 +149,78 @@ static inline void page_attributes(Page* page, const char* kind, size_t color, s
     page_put(page, "\"");
 }
 
-// The line of a series of a run, with its band or its dots.
-static inline void chart_curve(Page* page, Curve* c, const Report* report, const Chart* chart, const SvgScale* scale,
-                               size_t r, size_t s) {
-    const Run* run = &report->runs[r];
-    const Series* series = &chart->series[s];
-    size_t n = run->metrics.count, color = report->count > 1 ? r : s, there = 0;
-    size_t key = report->count > 1 ? r : 100 + 10 * (size_t)(chart - CHARTS) + s;
-    char name[FILE_PATH_MAX + 16];
-    snprintf(name, sizeof name, "%s%s", report->count > 1 ? run->directory : series->name,
-             report->count > 1 && s > 0 ? ", validation" : "");
-    bool dots = series->kind == DRAW_DOTS, wide = false;
-    Page attributes = {0};
-    for (size_t i = 0; i < n; i++) {
-        const Cell* cell = &run->metrics.columns[i].cells[series->key];
+// Sets the numbers of a series of a run; returns how many columns have one. *wide: some have several.
+static inline size_t curve_set(Curve* c, bool* wide, const Report* report, const Chart* chart, const SvgScale* scale,
+                               const Run* run, Key key) {
+    size_t there = 0;
+    *wide = false;
+    for (size_t i = 0; i < run->metrics.count; i++) {
+        const Cell* cell = &run->metrics.columns[i].cells[key];
         c->x[i] = run->metrics.columns[i].step / report->high[0];
         c->mean[i] = chart_value(chart, run, cell, cell_mean(cell));
         c->low[i] = chart_value(chart, run, cell, cell->low);
         c->high[i] = chart_value(chart, run, cell, cell->high);
         if (isnan(c->low[i])) c->low[i] = c->mean[i];  // below the floor, on a log scale
         if (isnan(c->mean[i])) c->low[i] = c->high[i] = NAN;
-        wide = wide || c->low[i] < c->high[i];
+        c->y[i] = isfinite(c->mean[i]) ? svg_at(scale, c->mean[i]) : NAN;
+        *wide = *wide || c->low[i] < c->high[i];
         there += isfinite(c->mean[i]);
     }
-    if (there == 0) return;
+    return there;
+}
+
+// The band of a curve, under its line.
+static inline void curve_band(Page* page, Curve* c, const SvgScale* scale, size_t n, size_t color, size_t run,
+                              size_t key, const char* name) {
+    Page attributes = {0};
+    page_attributes(&attributes, "band", color, run, key, name);
+    page_values(&attributes, "data-v", 4, c->low, n);
+    page_values(&attributes, "data-w", 4, c->high, n);
     for (size_t i = 0; i < n; i++) {
-        c->y[i] = isfinite(c->low[i]) ? svg_at(scale, c->low[i]) : NAN;
-        c->z[i] = isfinite(c->high[i]) ? svg_at(scale, c->high[i]) : NAN;
+        c->low[i] = isfinite(c->low[i]) ? svg_at(scale, c->low[i]) : NAN;
+        c->high[i] = isfinite(c->high[i]) ? svg_at(scale, c->high[i]) : NAN;
     }
-    page_attributes(&attributes, "line", color, r, key, name);
-    if (dots) page_put(&attributes, " data-d=\"1\"");
-    if (dots && report->count > 1) page_put(&attributes, " stroke-dasharray=\"4 2\"");
-    Page band = {0}, *b = &band;
-    page_attributes(b, "band", color, r, key, name);
-    page_values(b, "data-v", 4, c->low, n);
-    page_values(b, "data-w", 4, c->high, n);
-    page_values(&attributes, "data-v", 5, c->mean, n);
-    for (size_t i = 0; i < n; i++) c->mean[i] = isfinite(c->mean[i]) ? svg_at(scale, c->mean[i]) : NAN;
-    if (attributes.text && band.text) {
-        if (wide && !dots) svg_band(page, c->x, c->y, c->z, n, band.text);
-        svg_line(page, c->x, c->mean, n, dots, attributes.text);
-    }
-    page->failed = page->failed || attributes.failed || band.failed;
+    if (!attributes.failed) svg_band(page, c->x, c->low, c->high, n, attributes.text);
+    page->failed = page->failed || attributes.failed;
     json_writer_free(&attributes);
-    json_writer_free(&band);
-    if (!dots || there > 120) return;
-    Page dot = {0};  // beside the line, which has the numbers
-    page_attributes(&dot, "dot", color, r, key, name);
-    page_put(&dot, " data-s=\"");
-    for (size_t i = 0, done = 0; i < n; i++)
-        if (isfinite(c->mean[i])) page_put(&dot, "%s%.0f", done++ ? "," : "", run->metrics.columns[i].step);
-    page_put(&dot, "\"");
-    if (dot.text) svg_dots(page, c->x, c->mean, n, dot.text);
-    page->failed = page->failed || dot.failed;
-    json_writer_free(&dot);
+}
+
+// Dots on a line that has the numbers.
+static inline void curve_dots(Page* page, const Curve* c, const Run* run, size_t color, size_t r, size_t key,
+                              const char* name) {
+    Page attributes = {0};
+    page_attributes(&attributes, "dot", color, r, key, name);
+    page_put(&attributes, " data-s=\"");
+    for (size_t i = 0, done = 0; i < run->metrics.count; i++)
+        if (isfinite(c->y[i])) page_put(&attributes, "%s%.0f", done++ ? "," : "", run->metrics.columns[i].step);
+    page_put(&attributes, "\"");
+    if (!attributes.failed) svg_dots(page, c->x, c->y, run->metrics.count, attributes.text);
+    page->failed = page->failed || attributes.failed;
+    json_writer_free(&attributes);
+}
+
+// The line of a series of a run, with its band or dots. Several runs have a color each, one run one for each series.
+static inline void chart_curve(Page* page, Curve* c, const Report* report, const Chart* chart, const SvgScale* scale,
+                               size_t r, size_t s) {
+    enum { DOTS_MAX = 120 };
+    const Run* run = &report->runs[r];
+    bool several = report->count > 1, dots = chart->series[s].kind == DRAW_DOTS, wide;
+    size_t n = run->metrics.count, color = several ? r : s;
+    size_t key = several ? r : 100 + 10 * (size_t)(chart - CHARTS) + s;
+    size_t there = curve_set(c, &wide, report, chart, scale, run, chart->series[s].key);
+    char name[FILE_PATH_MAX + 16];
+    Page attributes = {0};
+    if (there == 0) return;
+    snprintf(name, sizeof name, "%s%s", several ? run->directory : chart->series[s].name,
+             several && s > 0 ? ", validation" : "");
+    page_attributes(&attributes, "line", color, r, key, name);
+    if (dots) page_put(&attributes, " data-d=\"1\"%s", several ? " stroke-dasharray=\"4 2\"" : "");
+    page_values(&attributes, "data-v", 5, c->mean, n);
+    if (wide && !dots) curve_band(page, c, scale, n, color, r, key, name);
+    if (!attributes.failed) svg_line(page, c->x, c->y, n, dots, attributes.text);
+    page->failed = page->failed || attributes.failed;
+    json_writer_free(&attributes);
+    if (dots && there <= DOTS_MAX) curve_dots(page, c, run, color, r, key, name);
 }
 
 // Which columns have clipped, skipped or traced steps.

@@ -389,8 +389,30 @@ static const struct {
 } MARK_NAMES[MARKS] = {{"starts", 2}, {"saves", 0}, {"rewinds", 3}, {"bad batches", 6}, {"warnings", 1}, {"faults", 4},
                        {"ends", 7}};
 
-// A row of strokes for each kind of event that the run has, over the steps. Strokes that would lie on one another are
-// one.
+// The strokes of a kind of events, in one of `rows` rows. Strokes that would lie on one another are one.
+static inline void time_marks(Page* page, const Report* report, const Run* run, MarkKind kind, double row,
+                              double rows) {
+    const Events* e = &run->events;
+    bool used[COLUMNS_MAX + 1] = {false};
+    Page path = {0};
+    page_put(page, "<path class=\"mark\" data-r=\"%zu\" style=\"stroke-width:2;stroke:var(--c%d)\" data-s=\"",
+             (size_t)(run - report->runs), MARK_NAMES[kind].color);
+    for (size_t i = 0, n = 0; i < e->mark_count; i++) {
+        double at = fmin(fmax(e->marks[i].step / report->high[0], 0), 1);
+        size_t column = (size_t)(COLUMNS_MAX * at);
+        if (e->marks[i].kind != kind || used[column]) continue;
+        used[column] = true;
+        page_put(page, "%s%.0f", n++ ? "," : "", e->marks[i].step);
+        page_put(&path, "M%d %dv%d", svg_units(at), svg_units((row + 0.2) / rows), svg_units(0.6 / rows));
+    }
+    page_put(page, "\" d=\"");
+    if (path.text) json_put(page, path.text, path.bytes);
+    page->failed = page->failed || path.failed;
+    json_writer_free(&path);
+    page_put(page, "\"/>");
+}
+
+// A row of strokes for each kind of event that the run has, over the steps.
 static inline void time_line(Page* page, const Report* report, const Run* run) {
     const Events* e = &run->events;
     size_t rows = 0, row = 0;
@@ -409,28 +431,8 @@ static inline void time_line(Page* page, const Report* report, const Run* run) {
     chart_axes(page, report, NULL);
     svg_curves_begin(page);
     row = 0;
-    for (int kind = 0; kind < MARKS; kind++) {
-        bool used[COLUMNS_MAX + 1] = {false};
-        Page path = {0};
-        if (!there[kind]) continue;
-        page_put(page, "<path class=\"mark\" data-r=\"%zu\" style=\"stroke-width:2;stroke:var(--c%d)\" data-s=\"",
-                 (size_t)(run - report->runs), MARK_NAMES[kind].color);
-        for (size_t i = 0, n = 0; i < e->mark_count; i++) {
-            double at = fmin(fmax(e->marks[i].step / report->high[0], 0), 1);
-            size_t column = (size_t)(COLUMNS_MAX * at);
-            if (e->marks[i].kind != (MarkKind)kind || used[column]) continue;
-            used[column] = true;
-            page_put(page, "%s%.0f", n++ ? "," : "", e->marks[i].step);
-            page_put(&path, "M%d %dv%d", svg_units(at), (int)((double)SVG_UNITS * ((double)row + 0.2) / (double)rows),
-                     (int)(0.6 * SVG_UNITS / (double)rows));
-        }
-        page_put(page, "\" d=\"");
-        if (path.text) json_put(page, path.text, path.bytes);
-        page->failed = page->failed || path.failed;
-        json_writer_free(&path);
-        page_put(page, "\"/>");
-        row++;
-    }
+    for (int kind = 0; kind < MARKS; kind++)
+        if (there[kind]) time_marks(page, report, run, (MarkKind)kind, (double)row++, (double)rows);
     svg_curves_end(page);
     page_put(page, "</svg></div></figure>");
 }

@@ -403,8 +403,9 @@ static void run_make(const char* directory, int lines, const char* text, double 
         fprintf(file, i % 10 == 0 ? "%.17g" : "null", 2.5 + 3.0 / i);
         fprintf(file, ",\"grad_norm\": %g,\"lr\": %g,\"clip\": %g,\"tokens\": %d,\"skipped\": %d,\"ms\": 500,"
                 "\"wait_share\": 0.1,\"ms_ranks_median\": 400,\"ms_ranks_max\": 450,\"load_ms\": 1,"
-                "\"tok_per_s\": 2000,\"mfu\": 0.4,\"mem_bytes\": 2e9,\"time\": %.3f,\"power_w\": 300,\"joules_per_token\": 0.15,\"gpu_temp_c\": 60,"
-                "\"clock_mhz\": 1980%s}\n", 1 + 1.0 / i, lr, i < 4 ? 0.5 : 1.0, 1000 * i, i > lines / 2,
+                "\"tok_per_s\": 2000,\"mfu\": 0.4,\"mem_bytes\": 2e9,\"time\": %.3f,\"power_w\": 300,"
+                "\"joules_per_token\": 0.15,\"gpu_temp_c\": 60,\"clock_mhz\": 1980%s}\n", 1 + 1.0 / i, lr,
+                i < 4 ? 0.5 : 1.0, 1000 * i, i > lines / 2,
                 1764000010 + 0.5 * i, i == 7 ? ",\"worst_loss\": 9" : "");
         fprintf(ranks, "{\"step\": %d,\"loss\": [1,1,1],\"busy_ms\": [400,%d,401],\"wait_ms\": [99,0,null]}\n", i,
                 i % 2 ? 800 : 399);
