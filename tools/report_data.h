@@ -239,6 +239,8 @@ static inline void events_add_worst(Events* e, const Json* json, uint32_t node, 
     json_number(json, json_get(json, node, "tokens"), &w.tokens);
     json_number(json, json_get(json, node, "loss"), &w.loss);
     json_number(json, json_get(json, node, "grad_norm"), &w.norm);
+    for (size_t k = 0; k < e->worst_count; k++)  // a step that was made again has the same sequences
+        if (e->worst[k].step == step && e->worst[k].at == w.at && strcmp(e->worst[k].shard, w.shard) == 0) return;
     size_t i = e->worst_count;
     if (i == WORST_KEPT && worst_rank(&w) <= worst_rank(&e->worst[i - 1])) return;
     if (i < WORST_KEPT) e->worst_count++;

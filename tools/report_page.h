@@ -187,7 +187,7 @@ static inline double common_loss(Key* key, const Report* report) {
 
 // A row of the table of runs: `text` gives a run's cell.
 static inline void row_begin(Page* page, const char* name) {
-    page_put(page, "<tr><td class=\"nowrap\">");
+    page_put(page, "<tr><td class=\"nowrap fact\">");
     page_string(page, name);
     page_put(page, "</td>");
 }

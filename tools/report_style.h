@@ -55,7 +55,7 @@ static const char PAGE_STYLE[] =
     "@media (max-width:560px){body{padding:1rem .9rem 3rem;font-size:14px}h1{font-size:1.35rem}.box{padding-left:2."
     "7rem}"
     ".tiles{grid-template-columns:repeat(auto-fill,minmax(6.6rem,1fr));gap:.8rem}.tiles b{font-size:1.06rem}"
-    "dl div{grid-template-columns:7.6rem 1fr}td.nowrap{white-space:normal}td,th{padding-right:.8rem}"
+    "dl div{grid-template-columns:7.6rem 1fr}td.fact{white-space:normal}td,th{padding-right:.8rem}"
     "table{min-width:100%}}"
     "@media print{:root{--paper:#fff;--ink:#000;--dim:#555;--grid:#e3e6ea;--frame:#bbb;--c0:#2563ab;--c1:#d9601a;"
     "--c2:#2c8a57;--c3:#7c52c8;--c4:#c22f3d;--c5:#0b8693;--c6:#96700f;--c7:#6b7683}body{font-size:10pt;padding:0;"

@@ -413,10 +413,11 @@ static void run_make(const char* directory, int lines, const char* text, double 
     need(fclose(file) == 0 && fclose(ranks) == 0, "%s", metrics);
     put_text(events, "{\"time\": \"2025-11-24T16:00:10.000Z\",\"event\": \"begun\",\"step\": 0,"
              "\"detail\": \"3 ranks\",\"ms\": 10000}\n");
-    put_line(events, text_of("{\"time\": \"2025-11-24T16:00:13.000Z\",\"event\": \"bad_batch\",\"step\": 7,"
-                             "\"detail\": \"%s\",\"sequences\": [{\"shard\": \"a %s.bin\",\"at\": 41,\"tokens\": 65,"
-                             "\"loss\": 9.5,\"grad_norm\": null},"
-                             "{\"shard\": \"b.bin\",\"at\": 5,\"tokens\": 65,\"loss\": null}]}\n", text, text));
+    for (int i = 0; i < 2; i++)  // as if the step were made again
+        put_line(events, text_of("{\"time\": \"2025-11-24T16:00:13.000Z\",\"event\": \"bad_batch\",\"step\": 7,"
+                                 "\"detail\": \"%s\",\"sequences\": [{\"shard\": \"a %s.bin\",\"at\": 41,"
+                                 "\"tokens\": 65,\"loss\": 9.5,\"grad_norm\": null},"
+                                 "{\"shard\": \"b.bin\",\"at\": 5,\"tokens\": 65,\"loss\": null}]}\n", text, text));
     put_line(events, text_of("{\"time\": \"2025-11-24T16:00:%06.3fZ\",\"event\": \"saved\",\"step\": %d,"
                              "\"detail\": \"saved\",\"ms\": 100}\n", 10 + 0.5 * lines, lines));
     put_line(events, text_of("{\"time\": \"2025-11-24T16:00:%06.3fZ\",\"event\": \"done\",\"step\": %d,"
@@ -462,8 +463,8 @@ static void test_tiny(void) {
         "<b>Energy</b>", "<b>Temperature</b>", "<b>Clock</b>", "<h2>Where the time went</h2>",
         "set-up</td><td class=\"n\">10 s",
         "1 start.</p>", "<h2>Ranks</h2>", "data:image/png;base64,",
-        "<tr><td class=\"n\">1</td><td class=\"n\">599.50</td><td class=\"n\">1.496</td><td class=\"n\">0.00</td>"
-        "<td class=\"n\">50.0% of the steps</td></tr>",
+        ("<tr><td class=\"n\">1</td><td class=\"n\">599.50</td><td class=\"n\">1.496</td><td class=\"n\">0.00</td>"
+         "<td class=\"n\">50.0% of the steps</td></tr>"),
         "<h2>Events</h2>", "starts</text>", "saves</text>", "bad batches</text>", "ends</text>", "2025-11-24 16:00:13",
         "bad_batch", "<h2>Sequences with the highest losses</h2>",
         "<td class=\"n\">-</td><td class=\"n\">-</td><td class=\"n\">7</td>",
@@ -482,6 +483,7 @@ static void test_tiny(void) {
     expect_order(page, parts, COUNT_OF(parts));
     expect(strstr(page, "http") == NULL, "no address: %.60s", strstr(page, "http") ? strstr(page, "http") : "");
     expect(strstr(page, "tensor parallel") == NULL && strstr(page, "of which train") == NULL, "what is not said");
+    expect(count_in(page, "--at 41 ") == 1, "a sequence is there once");
     expect(strstr(page, "class=\"band\"") == NULL, "no band where each column is a line");
     verdict("the page of a tiny run, %zu elements, %zu bytes", c.elements, strlen(page));
     free(page);
@@ -552,8 +554,8 @@ static void test_lacking(void) {
         "{\"step\": 1,\"loss\": 2.5}\n", "{\"step\": 1,\"loss\": null}\n",
         "{\"step\": 1,\"loss\": 0,\"grad_norm\": 0}\n",
         "{\"step\": 1,\"loss\": -1e308,\"lr\": 1e308}\n{\"step\": 2,\"loss\": 1e308,\"lr\": -1e308}\n",
-        "{\"step\": 1,\"loss\": 2,\"val_loss\": NaN,\"grad_norm\": NaN}\n"
-        "{\"step\": 2,\"loss\": Infinity,\"grad_norm\": 1e999}\n",
+        ("{\"step\": 1,\"loss\": 2,\"val_loss\": NaN,\"grad_norm\": NaN}\n"
+         "{\"step\": 2,\"loss\": Infinity,\"grad_norm\": 1e999}\n"),
         "{\"step\": 1,\"loss\": 2}\n{\"step\": 2,\"loss\": null}\n{\"step\": 3,\"loss\": 3}\n{\"step\": 4,\"lo",
         "{\"step\": 5,\"loss\": 2}\n{\"step\": 4,\"loss\": 2}\n{\"loss\": 2}\n{\"step\": \"x\"}\n",
         "{\"step\": 1,\"tokens\": 1e300,\"time\": -5,\"ms\": -1e9,\"wait_share\": 2,\"clip\": -1,\"skipped\": 9}\n",
