@@ -513,6 +513,7 @@ static inline bool run_read(Run* run, const char* directory, size_t columns, Err
     good = good && events_read(&r, &found, error);
     good = good && run_lines(&r.run, &found, "metrics.jsonl", metrics_read, error);
     goodput_close(&r.run.goodput, &r.goodput);
+    if (isnan(r.run.metrics.last[KEY_TIME])) r.run.goodput.wall = 0;  // lines without times do not tell
     good = good && run_lines(&r.run, &found, "ranks.jsonl", heat_add, error);
     good = good && run_lines(&r.run, &found, "samples.jsonl", samples_add, error);
     good = good && run_lines(&r.run, &found, "run.jsonl", start_add, error);
