@@ -51,14 +51,13 @@ $(if $(filter $(PRECISION),$(PRECISIONS)),,$(error PRECISION is '$(PRECISION)'; 
 
 ##@ Programs
 ## all: ./train and ./supervise, as `make` alone
-.PHONY: all train supervise demo demo-long test single install uninstall clean help
+.PHONY: all train supervise demo demo-long demo-chat test single install uninstall clean help
 all: train supervise
 MPICC := $(if $(filter off,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
 $(if $(filter on,$(MPI)$(MPICC)),$(error MPI=on, but there is no mpicc; apt-get install -y libopenmpi-dev))
 MPI_OF = $(shell $(MPICC) --showme:$(1) 2>/dev/null || $(MPICC) -$(1)_info | cut -d' ' -f2-)
 MPIFLAGS := $(if $(MPICC),-DLLMTRAIN_MPI $(call MPI_OF,compile) $(call MPI_OF,link))
 GPU_FOUND := $(if $(filter off,$(CUDA)),,$(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes))
-# By default the toolkit is not in PATH.
 NVCC_FOUND := $(or $(shell command -v $(NVCC) 2>/dev/null),$(wildcard $(NVCC:nvcc=/usr/local/cuda/bin/nvcc)))
 NVCC := $(or $(NVCC_FOUND),$(NVCC))
 $(if $(filter yes0,$(GPU_FOUND)$(MAKELEVEL)$(NVCC_FOUND)),$(warning there is a GPU, but no nvcc: a build for the CPU; \
@@ -87,7 +86,6 @@ train: $(TRAIN)
 supervise: $(B)/supervise
 	@cp -f $< $@
 $(B): ; @mkdir -p $@
-# Once per storage dtype: build/train-FP32 and so on.
 $(B)/train-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/train-mpi-%: train.cu $(HEADERS) | $(B)
@@ -132,8 +130,10 @@ include dev/build.mk
 ##@ Using them
 ## demo: a corpus of known entropy, a model trained on it, its text: under 5 minutes on 2 cores
 ## demo-long: the same for half an hour, to within 3% of the entropy floor
-demo demo-long: $(addprefix $(B)/,train-FP32 generate-FP32 corpus tokenize)
-	@sh dev/demos/demo.sh $(B) $(filter long,$(@:demo-%=%))
+## demo-chat: a model that answers questions in a chat, by LoRA and by full fine-tuning: 15 minutes on 2 cores
+demo-chat: $(B)/export
+demo demo-long demo-chat: $(addprefix $(B)/,train-FP32 generate-FP32 corpus tokenize)
+	@sh dev/demos/$(if $(filter %chat,$@),demo_chat,demo).sh $(B) $(filter long,$(@:demo-%=%))
 ## test: the tests, without a GPU and without a network
 # With a C++ compiler, all of CUDA too. The parts run in parallel; tests that measure times run afterwards, one by one.
 test: $(if $(CXX_FOUND),test-cpu test-cuda,test-cpu-only)

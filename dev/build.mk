@@ -218,7 +218,7 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 export SKIP
 # Checks of sources, of what is installed, of bits: in a build with sanitizers they would find the same, or are of
 # pieces of ordinary size.
-PROGRAMS_CHECKS := golden compilers inlined tour single install floors
+PROGRAMS_CHECKS := golden compilers inlined tour single install chat_path floors
 PROCESSES_CHECKS := same_weights
 # With sanitizers it would take as long as all others; test_runs has its kills.
 SOAK := soak

@@ -223,6 +223,7 @@ for test in "$@"; do
             suite documents sh dev/test/documents.sh ;;
         include) suite "the headers in a user's program" env CC="$cc" sh dev/test/include.sh "$build" ;;
         gpu_check) suite "dev/gpu/gpu_check.sh, with fakes" sh dev/test/test_gpu_check.sh "$build" ;;
+        chat_path) suite "README.md's path from conversations to a chat" sh dev/test/chat_path.sh "$build" ;;
         machines) suite "several machines" sh dev/test/test_machines.sh "$build/train-FP32" "$build" ;;
         # shellcheck disable=SC2046
         *) suite "$test" "$build/$test" $(arguments "$test") ;;
