@@ -8,8 +8,8 @@
 //
 // A run with --tensorboard has the same in its own directory tensorboard/, while it trains.
 
-#include "llmtrain/base/flags.h"
-#include "llmtrain/run/tfevents.h"
+#include "../llmtrain/base/flags.h"
+#include "../llmtrain/run/tfevents.h"
 
 #include <signal.h>
 
