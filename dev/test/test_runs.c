@@ -1377,7 +1377,9 @@ static void test_events(void) {
     for (int i = 0; i < 2; i++)
         for (const char* at = sets[i]; (at = strchr(at, '`')) != NULL; at = strchr(at + 1, '`') + 1) {
             const char* name = text_of("%.*s`", (int)strcspn(at + 1, "`") + 1, at);
-            expect(strstr(sets[!i], name) != NULL, "%s %s", name, i ? "is not documented" : "has not happened");
+            // Those of a machine's faults happen in test_telemetry.c.
+            expect(strstr(i ? documented : text_of("%s`xid`ecc`throttled`hot`", seen), name) != NULL, "%s %s", name,
+                   i ? "is not documented" : "has not happened");
         }
     free(table);
     verdict("events.jsonl: what happens to a run, all of it documented");
