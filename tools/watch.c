@@ -18,6 +18,7 @@
 #include "../llmtrain/base/flags.h"
 #include "../llmtrain/base/json.h"
 #include "../llmtrain/base/progress.h"
+#include "../llmtrain/base/times.h"
 #include "../llmtrain/run/heartbeat.h"
 
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"  // members that are not named are zero
@@ -39,10 +40,8 @@ typedef struct {
 } Tail;
 
 static double unix_seconds(void) {
-    struct timespec now;
     const char* test = getenv("LLMTRAIN_TEST_NOW");
-    clock_gettime(CLOCK_REALTIME, &now);
-    return test ? strtod(test, NULL) : (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    return test ? strtod(test, NULL) : unix_time();
 }
 
 // Reads at most `most` bytes from `first` on; fewer if the file, which may be cut meanwhile, has fewer.
@@ -129,19 +128,15 @@ typedef struct {
 static Event event_of(const Json* json) {
     Event e = {0};
     char text[64] = "", detail[1024] = "";
-    long year, month, day, hour, minute;
-    double second;
     json_u64(json, json_get(json, 0, "step"), &e.step);
     json_string(json, json_get(json, 0, "event"), e.name, sizeof e.name);
     json_string(json, json_get(json, 0, "detail"), detail, sizeof detail);
     text_make_visible(e.detail, sizeof e.detail, detail);
     json_string(json, json_get(json, 0, "time"), text, sizeof text);
-    if (sscanf(text, "%ld-%ld-%ldT%ld:%ld:%lf", &year, &month, &day, &hour, &minute, &second) != 6) return e;
+    double time = unix_time_of(text);
+    if (isnan(time)) return e;
     snprintf(e.clock, sizeof e.clock, "%.8s", text + 11);
-    year -= month <= 2;  // a year that begins in March ends with its leap day
-    long days = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
-    days += 365 * year + year / 4 - year / 100 + year / 400 - 719468;
-    e.time = (double)(((days * 24 + hour) * 60 + minute) * 60) + second;
+    e.time = time;
     return e;
 }
 

@@ -498,6 +498,27 @@ static inline int program_code(const Program* p) {
     return WIFSIGNALED(p->status) ? 128 + WTERMSIG(p->status) : WEXITSTATUS(p->status);
 }
 
+// Runs a program with arguments, separated by blanks, until it ends; its exit code, and its output in *p, whose last
+// program is freed. become, context: as in program_start.
+static inline int program_execute(Program* p, const char* path, const char* arguments, void (*become)(const void*),
+                                  const void* context) {
+    static Words words;
+    memset(&words, 0, sizeof words);
+    words_put(&words, 0, path, strlen(path));
+    words_add(&words, arguments);
+    program_free(p);
+    program_start(p, words.words, become, context);
+    programs_wait(p, 1, PROGRAM_MS);
+    return program_code(p);
+}
+
+// A `become`: only variables that matter, and those of a list (environment_set).
+static inline void become_alone(const void* variables) {
+    environment_clear();
+    environment_set("OMP_WAIT_POLICY=passive");
+    environment_set((const char*)variables);
+}
+
 static inline bool program_good(const Program* p) { return !p->late && program_code(p) == 0; }
 
 // Prints how it ended, and its error output.

@@ -259,12 +259,6 @@ typedef struct {
 
 static Program program;  // the last one that ran
 
-static void become_alone(const void* context) {
-    (void)context;
-    environment_clear();
-    environment_set("OMP_WAIT_POLICY=passive");
-}
-
 // Runs a program of the build, which must succeed; what it wrote stays until the next call.
 HARNESS_FORMAT(1, 2) static const char* output_of(const char* format, ...) {
     static Words words;

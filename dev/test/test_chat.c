@@ -585,15 +585,7 @@ static Program job;
 
 // Runs tokenize; its exit code. Words are separated by blanks.
 static int run(const char* arguments) {
-    Words* words = (Words*)calloc(1, sizeof *words);
-    need(words != NULL, "memory");
-    words_put(words, 0, tokenize, strlen(tokenize));
-    words_add(words, arguments);
-    program_free(&job);
-    program_start(&job, words->words, NULL, NULL);
-    programs_wait(&job, 1, PROGRAM_MS);
-    free(words);
-    return program_code(&job);
+    return program_execute(&job, tokenize, arguments, NULL, NULL);
 }
 
 static void expect_run(int code, const char* says, const char* arguments) {

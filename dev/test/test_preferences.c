@@ -835,22 +835,9 @@ static void test_calls(void) {
 
 static Program job;
 
-static void become_program(const void* variables) {
-    environment_clear();
-    environment_set("OMP_WAIT_POLICY=passive");
-    environment_set((const char*)variables);
-}
-
 // Runs a program with variables (environment_set), or NULL; returns its exit code, and leaves its output in `job`.
 static int run_with(const char* variables, const char* program, const char* arguments) {
-    static Words words;
-    memset(&words, 0, sizeof words);
-    words_put(&words, 0, program, strlen(program));
-    words_add(&words, arguments);
-    program_free(&job);
-    program_start(&job, words.words, become_program, variables);
-    programs_wait(&job, 1, PROGRAM_MS);
-    return program_code(&job);
+    return program_execute(&job, program, arguments, become_alone, variables);
 }
 
 static bool run(const char* program, const char* arguments) {

@@ -612,13 +612,7 @@ static void test_states(void) {
 static Program program;
 
 static int run_program(const char* path, const char* arguments) {
-    Words w = {.count = 0};
-    words_put(&w, 0, path, strlen(path));
-    words_add(&w, arguments);
-    program_free(&program);
-    program_start(&program, w.words, NULL, NULL);
-    programs_wait(&program, 1, PROGRAM_MS);
-    return program_code(&program);
+    return program_execute(&program, path, arguments, NULL, NULL);
 }
 
 static void test_program(void) {

@@ -487,14 +487,7 @@ static void become_program(const void* context) {
 }
 
 static int run_with(const char* variables, const char* program, const char* arguments) {
-    static Words words;
-    memset(&words, 0, sizeof words);
-    words_put(&words, 0, program, strlen(program));
-    words_add(&words, arguments);
-    program_free(&job);
-    program_start(&job, words.words, become_program, variables);
-    programs_wait(&job, 1, PROGRAM_MS);
-    return program_code(&job);
+    return program_execute(&job, program, arguments, become_program, variables);
 }
 
 static void run(const char* program, const char* arguments) {

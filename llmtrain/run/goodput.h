@@ -21,6 +21,7 @@
 
 #include "../base/files.h"
 #include "../base/json.h"
+#include "../base/times.h"
 
 typedef struct {
     double wall;            // seconds, from the first start of the program to the last that is known of it; the sum of:
@@ -71,17 +72,6 @@ typedef struct {
     bool open;              // the program of the last stretch may still run
     uint64_t repeated_steps;
 } GoodputLog;
-
-// Seconds since 1970 of "2026-11-22T10:51:18.633Z"; NAN for other texts.
-static inline double goodput_time(const char* text) {
-    long year, month, day, hour, minute;
-    double second;
-    if (sscanf(text, "%ld-%ld-%ldT%ld:%ld:%lfZ", &year, &month, &day, &hour, &minute, &second) != 6) return NAN;
-    year -= month <= 2;  // the year begins in March, so that a leap day is its last
-    long month_days = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5;
-    long days = 365 * year + year / 4 - year / 100 + year / 400 + month_days + day - 1 - 719468;
-    return (double)(((days * 24 + hour) * 60 + minute) * 60) + second;
-}
 
 static inline void goodput_free(GoodputLog* log) {
     free(log->stretches);
@@ -141,7 +131,7 @@ static inline bool goodput_event(GoodputLog* log, const Json* json) {
     if (!json_string(json, json_get(json, 0, "time"), text, sizeof text)) return true;
     json_u64(json, json_get(json, 0, "step"), &step);
     json_number(json, json_get(json, 0, "ms"), &ms);
-    time = goodput_time(text);
+    time = unix_time_of(text);
     if (isnan(time)) return true;
     bool begins = strcmp(name, "begun") == 0 || strcmp(name, "resumed") == 0, rewound = strcmp(name, "rewound") == 0;
     uint32_t back = json_get(json, 0, "back"), lines = json_get(json, 0, "lines");

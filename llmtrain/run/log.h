@@ -74,13 +74,6 @@ static inline void step_print(FILE* out, const StepLog* s) {
     fflush(out);
 }
 
-// Unix time, in seconds, to the millisecond.
-static inline double unix_time(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-3 * (double)(now.tv_nsec / 1000000);
-}
-
 // ------------------------------------------------------------------------------------------------
 // 2. Lines
 

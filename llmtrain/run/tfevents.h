@@ -22,6 +22,7 @@
 #include "../base/fault.h"
 #include "../base/files.h"
 #include "../base/json.h"
+#include "../base/times.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Encoding
@@ -161,24 +162,13 @@ static inline void tfevents_tag(char tag[128], const char* member) {
     snprintf(tag, 128, "%s/%.100s", group, name);
 }
 
-static inline double tfevents_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-// Seconds since 1970: such a number, or a date and time like 2026-11-22T10:51:18.633Z.
+// Unix time: a number, or a date and time.
 static inline bool json_time(const Json* json, uint32_t node, double* seconds) {
-    int year, month, day, hour, minute;
-    double second;
     char text[64];
     if (!json_string(json, node, text, sizeof text)) return json_number(json, node, seconds);
-    if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%lfZ", &year, &month, &day, &hour, &minute, &second) != 6) return false;
-    if (month < 1 || month > 12) return false;
-    year -= month <= 2;  // the year begins in March, so that February is its end
-    int days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * ((month + 9) % 12) + 2) / 5 + day - 719469;
-    *seconds = 86400.0 * days + 3600.0 * hour + 60.0 * minute + second;
-    return true;
+    double time = unix_time_of(text);
+    if (!isnan(time)) *seconds = time;
+    return !isnan(time);
 }
 
 static inline void tfevents_member(TfEvents* e, char tag[128], const Json* line, uint32_t node) {
@@ -399,7 +389,7 @@ static inline bool tfevents_look(unsigned long long* newest, const char* directo
         if (seconds > *newest) *newest = seconds;
         if (keep == NULL || strcmp(entry->d_name, keep) == 0) continue;
         snprintf(path, sizeof path, "%.4000s/%s", directory, entry->d_name);
-        bool there = stat(path, &status) == 0, old = there && tfevents_now() - (double)status.st_mtime > 3600;
+        bool there = stat(path, &status) == 0, old = there && unix_time() - (double)status.st_mtime > 3600;
         int file = there && status.st_size > 0 ? open(path, O_WRONLY | O_TRUNC | O_CLOEXEC) : -1;
         if (file >= 0) close(file);
         if (there && status.st_size == 0 && old) unlink(path);
@@ -416,7 +406,7 @@ static inline bool tfevents_begin(TfEvents* e, const char* directory, Error* err
     static const char version[] = "brain.Event:2", start[] = "\x08\x01";
     char machine[256] = "";
     unsigned long long newest = 0;
-    double now = tfevents_now();
+    double now = unix_time();
     if (!directory_make(directory, error) || !tfevents_look(&newest, directory, NULL, error)) return false;
     unsigned long long seconds = (unsigned long long)now > newest ? (unsigned long long)now : newest + 1;
     if (gethostname(machine, sizeof machine - 1) != 0) snprintf(machine, sizeof machine, "localhost");
@@ -487,7 +477,7 @@ static inline void tfevents_line(TfEvents* e, const char* name, const char* text
     bool good = e->opened || tfevents_begin(e, directory, &why);
     good = good && json_parse(&line, text, bytes, name, &why);
     if (good) {
-        e->time = tfevents_now();
+        e->time = unix_time();
         e->last = UINT64_MAX;
         log->take(e, &line);
         json_free(&line);
@@ -507,7 +497,7 @@ static inline void tfevents_val_loss(TfEvents* e, uint64_t step, double loss) {
 static inline void tfevents_event(TfEvents* e, const char* event, uint64_t step, const char* detail) {
     Error why;
     if (!e->opened) return;
-    tfevents_happened(e, tfevents_now(), step, event, detail);
+    tfevents_happened(e, unix_time(), step, event, detail);
     tfevents_end(e, true, &why);
 }
 
