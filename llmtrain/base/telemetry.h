@@ -104,7 +104,8 @@ typedef struct {
     TelemetryThrottle throttle;
 } TelemetryGpu;
 
-typedef struct {
+typedef struct Telemetry {
+    struct Telemetry* next_hanging;  // of those that telemetry_end left
     TelemetryOptions options;
     pthread_t thread;
     int wake[2];                 // a pipe: a byte in it ends the thread
@@ -533,11 +534,11 @@ static inline bool telemetry_await(Telemetry* t) {
 
 // A thread that hangs stays, with its memory, until the process ends.
 static inline void telemetry_end(Telemetry* t) {
-    static Telemetry* hangs;  // no leak to those who look for them
+    static Telemetry* hanging;  // a list, so that those who look for leaks find none
     if (t == NULL) return;
     if (!telemetry_await(t)) {
-        hangs = t;
-        (void)hangs;
+        t->next_hanging = hanging;
+        hanging = t;
         __atomic_store_n(&t->abandoned, true, __ATOMIC_RELEASE);
         pthread_detach(t->thread);
         return;
