@@ -544,6 +544,117 @@ static void test_in_and_out(void) {
     verdict("other flags than the adapter's are refused");
 }
 
+// A copy of an adapter whose tensors have all values times `scale`, with one more tensor of rows x cols (cols 0: a
+// vector) if it has a name, which "modules_to_save" names as `module`.
+static void put_adapter(const char* to, const char* adapter, float scale, const char* name, const char* module, size_t rows, size_t cols,
+                        const float* extra) {
+    SafetensorsFile from;
+    SafetensorsWriter w;
+    Error error;
+    const size_t shape[2] = {rows, cols};
+    remove_tree(to);
+    copy_tree(adapter, to);
+    need(safetensors_open(&from, text_of("%s/adapter_model.safetensors", adapter), &error) &&
+         safetensors_create(&w, text_of("%s/adapter_model.safetensors", to), &error), "%s", error.text);
+    const SafetensorsHeader* h = &from.header;
+    bool good = true;
+    for (size_t i = 0; i < h->count; i++)
+        good = good && safetensors_declare(&w, h->tensors[i].name, h->tensors[i].type, h->tensors[i].shape,
+                                           h->tensors[i].dims, &error);
+    if (name) good = good && safetensors_declare(&w, name, DTYPE_F32, shape, cols ? 2 : 1, &error);
+    good = good && safetensors_begin(&w, &error);
+    for (size_t i = 0; good && i < h->count; i++) {
+        size_t n = h->tensors[i].bytes / sizeof(float);
+        float* values = (float*)memory_allocate(h->tensors[i].bytes);
+        good = safetensors_read(&from, &h->tensors[i], values, h->tensors[i].bytes, NULL, &error);
+        for (size_t e = 0; e < n; e++) values[e] *= scale;
+        good = good && safetensors_write(&w, values, h->tensors[i].bytes, &error);
+        free(values);
+    }
+    if (name) good = good && safetensors_write(&w, extra, rows * max_size(cols, 1) * sizeof(float), &error);
+    need(good && safetensors_end(&w, &error), "%s", error.text);
+    safetensors_writer_free(&w);
+    safetensors_close(&from);
+    if (!name) return;
+    char* text = text_read(text_of("%s/adapter_config.json", to), NULL);
+    char* at = strstr(text, "\"bias\"");
+    need(at != NULL, "bias");
+    put_text(text_of("%s/adapter_config.json", to),
+             text_of("%.*s\"modules_to_save\": [\"%s\"], %s", (int)(at - text), text, module, at));
+    free(text);
+}
+
+// A tensor of an exported model, as floats.
+static float* exported(const char* directory, const char* name, size_t elements) {
+    SafetensorsFile f;
+    Error error;
+    float* values = (float*)memory_allocate(elements * sizeof(float));
+    need(safetensors_open(&f, text_of("%s/model.safetensors", directory), &error), "%s", error.text);
+    const SafetensorsTensor* t = safetensors_find(&f, name);
+    need(t && t->bytes == elements * sizeof(float), "%s", name);
+    need(safetensors_read(&f, t, values, t->bytes, NULL, &error), "%s", error.text);
+    safetensors_close(&f);
+    return values;
+}
+
+// Whole tensors of "modules_to_save" replace those of the base, and pairs are merged as without them.
+static void test_whole_tensors(void) {
+    enum { ROWS = 61, COLS = 32 };
+    static const struct { const char *module, *name, *also; size_t rows, cols; } saved[] = {
+        {"lm_head", "lm_head.weight", "model.norm.weight", ROWS, COLS},
+        {"embed_tokens", "model.embed_tokens.weight", "lm_head.weight", ROWS, COLS},
+        {"norm", "model.norm.weight", "lm_head.weight", COLS, 0}};
+    const char* merge = "--init-from untied --adapter whole --to hf --dir whole.merged";
+    const char* pair = "model.layers.1.self_attn.o_proj.weight";
+    float extra[(ROWS + 1) * COLS];
+    need(run_program(train_program, SMALL " " LLAMA " --tied off --steps 4 --out untied.start") == 0 &&
+             run_program(export_program, "--out untied.start --to hf --dir untied") == 0 &&
+             run_program(train_program, SMALL " --init-from untied --lora 4 --steps 4 --out untied.run") == 0 &&
+             run_program(export_program, "--out untied.run --to hf --dir untied.merged") == 0 &&
+             run_program(export_program, "--out untied.run --to peft --dir untied.adapter") == 0, "runs");
+    for (size_t i = 0; i < COUNT_OF(extra); i++) extra[i] = 0.01f * (float)(i % 97);
+    for (size_t i = 0; i < COUNT_OF(saved); i++) {
+        size_t n = saved[i].rows * max_size(saved[i].cols, 1), rest = i == 0 ? COLS : ROWS * COLS;
+        remove_tree("whole.merged");
+        put_adapter("whole", "untied.adapter", 1, text_of("base_model.model.%s", saved[i].name), saved[i].module,
+                    saved[i].rows, saved[i].cols, extra);
+        if (!expect(run_program(export_program, merge) == 0, "%s", saved[i].name)) {
+            print_indented(text_read("output", NULL));
+            continue;
+        }
+        float *found = exported("whole.merged", saved[i].name, n), *base = exported("untied", saved[i].also, rest);
+        float *kept = exported("whole.merged", saved[i].also, rest);
+        float *with = exported("whole.merged", pair, COLS * COLS), *without = exported("untied.merged", pair, COLS * COLS);
+        expect(memcmp(found, extra, n * sizeof(float)) == 0, "%s is not that of the adapter", saved[i].name);
+        expect(memcmp(kept, base, rest * sizeof(float)) == 0, "%s is not the base's", saved[i].also);
+        expect(memcmp(with, without, COLS * COLS * sizeof(float)) == 0, "the pair of %s is merged otherwise", pair);
+        free(found), free(base), free(kept), free(with), free(without);
+    }
+    // A vocabulary of another size, as after resize_token_embeddings().
+    put_adapter("whole", "untied.adapter", 1, "base_model.model.lm_head.weight", "lm_head", ROWS + 1, COLS, extra);
+    expect(run_program(export_program, "--init-from untied --adapter whole --to hf --dir none") == 1 &&
+           output_has("lm_head.weight is not 61 x 32") && !file_exists("none"), "a larger vocabulary");
+    expect(run_program(train_program, SMALL " --init-from untied --adapter whole --lora 4 --out none") == 1 &&
+           output_has("lm_head.weight is not 61 x 32") && !file_exists("none"), "training with a larger vocabulary");
+    // An embedding that is also the head: of which of them the tensor is, the file does not say.
+    put_adapter("whole", "adapter", 1, "base_model.model.model.embed_tokens.weight", "embed_tokens", ROWS, COLS, extra);
+    expect(run_program(export_program, "--init-from base --adapter whole --to hf --dir none") == 1 &&
+           output_has("replaces an embedding that is also the head") && !file_exists("none"), "a tied embedding");
+    verdict("whole tensors of modules_to_save replace the base's; a vocabulary of another size is refused");
+}
+
+// A GGUF file of a run with pairs, or of a base and an adapter, is that of the merged model.
+static void test_gguf(void) {
+    expect(run_program(export_program, "--init-from merged --to gguf --dir g.merged") == 0 &&
+           run_program(export_program, "--out run --to gguf --dir g.run") == 0 &&
+           run_program(export_program, "--init-from base --adapter adapter --to gguf --dir g.adapter") == 0 &&
+           run_program(export_program, "--init-from base --to gguf --dir g.base") == 0, "exports to GGUF");
+    expect(same_files("g.run/model.gguf", "g.merged/model.gguf"), "of a run: other numbers");
+    expect(same_files("g.adapter/model.gguf", "g.merged/model.gguf"), "of an adapter: other numbers");
+    expect(!same_files("g.base/model.gguf", "g.merged/model.gguf"), "the base without the adapter is the same");
+    verdict("GGUF of a run with pairs, and of a base with an adapter: the file of the merged model");
+}
+
 // Exports with an adapter that has a fault, and expects a sentence with these words, and nothing written.
 static void expect_no_export(const char* what, const char* line, const char* words) {
     expect(run_program(export_program, text_of("%s --dir none", line)) == 1, "%s: it is accepted", what);
@@ -609,6 +720,8 @@ static void test_refusals(void) {
     free(text_read("bad/adapter_model.safetensors", &length));
     patch("bad/adapter_model.safetensors", length - sizeof nan_bits, &nan_bits, sizeof nan_bits);
     expect_no_export("NaN", "--init-from base --adapter bad --to hf", "is not finite");
+    put_adapter("bad", "adapter", 0, NULL, NULL, 0, 0, NULL);
+    expect_no_export("zeros", "--init-from base --adapter bad --to hf", "changes nothing: all its products are zero");
     bad_tensors("F32", "I32");
     expect_no_export("type", "--init-from base --adapter bad --to hf", "is of type I32");
     unlink("bad/adapter_model.safetensors");
@@ -770,6 +883,8 @@ int main(int argc, char** argv) {
     test_resume();
     make_runs();
     test_in_and_out();
+    test_whole_tensors();
+    test_gguf();
     test_refusals();
     test_bnb();
     test_quantized();
