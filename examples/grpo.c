@@ -11,7 +11,8 @@
 // q = beta p / (beta + mean(r) - r), which is checked too. Neither divides by the standard deviation of the rewards or
 // by the length, which "Understanding R1-Zero-Like Training", Liu et al., 2025, has shown to bias.
 //
-// The program fails if a rate is over 4 points off its formula. The two formulas differ by up to 10 points.
+// The program fails if a rate is over 4 points off its formula (the two differ by up to 10 points), or if a group of
+// equal rewards has weights.
 
 #include "llmtrain.h"                 // Model
 #include "llmtrain/run/score.h"       // model_score, model_backward_weighted, model_copy_weights
@@ -151,6 +152,18 @@ static double group_weigh(float* weights, const double* group, const float* loss
     return reward;
 }
 
+// The largest weight of a group whose samples all have the same reward and the reference's probabilities: it teaches
+// nothing, so that without a deviation to divide by, there is no 0 / 0 either.
+static double equal_group_weight(Penalty penalty) {
+    float weights[B * T], losses[B * T];
+    double group[B], largest = 0;
+    for (size_t i = 0; i < B * T; i++) losses[i] = 0.1f * (float)(i % 7);
+    for (size_t b = 0; b < B; b++) group[b] = 0.2;
+    group_weigh(weights, group, losses, losses, penalty);
+    for (size_t i = 0; i < B * T; i++) largest = fabs((double)weights[i]) <= largest ? largest : fabs((double)weights[i]);
+    return largest;
+}
+
 // Steps of GRPO: a group of B samples of the prompt, their rewards, and one update, on which the policy is what it was
 // when they were drawn: there is no ratio to clip.
 static void optimize(Model* model, Model* reference, Penalty penalty, uint64_t steps) {
@@ -217,6 +230,9 @@ int main(void) {
             stop_with(&error);
         optimize(&model, &reference, penalty, 400);
         worst = fmax(worst, compare(&model, &reference, penalty));
+        double equal = equal_group_weight(penalty);
+        printf("  a group of equal rewards: weights of at most %.0e\n", equal);
+        if (!(equal < 1e-12)) worst = 1;
     }
     model_free(&reference);
     model_free(&model);
