@@ -32,7 +32,25 @@ static void show_optimizers(const Model* model) {
     printf("\n");
 }
 
-// Prints the memory of a rank and the bytes that it sends in a step, for each stage and kind of reduction.
+// Bytes of a rank of the fullest stage; recomputes: after as much recomputation as each needs to fit, if that suffices.
+static double fullest_bytes(const ModelOptions* options, const Model* planned,
+                            const PlanOptions* o, bool recomputes) {
+    double most = 0;
+    for (size_t stage = 0; stage < planned->pipeline.pp; stage++) {
+        Model model;
+        Error ignored;
+        ModelOptions of_stage = *options;
+        of_stage.ranks.rank = stage * ranks_of_rows(&options->ranks);
+        if (!model_plan(&model, &planned->config, of_stage, &ignored)) return INFINITY;
+        if (recomputes) plan_recompute(&model, o);
+        most = fmax(most, (double)plan_bytes(&model, o));
+        model_free(&model);
+    }
+    return most;
+}
+
+// Prints the memory of a rank, of the fullest of the pipeline, and the bytes that rank 0 sends in a step, for
+// each --zero and kind of reduction.
 static bool show_stages(const Model* planned, const PlanOptions* o, Error* error) {
     char fits[96] = "";
     printf("\n  %-10s %-10s %14s %22s\n", "--zero", "--reduce", "MB per rank", "MB sent per step");
@@ -44,11 +62,11 @@ static bool show_stages(const Model* planned, const PlanOptions* o, Error* error
         options.ranks.reduce = stored ? REDUCE_STORAGE : i % 2 ? REDUCE_FLOAT : REDUCE_EXACT;
         if (!model_plan(&model, &planned->config, options, error)) return false;
         if (o->recompute == RECOMPUTE_AUTO) plan_recompute(&model, o);
-        size_t bytes = plan_bytes(&model, o);
+        double bytes = fullest_bytes(&options, planned, o, o->recompute == RECOMPUTE_AUTO);
         const char* reduce = stored ? "storage" : i % 2 ? "float" : "exact";
-        printf("  %-10zu %-10s %14.2f %22.2f\n", i / 2, reduce, 1e-6 * (double)bytes,
+        printf("  %-10zu %-10s %14.2f %22.2f\n", i / 2, reduce, 1e-6 * bytes,
                1e-6 * (double)model_bytes_sent(&model, o->micro_batches));
-        if (fits[0] == 0 && 1e-9 * (double)bytes <= o->memory_gb)
+        if (fits[0] == 0 && 1e-9 * bytes <= o->memory_gb)
             snprintf(fits, sizeof fits, "--zero %zu --reduce %s is the lowest stage that", i / 2, reduce);
         model_free(&model);
     }
@@ -69,7 +87,8 @@ static bool show_time(Rates* rates, bool given, const Model* model, const PlanOp
            given ? "given" : "measured", 1e-9 * rates->matmul, 1e-9 * rates->other, 1e-9 * rates->memory);
     if (ranks->world > 1) printf(", between ranks %.2f GB/s", 1e-9 * rates->comm);
     printf(", offloading %.2f GB/s", 1e-9 * rates->offload);
-    printf("\n  a step with these flags: %.3f GB, %.1f ms predicted\n", 1e-9 * (double)plan_bytes(model, o), ms);
+    printf("\n  a step with these flags: %.3f GB, %.1f ms predicted\n",
+           1e-9 * fullest_bytes(&model->options, model, o, o->recompute == RECOMPUTE_AUTO), ms);
     if (state > 0)
         printf("  %.1f ms of that is spent waiting for the offloaded optimizer state; with a larger --total-batch this "
                "happens less often\n", 2e3 * state / rates->offload);
@@ -113,6 +132,8 @@ static void choice_print(const Choice* c, const Model* asked, double memory_gb, 
     if (asked->tensor.tp > 1) printf(" --tp %zu", asked->tensor.tp);
     if (o->ranks.leaves > 0 && o->ranks.leaves != asked->tensor.tp) printf(" --leaves %zu", o->ranks.leaves);
     if (asked->context.cp > 1) printf(" --cp %zu", asked->context.cp);
+    if (max_size(o->ranks.row_leaves, 1) != asked->context.cp) printf(" --row-leaves %zu", o->ranks.row_leaves);
+    if (o->ranks.kv_copies > 1) printf(" --kv-copies %zu", o->ranks.kv_copies);
     if (asked->pipeline.pp > 1) {
         choice_name(PIPELINE_NAMES, o->pipeline.kind, schedule, sizeof schedule);
         printf(" --pp %zu --pipeline %s", o->ranks.pp, schedule);
@@ -136,18 +157,22 @@ static bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, con
     int offload = c->options.offload;
     bool exists = (!(offload & OFFLOAD_OPTIMIZER) || offload_total(&model.flat.offloaded.store) > 0) &&
                   (!(offload & OFFLOAD_ACTIVATIONS) || offload_blocks_bytes(&model.offloaded) > 0);
-    c->recomputes = (double)plan_bytes(&model, o) > 1e9 * o->memory_gb;
+    c->bytes = fullest_bytes(&c->options, asked, o, false);
+    c->recomputes = c->bytes > 1e9 * o->memory_gb;
     if (c->recomputes && model.pipeline.table.splits) exists = false;
-    else if (c->recomputes && ranks_of_rows(&c->options.ranks) == 1) plan_recompute(&model, o);
+    bool together = ranks_of_rows(&c->options.ranks) > 1;
+    if (exists && c->recomputes && !together) {
+        plan_recompute(&model, o);
+        c->bytes = fullest_bytes(&c->options, asked, o, true);
+    }
     // Ranks that share a micro-batch recompute the same: the first level that fits, or the last.
-    bool together = exists && c->recomputes && ranks_of_rows(&c->options.ranks) > 1;
-    for (int level = RECOMPUTE_NORMS; level <= RECOMPUTE_BLOCK && together; level++) {
+    for (int level = RECOMPUTE_NORMS; level <= RECOMPUTE_BLOCK && exists && c->recomputes && together; level++) {
         model_free(&model);
         c->options.recompute = (RecomputeLevel)level;
         if (!model_plan(&model, &asked->config, c->options, &ignored)) return false;
-        if ((double)plan_bytes(&model, o) <= 1e9 * o->memory_gb) break;
+        c->bytes = fullest_bytes(&c->options, asked, o, false);
+        if (c->bytes <= 1e9 * o->memory_gb) break;
     }
-    c->bytes = (double)plan_bytes(&model, o);
     c->ms = step_ms(&model, rates, sequences / c->options.B);
     model_free(&model);
     return exists;

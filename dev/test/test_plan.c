@@ -446,6 +446,16 @@ static void test_moved(void) {
 
 // Of the rows that fit, each has at most --memory, and later ones are slower; each, given as flags with the sizes,
 // takes what it says.
+// The memory of the fullest stage in GB, by the table of stages that build/plan prints; 0: there is none.
+static double fullest_stage(const char* flags) {
+    double most = 0, mb;
+    const char* line = strstr(program_says(plan_program, 0, flags), "\n  stage ");
+    for (line = line ? strchr(line + 1, '\n') : NULL; line && sscanf(line, " %*u %*u %lf", &mb) == 1;
+         line = strchr(line + 1, '\n'))
+        most = fmax(most, 1e-3 * mb);
+    return most;
+}
+
 static void test_choices(void) {
     static const struct { double gb; const char *sizes, *batches, *first, *all; } cases[] = {
         {1, "--layers 2 --heads 4 --channels 40 --ffn 72 --vocab 256 --seq 16 --ranks 2", "--batch 6", "--zero",
@@ -455,6 +465,10 @@ static void test_choices(void) {
          "--tp 2", "adamw "},
         {1, "--layers 2 --heads 4 --channels 40 --ffn 96 --vocab 256 --seq 16 --ranks 2 --reduce storage",
          "--batch 6 --tp 2 --leaves 1", "--zero 0 --tp 2 --leaves 1", "adamw --masters on"},
+        {0.5, "--model llama:15M --seq 256 --ranks 4", "--batch 8 --pp 4 --pipeline 1f1b", "--pp 4 --pipeline 1f1b",
+         "adamw"},
+        {0.4, "--model llama:15M --seq 256 --ranks 4 --heads 8 --kv-heads 1", "--batch 4 --pp 2 --cp 2 --row-leaves 4",
+         "--cp 2 --row-leaves 4 --kv-copies 4 --pp 2", "adamw"},
         {0.9, "--model gpt2:124M --seq 256 --ranks 4", "--batch 8 --tp 4", "--tp 4", "adamw "},
         {0.45, "--model llama:15M --seq 256", "--batch 8", "--optimizer adamw", "adamw"},
         {12, "--model llama:1B --seq 2048", "--batch 1", "--optimizer adamw-8bit --masters off",
@@ -480,6 +494,9 @@ static void test_choices(void) {
             predicted(&gb, &ms, text_of("%s %s --rate 300,25", cases[i].sizes, row));
             expect(fabs(gb - of_row[0]) < 2e-3 && fabs(ms - of_row[1]) <= 0.051 + 0.01 * ms,
                    "%s: the row says %g GB, %g ms, its flags take %g GB, %g ms", row, of_row[0], of_row[1], gb, ms);
+            double fullest = fullest_stage(text_of("%s %s", cases[i].sizes, row));
+            expect((strstr(row, "--pp") != NULL) == (fullest > 0), "%s: no table of stages", row);
+            if (fullest > 0) expect(fabs(fullest - of_row[0]) < 2e-3, "%s: the fullest stage has %g GB", row, fullest);
         }
         expect(rows > 1, "%s: %zu rows", flags, rows);
     }

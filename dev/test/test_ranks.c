@@ -1372,14 +1372,15 @@ static void test_pipeline_faults(void) {
 
 // Each is run by one rank that adds up gradients in 4 or 2 parts of the rows, and by ranks that share the rows. A part
 // of 12 rows is half a sequence, where there are 4.
-enum { CONTEXT_GPT2, CONTEXT_LLAMA, CONTEXT_FROZEN, CONTEXT_LONG, CONTEXT_16, CONTEXT_MODELS };
+enum { CONTEXT_GPT2, CONTEXT_LLAMA, CONTEXT_FROZEN, CONTEXT_LONG, CONTEXT_16, CONTEXT_COPIED, CONTEXT_MODELS };
 static const struct {
     size_t piped, leaves;
     const char* arguments;
 } CONTEXT_RUNS_OF[CONTEXT_MODELS] = {
     {PIPED_GPT2, 4, "--heads 4"}, {PIPED_LLAMA, 2, ""}, {PIPED_FROZEN, 2, "--train block.[3456].*,*norm*"},
     {PIPED_LLAMA, 4, "--batch 1 --seq 48 --kv-heads 4 --optimizer adamw --clip 0.2"},
-    {PIPED_16, 4, "--heads 8 --kv-heads 4 --masters on --optimizer adamw"}};
+    {PIPED_16, 4, "--heads 8 --kv-heads 4 --masters on --optimizer adamw"},
+    {PIPED_LLAMA, 4, "--kv-heads 2"}};  // of 4 heads: cp 4 needs two copies of each, and so has one rank
 
 static const struct {
     size_t model, world;
@@ -1409,6 +1410,8 @@ static const struct {
     {CONTEXT_LONG, 2, "--row-leaves 4 --pp 2"},
     {CONTEXT_16, 4, "--cp 2 --row-leaves 4 --pp 2 --pipeline 1f1b --recompute block"},
     {CONTEXT_16, 8, "--cp 4 --zero 2"},
+    {CONTEXT_COPIED, 4, "--cp 4 --zero 1"},
+    {CONTEXT_COPIED, 2, "--cp 2 --row-leaves 4 --recompute attention"},
 };
 
 static const char* context_shape(size_t i) {
@@ -1578,15 +1581,17 @@ static const struct {
     {"gpt2", false, TENSOR "--family gpt2 --heads 8 --dropout 0.1 --documents mask --end-of-text 3 --data odd.bin "
                     "--val odd_val.bin --spike-skip 2.6 --spike-warmup 1 --leaves 4 --row-leaves 2"},
     {"llama", false, TENSOR "--family llama --heads 8 --kv-heads 2 --ffn 64 --tied off --qkv-bias on --dropout 0.1 "
-                     "--clip 0.2 --leaves 2 --row-leaves 2 --kv-copies 2"},
+                     "--clip 0.2 --leaves 2 --row-leaves 2"},
     {"frozen", false, TENSOR "--family gpt2 --heads 4 --tied off --train block.[234].*_weight,*norm* "
                       "--optimizer lion --lr 3e-4 --leaves 4"},
     {"qk-norm", false, TENSOR "--family llama --heads 8 --kv-heads 4 --ffn 64 --qk-norm on --optimizer momentum "
                        "--leaves 4"},
     {"bf16", true, TENSOR "--family llama --heads 8 --kv-heads 4 --ffn 96 --tied on --dropout 0.1 --data odd.bin "
                    "--val odd_val.bin --leaves 2 --row-leaves 2"},
+    {"threes", false, TENSOR "--family llama --heads 12 --kv-heads 4 --channels 48 --ffn 64 --total-batch 576 "
+                      "--leaves 2 --row-leaves 3"},
 };
-enum { TENSOR_GPT2, TENSOR_LLAMA, TENSOR_FROZEN, TENSOR_QK, TENSOR_16, TENSOR_COUNT };
+enum { TENSOR_GPT2, TENSOR_LLAMA, TENSOR_FROZEN, TENSOR_QK, TENSOR_16, TENSOR_THREES, TENSOR_COUNT };
 
 // Nearly every pair of tp, cp, stages, schedule, ZeRO, copies, recomputation and model is in one of these.
 static const struct {
@@ -1619,6 +1624,9 @@ static const struct {
     {TENSOR_16, 8, "--tp 2 --pp 4 --recompute norms"},
     {TENSOR_16, 8, "--tp 2 --zero 1 --shard 2"},
     {TENSOR_16, 2, "--tp 2 --recompute attention"},
+    {TENSOR_THREES, 12, "--tp 2 --cp 3"},
+    {TENSOR_THREES, 12, "--tp 2 --pp 2 --pipeline 1f1b --zero 1"},
+    {TENSOR_THREES, 9, "--cp 3 --zero 3"},
 };
 
 static Task tensor_task(size_t model, size_t world) {

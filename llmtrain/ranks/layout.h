@@ -45,7 +45,7 @@ static inline void layout_flags(Flags* flags, Layout* l) {
         FLAG_COUNT("kv-copies", &l->kv_copies, 0, 0, 1024, FLAG_FREE,
                    "attention computes with N copies of each key/value head, so that --cp may be larger than "
                    "their number; weights have the same bits for every --cp; 0: as the run began, by default what "
-                   "--tp and --cp need"),
+                   "every layout of these --leaves and --row-leaves needs"),
         FLAG_COUNT("pp", &l->pp, 1, 1, 512, 0,
                    "pipeline stages, each with a part of the blocks"),
         FLAG_CHOICE("pipeline", &l->pipeline, PIPELINE_1F1B, PIPELINE_NAMES, 0,
@@ -83,10 +83,16 @@ static inline size_t layout_chunks(const Layout* l) {
     return l->chunks ? l->chunks : l->pipeline == PIPELINE_INTERLEAVED && l->pp > 1 ? 2 : 1;
 }
 
-// The fewest copies of key/value heads of which --cp divides all.
+// The fewest copies of key/value heads that every layout of these --leaves and --row-leaves can share: of the ranks that
+// can share a micro-batch, whose number divides `parts`, each has whole heads. So all these layouts have the same bits.
 static inline uint64_t layout_kv_copies(const Layout* l, const Config* c) {
-    uint64_t copies = 1;
-    while (copies < l->cp && c->kv_heads * copies % (layout_of_rows(l)) != 0) copies++;
+    uint64_t parts = max_size(l->leaves, l->tp) * max_size(l->row_leaves, l->cp), copies = 1;
+    for (uint64_t rest = c->heads; rest > 0;) {  // the greatest common divisor: ranks have whole query heads too
+        uint64_t next = parts % rest;
+        parts = rest;
+        rest = next;
+    }
+    while (c->kv_heads * copies % parts != 0) copies++;
     return copies;
 }
 
