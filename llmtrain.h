@@ -101,7 +101,7 @@ static inline BlockShape model_block_shape(const Model* model) {
     const Config* c = &model->config;
     BlockShape s = {model->options.B, model->options.T, c->channels, c->heads, c->kv_heads, config_head_size(c), c->ffn,
                     c->family == FAMILY_LLAMA, c->qk_norm, ranks_cp(&model->options.ranks),
-                    ranks_tp(&model->options.ranks), model->context.copies};
+                    ranks_tp(&model->options.ranks), model->context.copies, ranks_leaves(&model->options.ranks)};
     return s;
 }
 
@@ -328,12 +328,12 @@ static inline float* model_grad(const Model* model, TensorId id) { return layer_
 static inline size_t model_norm_size(const Model* model) {
     return max_size(model->config.channels, config_head_size(&model->config));
 }
-static inline float* deferred_norm(const Model* model, TensorId id) {
+static inline float* deferred_norm(const Model* model, TensorId id, size_t leaf) {
     TensorId norms[BLOCK_NORMS];
     size_t i = 0;
     block_norms(norms, &model->weights.blocks[model_tensor(model, id)->bucket - 1]);
     while (norms[i].row != id.row) i++;
-    return model->deferred->norms + i * model_norm_size(model);
+    return model->deferred->norms + (leaf * BLOCK_NORMS + i) * model_norm_size(model);
 }
 
 // residual = in + branch, out = norm(residual), all (N, C): each branch is added to the stream by the norm that follows
@@ -351,9 +351,9 @@ static inline void norm_forward(const Model* model, floatX* out, floatX* residua
 }
 
 // The gradient of the weight (0) or bias (1) of a norm, which needs memory for both even if one does not train.
-static inline float* model_norm_grad(const Model* model, TensorId id, size_t number) {
+static inline float* model_norm_grad(const Model* model, TensorId id, size_t number, size_t leaf) {
     bool defers = model->deferred && tensor_exists(id);
-    float* gradient = defers ? deferred_norm(model, id) : model_grad(model, id);
+    float* gradient = defers ? deferred_norm(model, id, leaf) : model_grad(model, id);
     return gradient ? gradient : model->discarded[number];
 }
 
@@ -361,13 +361,13 @@ static inline float* model_norm_grad(const Model* model, TensorId id, size_t num
 static inline void norm_backward(Model* model, floatX* dx, const floatX* dout, const floatX* x, const float* mean,
                                  const float* rstd, Norm norm, size_t N) {
     size_t C = model->config.channels;
-    float *dweight = model_norm_grad(model, norm.weight, 0), *dbias = model_norm_grad(model, norm.bias, 1);
     for (size_t leaf = 0; leaf < layer_leaves(&model->layers, norm.weight); leaf++) {
         Slice rows = leaf_rows(&model->layers, norm.weight, leaf, N);
+        float* dweight = model_norm_grad(model, norm.weight, 0, leaf);
         size_t r = rows.first, M = slice_length(rows);
         if (model->config.family == FAMILY_GPT2)
-            layernorm_backward(dx + r * C, dweight, dbias, dout + r * C, x + r * C, model_param(model, norm.weight),
-                               mean + r, rstd + r, M, C, model->stream);
+            layernorm_backward(dx + r * C, dweight, model_norm_grad(model, norm.bias, 1, leaf), dout + r * C, x + r * C,
+                               model_param(model, norm.weight), mean + r, rstd + r, M, C, model->stream);
         else
             rmsnorm_backward(dx + r * C, dweight, dout + r * C, x + r * C, model_param(model, norm.weight), rstd + r,
                              M, C, model->stream);
@@ -709,10 +709,10 @@ static inline void block_qk_norm_backward(Model* model, size_t l) {
         size_t first = rows.first * heads;
         tensor_qk_norm_backward(&model->tensor, leaf % groups, groups,
                                 model->gradients.qkv + rows.first * (heads + p.K) * D,
-                                model_norm_grad(model, b->q_norm_weight, 0),
-                                model_norm_grad(model, b->k_norm_weight, 1), s->qk + first * D, s->qk_rstd + first,
-                                model_param(model, b->q_norm_weight), model_param(model, b->k_norm_weight),
-                                slice_length(rows), p.H, p.K, D, model->stream);
+                                model_norm_grad(model, b->q_norm_weight, 0, leaf),
+                                model_norm_grad(model, b->k_norm_weight, 1, leaf), s->qk + first * D,
+                                s->qk_rstd + first, model_param(model, b->q_norm_weight),
+                                model_param(model, b->k_norm_weight), slice_length(rows), p.H, p.K, D, model->stream);
         leaf_end(&model->layers, leaf, b->q_norm_weight);
         leaf_end(&model->layers, leaf, b->k_norm_weight);
     }

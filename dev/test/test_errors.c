@@ -333,8 +333,6 @@ static const Case CASES[] = {
           "--sample-every needs whole layers on rank 0 ... --tp 2 ... build/generate"),
     WRONG("choices of what is recomputed that ranks with the same rows make",
           "@ --ranks 2 --tp 2 --recompute auto --memory 1", "--recompute auto may choose differently ... --tp; choose"),
-    WRONG("split backwards of several leaves", "@ !--layers --layers 2 --ranks 2 --pp 2 --pipeline zb-h1 --leaves 2",
-          "zb-h1 and zb-h2 need as many --leaves as --tp (there are 2 and 1) ... choose 1f1b"),
     WRONG("an optimizer of whole matrices for parts of them", "@ --ranks 2 --tp 2 --optimizer muon",
           "--optimizer muon needs whole tensors ... --tp 2 ... choose adamw, sgd, momentum or lion"),
     WRONG("an optimizer of blocks for parts of tensors", "@ --ranks 2 --tp 2 --optimizer adamw-8bit",

@@ -1624,6 +1624,10 @@ static const struct {
     {TENSOR_16, 8, "--tp 2 --pp 4 --recompute norms"},
     {TENSOR_16, 8, "--tp 2 --zero 1 --shard 2"},
     {TENSOR_16, 2, "--tp 2 --recompute attention"},
+    {TENSOR_GPT2, 4, "--tp 2 --pp 2 --pipeline zb-h2 --zero 1"},
+    {TENSOR_QK, 2, "--pp 2 --pipeline zb-h1"},
+    {TENSOR_16, 4, "--cp 2 --pp 2 --pipeline zb-h1"},
+    {TENSOR_FROZEN, 4, "--pp 4 --pipeline zb-h2"},
     {TENSOR_THREES, 12, "--tp 2 --cp 3"},
     {TENSOR_THREES, 12, "--tp 2 --pp 2 --pipeline 1f1b --zero 1"},
     {TENSOR_THREES, 9, "--cp 3 --zero 3"},
@@ -1809,11 +1813,15 @@ static void test_tensor_kills(void) {
 
 // The ranks that have the same part are compared.
 static void test_tensor_corruption(void) {
-    static Failure failures[4];
+    static Failure failures[6];
     const char* shape = kept("%s --steps 6", TENSOR_MODELS[TENSOR_GPT2].arguments);
-    for (size_t i = 0; i < COUNT_OF(failures); i++)
+    for (size_t i = 0; i < 4; i++)
         failures[i] = corruption("2 ranks share layers, 3 times", shape, kept("--tp 2 --zero %zu", i / 2), i + 1,
                                  i % 2);
+    for (size_t i = 4; i < COUNT_OF(failures); i++) {  // each has other parts: what is not divided is compared
+        failures[i] = corruption("4 ranks share layers", shape, kept("--tp 4 --zero %zu", i - 4), i - 2, false);
+        failures[i].task.world = 4;
+    }
     failures_run(failures, COUNT_OF(failures));
 }
 
@@ -1832,8 +1840,6 @@ static void test_tensor_refusals(void) {
         TENSOR_REFUSED("samples of a part", 2, "--tp 2 --sample-every 1", "--sample-every", "build/generate"),
         TENSOR_REFUSED("muon", 2, "--tp 2 --optimizer muon", "--optimizer muon needs whole tensors", "adamw"),
         TENSOR_REFUSED("adamw-8bit", 2, "--tp 2 --optimizer adamw-8bit", "--optimizer adamw-8bit", "adamw"),
-        TENSOR_REFUSED("zero bubble with several leaves of a rank", 4, "--tp 2 --pp 2 --pipeline zb-h1 --row-leaves 1",
-                       "zb-h1", "as many --leaves as --tp (there are 4 and 2)"),
     };
     for (size_t i = 0; i < COUNT_OF(failures); i++)
         failures[i].task.arguments[0] = TENSOR_MODELS[TENSOR_GPT2].arguments;

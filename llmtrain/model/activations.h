@@ -40,6 +40,7 @@ typedef struct {
     bool qk_norm;
     size_t cp, tp;            // ranks that share the rows and, in attention, the heads, or the layers; 0 means 1
     size_t copies;            // of each key and value head, for attention; 0 means 1
+    size_t leaves;            // parts in which gradients of norms are summed; 0 means 1
 } BlockShape;
 
 static inline size_t shape_ranks(const BlockShape* s) { return max_size(s->cp, 1) * max_size(s->tp, 1); }

@@ -17,7 +17,7 @@ typedef struct {
     floatX* branch[2];        // (N, C) gradients of the feed-forward's branch, and of attention's
     floatX* qkv;              // (N, (H + 2K) D)
     floatX* ffn_in;           // (N, F), Llama (N, 2F)
-    float* norms;             // (BLOCK_NORMS, max(C, D)) gradients of what block_norms lists
+    float* norms;             // (leaves, BLOCK_NORMS, max(C, D)) gradients of what block_norms lists
 } DeferredGradients;
 
 // What is marked * is used only from one operation to the next: all slots share it.
@@ -97,7 +97,8 @@ static inline void deferred_layout(DeferredGradients* d, const BlockShape* s, Ar
     for (int i = 0; i < 2; i++) d->branch[i] = (floatX*)arena_take(arena, name, row * s->C);
     d->qkv = (floatX*)arena_take(arena, name, row * (s->H + 2 * s->K) * s->D);
     d->ffn_in = (floatX*)arena_take(arena, name, row * (s->llama ? 2 * s->F : s->F));
-    d->norms = (float*)arena_take(arena, name, BLOCK_NORMS * max_size(s->C, s->D) * sizeof(float));
+    size_t norms = max_size(s->leaves, 1) * BLOCK_NORMS;
+    d->norms = (float*)arena_take(arena, name, norms * max_size(s->C, s->D) * sizeof(float));
 }
 
 // Takes the slots' arrays from the arena, for K blocks; those of the first slot's blocks are there already, since they

@@ -49,7 +49,7 @@ typedef struct {
     size_t count;         // statistics of a rank that were gathered last, at most STATS_MAX
     double* gathered;     // (world, count) these
     double* sorted;       // (world) one of them, sorted
-    uint64_t* checksums;  // (world, buckets) of all ranks
+    uint64_t* checksums;  // (world, 2 buckets) of all ranks
 } RankStats;
 
 static inline bool stats_open(RankStats* s, const RankOptions* o, size_t buckets, Error* error) {
@@ -59,7 +59,7 @@ static inline bool stats_open(RankStats* s, const RankOptions* o, size_t buckets
     s->options = *o;
     s->gathered = (double*)memory_allocate(s->world * STATS_MAX * sizeof(double));
     s->sorted = (double*)memory_allocate(s->world * sizeof(double));
-    s->checksums = (uint64_t*)memory_allocate(s->world * buckets * sizeof(uint64_t));
+    s->checksums = (uint64_t*)memory_allocate(s->world * 2 * buckets * sizeof(uint64_t));
     return (s->gathered && s->sorted && s->checksums) ||
            fail_with(error, "out of memory for the numbers of %zu ranks", s->world);
 }
@@ -206,31 +206,34 @@ static inline void describe_bucket(char* text, size_t size, size_t buckets, size
     snprintf(text, size, "the parameters of %s (bucket %zu)", name, bucket);
 }
 
-// Whether all ranks have the same `count` checksums, at most one for each bucket; this rank's are in s->checksums +
+// Whether all ranks have the same `count` checksums, at most two for each bucket; this rank's are in s->checksums +
 // rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
 // same everywhere. names (count): what they are checksums of, which in a pipeline the last stage has, and with context
-// or tensor parallelism each rank of its rows; NULL: of the parameters of all buckets, on the ranks that have them.
+// or tensor parallelism each rank of its rows; NULL: of the parameters of all buckets, on the ranks that have them, and
+// then of those parameters that tensor parallelism leaves whole.
 static inline bool ranks_same(RankStats* s, const FlatVector* flat, size_t count, const char* const* names,
                               Error* error) {
-    size_t world = s->world, parts = flat->tp * (names ? flat->cp : 1);  // those with the same part are compared
+    size_t world = s->world, most_parts = flat->tp * (names ? flat->cp : 1);
     uint64_t* sums = s->checksums;
     if (!transport_all_gather(s->transport, sums, world * count, DTYPE_I64, error)) return false;
-    for (size_t n = 0; n < count * parts; n++) {
-        size_t i = n / parts, usual = 0, most = 0, have = 0, bucket = names ? flat->count - 1 : i;
-        for (size_t r = n % parts; r < world; r += parts) {
+    for (size_t n = 0; n < count * most_parts; n++) {
+        size_t i = n / most_parts, part = n % most_parts, usual = 0, most = 0, have = 0;
+        size_t bucket = names ? flat->count - 1 : i % flat->count;
+        size_t parts = names || i < flat->count ? most_parts : 1;  // ranks with the same part are compared
+        for (size_t r = part; r < world && part < parts; r += parts) {
             size_t same = 0;
             if (!flat_rank_has(flat, r, bucket)) continue;
-            for (size_t q = n % parts; q < world; q += parts)
+            for (size_t q = part; q < world; q += parts)
                 same += flat_rank_has(flat, q, bucket) && sums[r * count + i] == sums[q * count + i];
             if (same > most) usual = r;
             most = max_size(most, same);
             have++;
         }
-        for (size_t r = n % parts; r < world && most < have; r += parts) {
+        for (size_t r = part; r < world && most < have; r += parts) {
             char what[96];
             if (!flat_rank_has(flat, r, bucket) || sums[r * count + i] == sums[usual * count + i]) continue;
             if (names) snprintf(what, sizeof what, "%s", names[i]);
-            else describe_bucket(what, sizeof what, count, i);
+            else describe_bucket(what, sizeof what, flat->count, bucket);
             fail_with(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume "
                       "from a checkpoint before it, without that machine", r,
                       have == 2 ? "the other rank" : "most ranks", what,
@@ -241,29 +244,37 @@ static inline bool ranks_same(RankStats* s, const FlatVector* flat, size_t count
     return true;
 }
 
+static inline uint64_t flat_checksum(FlatVector* flat, const floatX* x, size_t first, size_t n) {
+    uint64_t sum;
+    vector_checksum(flat->checksums, x, first, n, flat->stream);
+    device_download(&sum, flat->checksums, sizeof sum, flat->stream);
+    return sum;
+}
+
 // Whether all ranks have the same parameters: their checksums, bucket by bucket.
 static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
-    uint64_t *own = s->checksums + s->rank * flat->count, frozen;
+    size_t count = flat->tp > 1 ? 2 * flat->count : flat->count;
+    uint64_t* own = s->checksums + s->rank * count;
     if (s->world == 1) return true;
     if (!flat_await_all(flat, error)) return false;
     flat_forget(flat);  // what is sharded is gathered now: each copy has one of it, which is compared
+    memset(own, 0, count * sizeof(uint64_t));
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         flat_await(flat, b);
         if (!k->here) continue;
         const floatX* params = k->sharded ? flat->gathered[k->buffer] : flat_kept(flat, k, k->first);
-        vector_checksum(flat->checksums + b, params, k->first, (k->sharded ? k->end : k->frozen_end) - k->first,
-                        flat->stream);
+        size_t end = k->sharded ? k->end : k->frozen_end;  // what does not train is nowhere sharded
+        own[b] = flat_checksum(flat, params, k->first, end - k->first);
+        if (end < k->frozen_end) own[b] += flat_checksum(flat, flat_kept(flat, k, end), end, k->frozen_end - end);
+        for (size_t i = 0; count > flat->count && i < flat->parameters->count; i++) {
+            const Tensor* t = &flat->parameters->tensors[i];
+            if (t->bucket != b || tensor_is_divided(t)) continue;
+            const floatX* x = t->offset < end ? params + (t->offset - k->first) : flat_kept(flat, k, t->offset);
+            own[flat->count + b] += flat_checksum(flat, x, t->offset, t->size);
+        }
     }
-    device_download(own, flat->checksums, flat->count * sizeof(uint64_t), flat->stream);
-    for (size_t b = 0; b < flat->count; b++) {  // what does not train is nowhere sharded
-        const Bucket* k = &flat->buckets[b];
-        if (!k->sharded || k->end == k->frozen_end) continue;
-        vector_checksum(flat->checksums, flat_kept(flat, k, k->end), k->end, k->frozen_end - k->end, flat->stream);
-        device_download(&frozen, flat->checksums, sizeof frozen, flat->stream);
-        own[b] += frozen;
-    }
-    return ranks_same(s, flat, flat->count, NULL, error);
+    return ranks_same(s, flat, count, NULL, error);
 }
 
 #endif  // LLMTRAIN_AGREEMENT_H

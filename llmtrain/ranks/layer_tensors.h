@@ -73,9 +73,9 @@ static inline Slice leaf_rows(const Layers* l, TensorId id, size_t leaf, size_t 
     return comm_even_slice(leaf, layer_leaves(l, id), N);
 }
 
-// After the gradient of a leaf of a tensor, which may not exist.
+// After the gradient of a leaf of a tensor, which may not exist, or wait for block_weights.
 static inline void leaf_end(const Layers* l, size_t leaf, TensorId id) {
-    if (tensor_exists(id) && leaf + 1 < layer_leaves(l, id)) flat_end_leaf(l->flat, layer_tensor(l, id));
+    if (!l->defers && tensor_exists(id) && leaf + 1 < layer_leaves(l, id)) flat_end_leaf(l->flat, layer_tensor(l, id));
 }
 
 #endif  // LLMTRAIN_LAYER_TENSORS_H

@@ -83,8 +83,8 @@ static inline size_t layout_chunks(const Layout* l) {
     return l->chunks ? l->chunks : l->pipeline == PIPELINE_INTERLEAVED && l->pp > 1 ? 2 : 1;
 }
 
-// The fewest copies of key/value heads that every layout of these --leaves and --row-leaves can share: of the ranks that
-// can share a micro-batch, whose number divides `parts`, each has whole heads. So all these layouts have the same bits.
+// The fewest copies of key/value heads with which every layout of these --leaves and --row-leaves gives its ranks whole
+// heads: as many ranks as divide `parts` may share a micro-batch. So all these layouts have the same bits.
 static inline uint64_t layout_kv_copies(const Layout* l, const Config* c) {
     uint64_t parts = max_size(l->leaves, l->tp) * max_size(l->row_leaves, l->cp), copies = 1;
     for (uint64_t rest = c->heads; rest > 0;) {  // the greatest common divisor: ranks have whole query heads too

@@ -208,12 +208,6 @@ static inline bool pipeline_plan(Pipeline* p, const PipelineOptions* options, co
     if (L < pieces)
         return fail_with(error, "a pipeline of %zu stages with --chunks %zu needs at least %zu blocks, and the model "
                          "has %zu; make --pp or --chunks smaller", p->pp, p->options.chunks, pieces, L);
-    size_t leaves = ranks_row_leaves(ranks) * (ranks->reduce == REDUCE_EXACT ? ranks_own_leaves(ranks) : 1);
-    if (pipeline_splits(p->options.kind) && leaves > 1)
-        return fail_with(error, "--pipeline zb-h1 and zb-h2 need as many --leaves as --tp (there are %zu and %zu) and "
-                         "as many --row-leaves as --cp (%zu and %zu); choose 1f1b, or other numbers",
-                         ranks_all_leaves(ranks), ranks_tp(ranks), max_size(ranks->row_leaves, ranks_cp(ranks)),
-                         ranks_cp(ranks));
     double head = pipeline_head_cost(c, T);
     last = pipeline_last_piece(L, pieces, head);
     p->begins = (size_t*)memory_allocate((pieces + 1) * sizeof(size_t));

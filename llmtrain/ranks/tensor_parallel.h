@@ -10,7 +10,8 @@
 //     rank 0 of 2   rows 0 .. M    -> gather ->   rows 0 .. 2M, heads 0 .. H/2   -> sum ->   rows 0 .. M
 //     rank 1        rows M .. 2M   -> gather ->   rows 0 .. 2M, heads H/2 .. H   -> sum ->   rows M .. 2M
 //
-// Backward the gradients go the same ways, while matmuls that do not need them run (linear_backward). The vocabulary is divided too: by rows of the embedding and of the head.
+// Backward the gradients go the same ways, while matmuls that do not need them run (linear_backward). The vocabulary is
+// divided too: by rows of the embedding and of the head.
 //
 // A sum over the inputs of a layer is made in S parts, the leaves, each by one matmul into floats, which are added as a
 // binary tree: ((0 + 1) + (2 + 3)) ... The leaves of a rank are a subtree, and each rank adds the tree above them for

@@ -97,6 +97,11 @@ static inline size_t ranks_row_leaves(const RankOptions* o) {
     return o->reduce == REDUCE_EXACT ? max_size(o->row_leaves / ranks_cp(o), 1) : 1;
 }
 
+// The same for a tensor that tensor parallelism does not divide.
+static inline size_t ranks_leaves(const RankOptions* o) {
+    return ranks_row_leaves(o) * (o->reduce == REDUCE_EXACT ? ranks_own_leaves(o) : 1);
+}
+
 // What the vector holds besides parameters.
 typedef struct {
     bool training;           // gradients and optimizer state
@@ -884,8 +889,7 @@ static inline void flat_add_exact(FlatVector* flat, Bucket* k, Slice part, bool 
 // gradients of fewer rows on each rank.
 static inline size_t flat_leaves(const FlatVector* flat, const Tensor* t) {
     const RankOptions* o = &flat->options;
-    size_t parts = t->part.by == SPLIT_NONE && o->reduce == REDUCE_EXACT ? ranks_own_leaves(o) : 1;
-    return flat->discards ? 1 : ranks_row_leaves(o) * parts;
+    return flat->discards ? 1 : t->part.by == SPLIT_NONE ? ranks_leaves(o) : ranks_row_leaves(o);
 }
 
 static inline void flat_end_leaf(FlatVector* flat, const Tensor* t) {

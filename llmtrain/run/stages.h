@@ -42,7 +42,8 @@ static inline void piece_block_backward(Model* model, size_t l, size_t end) {
     DeferredGradients* d = slot_deferred(model->activations, model->pipeline.longest, l, end);
     ActivationGradients usual = model->gradients;
     if (d) {
-        fill_zero(d->norms, BLOCK_NORMS * model_norm_size(model) * sizeof(float), model->stream);
+        size_t leaves = ranks_leaves(&model->options.ranks);
+        fill_zero(d->norms, leaves * BLOCK_NORMS * model_norm_size(model) * sizeof(float), model->stream);
         model->gradients.qkv = d->qkv;
         model->gradients.ffn_in = d->ffn_in;
     }
@@ -88,9 +89,12 @@ static inline void block_weights(Model* model, size_t l, const DeferredGradients
     linear_backward_weight(&model->layers, d->qkv, s->norm1, b->qkv, N);
     block_norms(norms, b);
     for (size_t i = 0; i < BLOCK_NORMS; i++)
-        if (tensor_exists(norms[i]) && model_grad(model, norms[i]))
-            vector_add(model_grad(model, norms[i]), d->norms + i * model_norm_size(model),
+        for (size_t leaf = 0; tensor_exists(norms[i]) && leaf < layer_leaves(&model->layers, norms[i]); leaf++) {
+            if (model_grad(model, norms[i]) == NULL) break;
+            vector_add(model_grad(model, norms[i]), d->norms + (leaf * BLOCK_NORMS + i) * model_norm_size(model),
                        model_tensor(model, norms[i])->rows, model->stream);
+            leaf_end(&model->layers, leaf, norms[i]);
+        }
     flat_end_bucket(&model->flat, l + 1);
 }
 
