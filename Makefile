@@ -130,7 +130,7 @@ include dev/build.mk
 ##@ Using them
 ## demo: a corpus of known entropy, a model trained on it, its text: under 5 minutes on 2 cores
 ## demo-long: the same for half an hour, to within 3% of the entropy floor
-## demo-chat: a model that answers questions in a chat, by LoRA and by full fine-tuning: 15 minutes on 2 cores
+## demo-chat: a model that answers questions in a chat, by LoRA and by full fine-tuning: 20 minutes on 2 cores
 demo-chat: $(B)/export
 demo demo-long demo-chat: $(addprefix $(B)/,train-FP32 generate-FP32 corpus tokenize)
 	@sh dev/demos/$(if $(filter %chat,$@),demo_chat,demo).sh $(B) $(filter long,$(@:demo-%=%))
