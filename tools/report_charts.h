@@ -17,15 +17,14 @@ typedef struct {
     size_t count;
     double price;        // of an hour of a rank's device; 0: not given
     uint64_t watch;      // seconds after which a browser reads the page again; 0: never
-    double high[3];      // the ends of the x axes: steps, tokens, time
-    double time_unit;    // seconds of the time's unit
-    const char* time_name;
+    double high[3];      // the ends of the x axes, AXES
+    double time_unit;    // seconds of the unit of the time axis
+    const char* axes[3]; // their names: steps, tokens, the unit
 } Report;
 
 // ------------------------------------------------------------------------------------------------
 // Charts
 
-typedef enum { DRAW_LINE, DRAW_DOTS } DrawKind;  // a line has a band from the minimum to the maximum
 enum {
     CHART_LOG = 1, CHART_ZERO = 2,  // its scale; from 0 on
     CHART_FLOOR = 4,                // with a line at the entropy floor
@@ -37,7 +36,7 @@ enum {
 typedef struct {
     Key key;
     const char* name;
-    DrawKind kind;
+    bool dots;           // a dot for each number; else a band about the line, from the minimum to the maximum
 } Series;
 
 typedef struct {
@@ -45,35 +44,37 @@ typedef struct {
     double factor;       // of the numbers
     unsigned options;
     size_t count;
-    Series series[4];
+    Series series[2];
 } Chart;
 
 static const Chart CHARTS[] = {
     {"Loss", "Loss", "nats per token", 1, CHART_FLOOR | CHART_WIDE, 2,
-     {{KEY_LOSS, "training", DRAW_LINE}, {KEY_VAL, "validation", DRAW_DOTS}}},
+     {{KEY_LOSS, "training", false}, {KEY_VAL, "validation", true}}},
     {"Loss", "Above the entropy floor", "nats per token", 1, CHART_LOG | CHART_EXCESS | CHART_WIDE, 2,
-     {{KEY_LOSS, "training", DRAW_LINE}, {KEY_VAL, "validation", DRAW_DOTS}}},
-    {"Loss", "Pairs or answers on the right side", "%", 100, 0, 1, {{KEY_ACCURACY, "accuracy", DRAW_LINE}}},
-    {"Loss", "Margin", "", 1, 0, 1, {{KEY_MARGIN, "margin", DRAW_LINE}}},
+     {{KEY_LOSS, "training", false}, {KEY_VAL, "validation", true}}},
+    {"Loss", "Pairs or answers on the right side", "%", 100, 0, 1, {{KEY_ACCURACY, "accuracy", false}}},
+    {"Loss", "Margin", "", 1, 0, 1, {{KEY_MARGIN, "margin", false}}},
     {"Loss", "Log-probability of answers", "nats per answer", 1, 0, 2,
-     {{KEY_CHOSEN, "chosen", DRAW_LINE}, {KEY_REJECTED, "rejected", DRAW_LINE}}},
-    {"Optimization", "Gradient norm", "before clipping", 1, CHART_LOG | CHART_MARKS, 1,
-     {{KEY_NORM, "norm", DRAW_LINE}}},
-    {"Optimization", "Learning rate", "", 1, CHART_ZERO, 1, {{KEY_LR, "rate", DRAW_LINE}}},
-    {"Speed", "Throughput", "tokens per second", 1, CHART_ZERO, 1, {{KEY_RATE, "tokens/s", DRAW_LINE}}},
+     {{KEY_CHOSEN, "chosen", false}, {KEY_REJECTED, "rejected", false}}},
+    {"Optimization", "Gradient norm", "before clipping", 1, CHART_LOG | CHART_MARKS, 1, {{KEY_NORM, "norm", false}}},
+    {"Optimization", "Learning rate", "", 1, CHART_ZERO, 1, {{KEY_LR, "rate", false}}},
+    {"Speed", "Throughput", "tokens per second", 1, CHART_ZERO, 1, {{KEY_RATE, "tokens/s", false}}},
     {"Speed", "Time of a step", "ms", 1, CHART_ZERO, 2,
-     {{KEY_MS, "step", DRAW_LINE}, {KEY_LOAD, "waiting for data", DRAW_LINE}}},
-    {"Speed", "Model FLOPs utilization", "%", 100, CHART_ZERO, 1, {{KEY_MFU, "MFU", DRAW_LINE}}},
-    {"Speed", "Memory", "GB", 1e-9, CHART_ZERO, 1, {{KEY_MEMORY, "memory", DRAW_LINE}}},
+     {{KEY_MS, "step", false}, {KEY_LOAD, "waiting for data", false}}},
+    {"Speed", "Model FLOPs utilization", "%", 100, CHART_ZERO, 1, {{KEY_MFU, "MFU", false}}},
+    {"Speed", "Memory", "GB", 1e-9, CHART_ZERO, 1, {{KEY_MEMORY, "memory", false}}},
     {"Speed", "Computing time of the ranks", "ms", 1, CHART_ZERO | CHART_RANKS, 2,
-     {{KEY_MS_MEDIAN, "median", DRAW_LINE}, {KEY_MS_MAX, "slowest", DRAW_LINE}}},
+     {{KEY_MS_MEDIAN, "median", false}, {KEY_MS_MAX, "slowest", false}}},
     {"Speed", "Waiting for other ranks", "% of a step of rank 0", 100, CHART_ZERO | CHART_RANKS, 1,
-     {{KEY_WAIT, "waits", DRAW_LINE}}},
-    {"Machine", "Power", "W", 1, CHART_ZERO, 1, {{KEY_POWER, "power", DRAW_LINE}}},
-    {"Machine", "Energy", "joules per token", 1, CHART_ZERO, 1, {{KEY_ENERGY, "energy", DRAW_LINE}}},
-    {"Machine", "Temperature", "degrees Celsius", 1, 0, 1, {{KEY_TEMPERATURE, "temperature", DRAW_LINE}}},
-    {"Machine", "Clock", "MHz", 1, 0, 1, {{KEY_CLOCK, "clock", DRAW_LINE}}},
+     {{KEY_WAIT, "waits", false}}},
+    {"Machine", "Power", "W", 1, CHART_ZERO, 1, {{KEY_POWER, "power", false}}},
+    {"Machine", "Energy", "joules per token", 1, CHART_ZERO, 1, {{KEY_ENERGY, "energy", false}}},
+    {"Machine", "Temperature", "degrees Celsius", 1, 0, 1, {{KEY_TEMPERATURE, "temperature", false}}},
+    {"Machine", "Clock", "MHz", 1, 0, 1, {{KEY_CLOCK, "clock", false}}},
 };
+
+// The number by which the script hides a series of a run.
+static inline size_t chart_series_id(const Chart* chart, size_t s) { return 100 + 10 * (size_t)(chart - CHARTS) + s; }
 
 // A number of a cell as the chart shows it; NAN where it has none.
 static inline double chart_value(const Chart* chart, const Run* run, const Cell* cell, double value) {
@@ -83,36 +84,32 @@ static inline double chart_value(const Chart* chart, const Run* run, const Cell*
     return (chart->options & CHART_LOG) && !(value > 0) ? NAN : value;
 }
 
-// The first columns of a run, whose loss is far above all others, do not set the scale.
-static inline size_t chart_from(const Run* run) { return run->metrics.count / 32; }
-
-// The scale of a chart; false if there is nothing to show. Linear scales end above the means: what is higher is cut off
-// at the top, and *highest and *highest_step say what it was.
+// The scale of a chart; false if there is nothing to show. Linear scales end above the means, without those of the first
+// columns, whose loss is far above all others: what is higher is cut off at the top, and *highest and *highest_step say
+// what it was.
 static inline bool chart_scale(SvgScale* scale, double* highest, double* highest_step, const Report* report,
-                        const Chart* chart) {
+                               const Chart* chart) {
     double low = INFINITY, high = -INFINITY, all_high = -INFINITY;
     *highest_step = 0;
     for (size_t r = 0; r < report->count; r++) {
         const Run* run = &report->runs[r];
-        for (size_t i = 0; i < run->metrics.count; i++) {
-            for (size_t s = 0; s < chart->count; s++) {
-                const Cell* cell = &run->metrics.columns[i].cells[chart->series[s].key];
-                double top = chart_value(chart, run, cell, cell->high);
-                double bottom = chart_value(chart, run, cell, cell->low);
-                if (bottom < low) low = bottom;
-                if (top < low) low = top;
-                if (i >= chart_from(run)) high = fmax(high, chart_value(chart, run, cell, cell_mean(cell)));
-                if (top > all_high) *highest_step = run->metrics.columns[i].step;
-                if (top > all_high) all_high = top;
-            }
+        for (size_t i = 0; i < run->metrics.count * chart->count; i++) {
+            const Column* column = &run->metrics.columns[i / chart->count];
+            const Cell* cell = &column->cells[chart->series[i % chart->count].key];
+            double top = chart_value(chart, run, cell, cell->high);
+            low = fmin(low, fmin(top, chart_value(chart, run, cell, cell->low)));
+            bool early = i / chart->count < run->metrics.count / 32;
+            if (!early) high = fmax(high, chart_value(chart, run, cell, cell_mean(cell)));
+            if (top > all_high) *highest_step = column->step;
+            all_high = fmax(all_high, top);
         }
-        if ((chart->options & CHART_FLOOR) && isfinite(run->floor)) low = fmin(low, run->floor);
+        if (chart->options & CHART_FLOOR) low = fmin(low, run->floor);
     }
     if (!(low <= all_high)) return false;
     bool log_scale = chart->options & CHART_LOG;
     if (chart->options & CHART_ZERO) low = fmin(low, 0);
     if (log_scale || !(high > low) || all_high - low < 1.5 * (high - low)) high = all_high;
-    if (high - low < 1e-9 * fmax(fabs(high), fabs(low))) {  // all the same
+    if (high - low <= 1e-9 * fmax(fabs(high), fabs(low))) {  // all the same
         if (!(chart->options & CHART_ZERO)) low -= log_scale ? 0.5 * low : fmax(fabs(low), 1) / 2;
         high += high == 0 ? 1 : fabs(high) / 2;
     }
@@ -129,243 +126,204 @@ static inline bool chart_scale(SvgScale* scale, double* highest, double* highest
 static inline void page_values(Page* page, const char* name, int digits, const double* values, size_t count) {
     page_put(page, " %s=\"", name);
     for (size_t i = 0; i < count; i++) {
-        if (isfinite(values[i])) page_put(page, "%s%.*g", i ? "," : "", digits, values[i]);
-        else page_put(page, "%s", i ? "," : "");
+        if (i > 0) page_put(page, ",");
+        if (isfinite(values[i])) page_put(page, "%.*g", digits, values[i]);
     }
     page_put(page, "\"");
 }
 
 typedef struct {
-    double low[COLUMNS_MAX], mean[COLUMNS_MAX], high[COLUMNS_MAX];  // values
-    double x[COLUMNS_MAX], y[COLUMNS_MAX];                          // of the means, on the axes
-} Curve;
+    double step;
+    int y;               // of its upper end
+} Stroke;
 
-// The class and the numbers of a path.
-static inline void page_attributes(Page* page, const char* kind, size_t color, size_t run, size_t key,
-                                   const char* name) {
-    page_put(page, "class=\"%s\" style=\"%s:var(--c%zu)\" data-r=\"%zu\" data-k=\"%zu\" data-n=\"", kind,
-             strcmp(kind, "band") == 0 ? "fill" : "stroke", color % 8, run, key);
-    page_string(page, name);
-    page_put(page, "\"");
+// The rest of a path of short vertical strokes at steps: events, marked steps, or dots, which have no height.
+static inline void strokes_write(Page* page, const Report* report, const Stroke* strokes, size_t count, int height) {
+    page_put(page, " data-s=\"");
+    for (size_t i = 0; i < count; i++) page_put(page, "%s%.0f", i ? "," : "", strokes[i].step);
+    page_put(page, "\" d=\"");
+    for (size_t i = 0; i < count; i++)
+        page_put(page, "M%d %dv%d", svg_units(fmin(fmax(strokes[i].step / report->high[0], 0), 1)), strokes[i].y,
+                 height);
+    page_put(page, "\"/>");
 }
 
-// Sets the numbers of a series of a run; returns how many columns have one. *wide: some have several.
-static inline size_t curve_set(Curve* c, bool* wide, const Report* report, const Chart* chart, const SvgScale* scale,
-                               const Run* run, Key key) {
-    size_t there = 0;
-    *wide = false;
-    for (size_t i = 0; i < run->metrics.count; i++) {
-        const Cell* cell = &run->metrics.columns[i].cells[key];
-        c->x[i] = run->metrics.columns[i].step / report->high[0];
+// The values of a series of a run, one for each column, and where the columns are on the axis.
+typedef struct {
+    double x[COLUMNS_MAX], low[COLUMNS_MAX], mean[COLUMNS_MAX], high[COLUMNS_MAX];
+} Curve;
+
+// Begins a path of a series of a run. Several runs have a color each, one run one for each series.
+static inline void curve_begin(Page* page, const Report* report, const Chart* chart, size_t r, size_t s,
+                               const char* class_name) {
+    bool several = report->count > 1;
+    page_put(page, "<path class=\"%s\" style=\"%s:var(--c%zu)\" data-r=\"%zu\" data-k=\"%zu\" data-n=\"", class_name,
+             strcmp(class_name, "band") == 0 ? "fill" : "stroke", several ? r : s, r,
+             several ? r : chart_series_id(chart, s));
+    page_string(page, several ? report->runs[r].directory : chart->series[s].name);
+    page_put(page, "%s\"", several && s > 0 ? ", validation" : "");
+}
+
+// The line of a series of a run, with its band or dots.
+static inline void chart_curve(Page* page, Curve* c, const Report* report, const Chart* chart, const SvgScale* scale,
+                               size_t r, size_t s) {
+    enum { DOTS_MAX = 120 };
+    const Run* run = &report->runs[r];
+    bool dots = chart->series[s].dots, wide = false;
+    size_t n = run->metrics.count, there = 0;
+    Stroke strokes[COLUMNS_MAX];
+    for (size_t i = 0; i < n; i++) {
+        const Column* column = &run->metrics.columns[i];
+        const Cell* cell = &column->cells[chart->series[s].key];
+        c->x[i] = column->step / report->high[0];
         c->mean[i] = chart_value(chart, run, cell, cell_mean(cell));
         c->low[i] = chart_value(chart, run, cell, cell->low);
         c->high[i] = chart_value(chart, run, cell, cell->high);
         if (isnan(c->low[i])) c->low[i] = c->mean[i];  // below the floor, on a log scale
         if (isnan(c->mean[i])) c->low[i] = c->high[i] = NAN;
-        c->y[i] = isfinite(c->mean[i]) ? svg_at(scale, c->mean[i]) : NAN;
-        *wide = *wide || c->low[i] < c->high[i];
-        there += isfinite(c->mean[i]);
+        wide = wide || c->low[i] < c->high[i];
+        if (isfinite(c->mean[i]))
+            strokes[there++] = (Stroke){column->step, svg_units(1 - svg_at(scale, c->mean[i]))};
     }
-    return there;
-}
-
-// The band of a curve, under its line.
-static inline void curve_band(Page* page, Curve* c, const SvgScale* scale, size_t n, size_t color, size_t run,
-                              size_t key, const char* name) {
-    Page attributes = {0};
-    page_attributes(&attributes, "band", color, run, key, name);
-    page_values(&attributes, "data-v", 4, c->low, n);
-    page_values(&attributes, "data-w", 4, c->high, n);
-    for (size_t i = 0; i < n; i++) {
-        c->low[i] = isfinite(c->low[i]) ? svg_at(scale, c->low[i]) : NAN;
-        c->high[i] = isfinite(c->high[i]) ? svg_at(scale, c->high[i]) : NAN;
-    }
-    if (!attributes.failed) svg_band(page, c->x, c->low, c->high, n, attributes.text);
-    page->failed = page->failed || attributes.failed;
-    json_writer_free(&attributes);
-}
-
-// Dots on a line that has the numbers.
-static inline void curve_dots(Page* page, const Curve* c, const Run* run, size_t color, size_t r, size_t key,
-                              const char* name) {
-    Page attributes = {0};
-    page_attributes(&attributes, "dot", color, r, key, name);
-    page_put(&attributes, " data-s=\"");
-    for (size_t i = 0, done = 0; i < run->metrics.count; i++)
-        if (isfinite(c->y[i])) page_put(&attributes, "%s%.0f", done++ ? "," : "", run->metrics.columns[i].step);
-    page_put(&attributes, "\"");
-    if (!attributes.failed) svg_dots(page, c->x, c->y, run->metrics.count, attributes.text);
-    page->failed = page->failed || attributes.failed;
-    json_writer_free(&attributes);
-}
-
-// The line of a series of a run, with its band or dots. Several runs have a color each, one run one for each series.
-static inline void chart_curve(Page* page, Curve* c, const Report* report, const Chart* chart, const SvgScale* scale,
-                               size_t r, size_t s) {
-    enum { DOTS_MAX = 120 };
-    const Run* run = &report->runs[r];
-    bool several = report->count > 1, dots = chart->series[s].kind == DRAW_DOTS, wide;
-    size_t n = run->metrics.count, color = several ? r : s;
-    size_t key = several ? r : 100 + 10 * (size_t)(chart - CHARTS) + s;
-    size_t there = curve_set(c, &wide, report, chart, scale, run, chart->series[s].key);
-    char name[FILE_PATH_MAX + 16];
-    Page attributes = {0};
     if (there == 0) return;
-    snprintf(name, sizeof name, "%s%s", several ? run->directory : chart->series[s].name,
-             several && s > 0 ? ", validation" : "");
-    page_attributes(&attributes, "line", color, r, key, name);
-    if (dots) page_put(&attributes, " data-d=\"1\"%s", several ? " stroke-dasharray=\"4 2\"" : "");
-    page_values(&attributes, "data-v", 5, c->mean, n);
-    if (wide && !dots) curve_band(page, c, scale, n, color, r, key, name);
-    if (!attributes.failed) svg_line(page, c->x, c->y, n, dots, attributes.text);
-    page->failed = page->failed || attributes.failed;
-    json_writer_free(&attributes);
-    if (dots && there <= DOTS_MAX) curve_dots(page, c, run, color, r, key, name);
+    if (wide && !dots) {
+        curve_begin(page, report, chart, r, s, "band");
+        page_values(page, "data-v", 4, c->low, n);
+        page_values(page, "data-w", 4, c->high, n);
+        svg_band(page, scale, c->x, c->low, c->high, n);
+    }
+    curve_begin(page, report, chart, r, s, "line");
+    if (dots) page_put(page, " data-d=\"1\"%s", report->count > 1 ? " stroke-dasharray=\"4 2\"" : "");
+    page_values(page, "data-v", 5, c->mean, n);
+    svg_line(page, scale, c->x, c->mean, n, dots);
+    if (!dots || there > DOTS_MAX) return;
+    curve_begin(page, report, chart, r, s, "dot");
+    strokes_write(page, report, strokes, there, 0);
 }
 
-// Which columns have clipped, skipped or traced steps.
-static inline bool column_marked(const Metrics* m, size_t i, int kind) {
-    const Cell* cells = m->columns[i].cells;
-    const Cell* skipped = &cells[KEY_SKIPPED];
-    double before = i ? m->columns[i - 1].cells[KEY_SKIPPED].high : 0;
-    if (kind == 0) return cells[KEY_CLIP].count > 0 && cells[KEY_CLIP].low < 1;
-    if (kind == 1) return skipped->count > 0 && skipped->high > before;
-    return cells[KEY_WORST].count > 0;
-}
-
+// Steps that have a row of strokes at the bottom of the plot.
 static const struct {
     const char* name;
     size_t color;
-} MARK_ROWS[3] = {{"clipped", 7}, {"skipped", 4}, {"traced", 3}};
+} MARK_ROWS[] = {{"clipped", 7}, {"skipped", 4}, {"traced", 3}};
+enum { MARK_ROW_COUNT = sizeof MARK_ROWS / sizeof *MARK_ROWS };
 
-// Rows of short strokes at the bottom of the plot.
+// The columns with clipped, skipped or traced steps; returns how many there are.
+static inline size_t marks_find(Stroke strokes[COLUMNS_MAX], const Metrics* m, size_t row) {
+    size_t count = 0;
+    double skipped = 0;
+    for (size_t i = 0; i < m->count; i++) {
+        const Cell *cells = m->columns[i].cells, *clip = &cells[KEY_CLIP];
+        bool more = cells[KEY_SKIPPED].high > skipped;
+        bool marked = row == 0 ? clip->count > 0 && clip->low < 1 : row == 1 ? more : cells[KEY_WORST].count > 0;
+        skipped = cells[KEY_SKIPPED].high;
+        if (marked) strokes[count++] = (Stroke){m->columns[i].step, SVG_UNITS - 260 * (int)row};
+    }
+    return count;
+}
+
 static inline void chart_marks(Page* page, const Report* report) {
-    for (size_t kind = 0; kind < 3; kind++) {
-        const Metrics* m = &report->runs[0].metrics;
-        bool any = false;
-        for (size_t i = 0; i < m->count && !any; i++) any = column_marked(m, i, (int)kind);
-        if (!any) continue;
-        page_put(page, "<path class=\"mark\" data-r=\"0\" data-k=\"m%zu\" style=\"stroke:var(--c%zu)\" data-s=\"", kind,
-                 MARK_ROWS[kind].color);
-        for (size_t i = 0, n = 0; i < m->count; i++)
-            if (column_marked(m, i, (int)kind)) page_put(page, "%s%.0f", n++ ? "," : "", m->columns[i].step);
-        page_put(page, "\" d=\"");
-        for (size_t i = 0; i < m->count; i++)
-            if (column_marked(m, i, (int)kind))
-                page_put(page, "M%d %zuv-200", svg_units(m->columns[i].step / report->high[0]), SVG_UNITS - 260 * kind);
-        page_put(page, "\"/>");
+    Stroke strokes[COLUMNS_MAX];
+    for (size_t row = 0; row < MARK_ROW_COUNT; row++) {
+        size_t count = marks_find(strokes, &report->runs[0].metrics, row);
+        if (count == 0) continue;
+        page_put(page, "<path class=\"mark\" data-r=\"0\" data-k=\"m%zu\" style=\"stroke:var(--c%zu)\"", row,
+                 MARK_ROWS[row].color);
+        strokes_write(page, report, strokes, count, -200);
     }
 }
 
-// What a line is: a button, with which the script hides it.
-static inline void page_key(Page* page, const char* key, size_t color, const char* name) {
-    page_put(page, "<button type=\"button\" data-k=\"%s\"><i class=\"key\" style=\"background:var(--c%zu)\"></i>", key,
-             color % 8);
+// What a line or a row of marks is: a button, with which the script hides what has this key.
+static inline void page_key(Page* page, const char* prefix, size_t key, size_t color, const char* name) {
+    page_put(page, "<button type=\"button\" data-k=\"%s%zu\"><i class=\"key\" style=\"background:var(--c%zu)\"></i>",
+             prefix, key, color);
     page_string(page, name);
     page_put(page, "</button>");
 }
 
-static inline bool series_there(const Report* report, Key key) {
-    for (size_t r = 0; r < report->count; r++)
-        for (size_t i = 0; i < report->runs[r].metrics.count; i++)
-            if (report->runs[r].metrics.columns[i].cells[key].count > 0) return true;
-    return false;
-}
-
+// The title, and the keys of the lines if there are several: of the runs, or of the series of the run.
 static inline void chart_caption(Page* page, const Report* report, const Chart* chart) {
-    char key[40];
+    const Metrics* m = &report->runs[0].metrics;
+    Stroke strokes[COLUMNS_MAX];
+    size_t there = 0;
     page_put(page, "<figcaption><b>%s</b>%s<span class=\"dim\">%s</span> ", chart->title, chart->unit[0] ? ", " : "",
              chart->unit);
-    size_t there = 0;
-    for (size_t s = 0; s < chart->count; s++) there += series_there(report, chart->series[s].key);
-    for (size_t r = 0; r < report->count && report->count > 1; r++) {
-        snprintf(key, sizeof key, "%zu", r);
-        page_key(page, key, r, report->runs[r].directory);
-    }
-    for (size_t s = 0; s < chart->count && report->count == 1 && there > 1; s++) {
-        snprintf(key, sizeof key, "%zu", 100 + 10 * (size_t)(chart - CHARTS) + s);
-        if (series_there(report, chart->series[s].key)) page_key(page, key, s, chart->series[s].name);
-    }
-    for (size_t kind = 0; kind < 3 && (chart->options & CHART_MARKS) && report->count == 1; kind++) {
-        const Metrics* m = &report->runs[0].metrics;
-        bool any = false;
-        for (size_t i = 0; i < m->count && !any; i++) any = column_marked(m, i, (int)kind);
-        snprintf(key, sizeof key, "m%zu", kind);
-        if (any) page_key(page, key, MARK_ROWS[kind].color, MARK_ROWS[kind].name);
-    }
+    for (size_t r = 0; r < report->count && report->count > 1; r++)
+        page_key(page, "", r, r, report->runs[r].directory);
+    for (size_t s = 0; s < chart->count; s++) there += isfinite(m->last[chart->series[s].key]);
+    for (size_t s = 0; s < chart->count && report->count == 1 && there > 1; s++)
+        page_key(page, "", chart_series_id(chart, s), s, chart->series[s].name);
+    for (size_t row = 0; row < MARK_ROW_COUNT && report->count == 1 && (chart->options & CHART_MARKS); row++)
+        if (marks_find(strokes, m, row) > 0) page_key(page, "m", row, MARK_ROWS[row].color, MARK_ROWS[row].name);
     page_put(page, "</figcaption><output></output>");
 }
 
-// The axes of a plot, as far as they are numbers.
-static inline void chart_axes(Page* page, const Report* report, const SvgScale* scale) {
-    if (scale) svg_axis_y(page, scale, 6);
+// The three x axes, of which one is shown.
+static inline void axes_write(Page* page, const Report* report) {
+    static const char* const groups[] = {"a0", "a1", "a2"};
     for (int a = 0; a < 3; a++) {
         SvgScale x = {0, report->high[a], false};
-        const char* name = a == 0 ? "steps" : a == 1 ? "tokens" : report->time_name;
-        svg_axis_x(page, &x, 5, a == 0 ? "a0" : a == 1 ? "a1" : "a2", name);
+        svg_axis_x(page, &x, 5, groups[a], report->axes[a]);
     }
 }
 
-// False if there is nothing to show.
-static inline bool chart_there(const Report* report, const Chart* chart) {
-    double highest, step;
-    SvgScale scale;
-    size_t ranks = 0;
-    for (size_t r = 0; r < report->count; r++)
-        ranks = max_size(ranks, metrics_mean(&report->runs[r].metrics, KEY_WAIT) > 0 ? 2 : 1);
-    if ((chart->options & CHART_RANKS) && ranks < 2) return false;
-    return chart_scale(&scale, &highest, &step, report, chart);
+static inline void axes_choice(Page* page, const Report* report) {
+    page_put(page, "<p id=\"axis\" hidden=\"\"><span class=\"dim\">x axis </span>");
+    for (int a = 0; a < 3; a++) page_put(page, "<button type=\"button\">%s</button>", report->axes[a]);
+    page_put(page, "</p>");
 }
 
-static inline void chart_write(Page* page, Curve* curve, const Report* report, const Chart* chart) {
-    double highest, step;
-    char text[40], other[40];
-    SvgScale scale;
-    if (!chart_scale(&scale, &highest, &step, report, chart)) return;
-    page_put(page, "<figure%s>", chart->options & CHART_WIDE ? " class=\"wide\"" : "");
-    chart_caption(page, report, chart);
+static inline void chart_plot(Page* page, Curve* curve, const Report* report, const Chart* chart,
+                              const SvgScale* scale) {
     page_put(page, "<div class=\"box\"><svg class=\"plot\" height=\"%d\">", chart->options & CHART_WIDE ? 280 : 180);
-    chart_axes(page, report, &scale);
+    svg_axis_y(page, scale, 6);
+    axes_write(page, report);
     svg_curves_begin(page);
     for (size_t r = 0; r < report->count; r++)  // several runs: their first series, and what has dots
         for (size_t s = 0; s < chart->count; s++)
-            if (s == 0 || report->count == 1 || chart->series[s].kind == DRAW_DOTS)
-                chart_curve(page, curve, report, chart, &scale, r, s);
+            if (s == 0 || report->count == 1 || chart->series[s].dots)
+                chart_curve(page, curve, report, chart, scale, r, s);
     for (size_t r = 0; r < report->count && (chart->options & CHART_FLOOR); r++) {
-        double y = svg_at(&scale, report->runs[r].floor);
-        if (isfinite(y) && (r == 0 || report->runs[r].floor != report->runs[0].floor))
-            page_put(page, "<path class=\"line floor\" style=\"stroke:var(--dim)\" d=\"M0 %dH%d\"/>", svg_units(1 - y),
-                     SVG_UNITS);
+        double floor = report->runs[r].floor;
+        if (isfinite(floor) && (r == 0 || floor != report->runs[0].floor))
+            page_put(page, "<path class=\"line floor\" style=\"stroke:var(--dim)\" d=\"M0 %dH%d\"/>",
+                     svg_units(1 - svg_at(scale, floor)), SVG_UNITS);
     }
     if ((chart->options & CHART_MARKS) && report->count == 1) chart_marks(page, report);
     svg_curves_end(page);
     page_put(page, "<line class=\"cursor\" y2=\"100%%\" style=\"display:none\"/></svg></div>");
-    if (isfinite(highest))
-        page_put(page, "<p class=\"note\">Cut off at the top; the highest value is %s, at or before step %s.</p>",
-                 number_text(text, highest), number_text(other, step));
-    bool floor = (chart->options & CHART_FLOOR) && isfinite(report->runs[0].floor);
-    if (floor)
-        page_put(page, "<p class=\"note\">Dashed: %s, the entropy of the validation text, which no model can beat.</p>",
-                 number_text(text, report->runs[0].floor));
-    page_put(page, "</figure>");
 }
 
 static inline void charts_write(Page* page, Curve* curve, const Report* report) {
-    const char* section = NULL;
+    const char* section = "";
+    bool waits = false;
+    for (size_t r = 0; r < report->count; r++)
+        waits = waits || metrics_mean(&report->runs[r].metrics, KEY_WAIT, COLUMNS_MAX) > 0;
     for (size_t i = 0; i < sizeof CHARTS / sizeof *CHARTS; i++) {
-        if (!chart_there(report, &CHARTS[i])) continue;
-        bool begins = section == NULL || strcmp(section, CHARTS[i].section) != 0;
-        if (begins && section) page_put(page, "</div>");
-        if (begins) page_put(page, "<h2>%s</h2>", CHARTS[i].section);
-        if (section == NULL)
-            page_put(page, "<p id=\"axis\" hidden=\"\"><span class=\"dim\">x axis </span><button type=\"button\">steps"
-                     "</button><button type=\"button\">tokens</button><button type=\"button\">%s</button></p>",
-                     report->time_name);
-        if (begins) page_put(page, "<div class=\"charts\">");
-        section = CHARTS[i].section;
-        chart_write(page, curve, report, &CHARTS[i]);
+        const Chart* chart = &CHARTS[i];
+        double highest, step, floor = report->runs[0].floor;
+        char text[40], other[40];
+        SvgScale scale;
+        if ((chart->options & CHART_RANKS) && !waits) continue;
+        if (!chart_scale(&scale, &highest, &step, report, chart)) continue;
+        if (strcmp(section, chart->section) != 0) {
+            page_put(page, "%s<h2>%s</h2>", section[0] ? "</div>" : "", chart->section);
+            if (section[0] == 0) axes_choice(page, report);
+            page_put(page, "<div class=\"charts\">");
+        }
+        section = chart->section;
+        page_put(page, "<figure%s>", chart->options & CHART_WIDE ? " class=\"wide\"" : "");
+        chart_caption(page, report, chart);
+        chart_plot(page, curve, report, chart, &scale);
+        if (isfinite(highest))
+            page_put(page, "<p class=\"note\">Cut off at the top; the highest value is %s, at or before step %s.</p>",
+                     number_text(text, highest), number_text(other, step));
+        if ((chart->options & CHART_FLOOR) && isfinite(floor))
+            page_put(page, "<p class=\"note\">Dashed: %s, the entropy of the validation text, which no model can beat."
+                     "</p>", number_text(text, floor));
+        page_put(page, "</figure>");
     }
-    if (section) page_put(page, "</div>");
+    if (section[0]) page_put(page, "</div>");
 }
 
 #endif  // LLMTRAIN_REPORT_CHARTS_H

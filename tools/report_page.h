@@ -10,36 +10,21 @@
 
 #include "report_charts.h"
 #include "report_style.h"
+#include "../llmtrain/base/progress.h"  // duration_text
 
 // ------------------------------------------------------------------------------------------------
 // 1. Parts of the page
 
-static inline const char* duration_text(char text[40], double seconds) {
-    double s = floor(seconds + 0.5);
-    if (!isfinite(seconds)) return strcpy(text, "-");
-    if (s >= 172800) snprintf(text, 40, "%.0f d %.0f h", floor(s / 86400), floor(fmod(s, 86400) / 3600));
-    else if (s >= 3600) snprintf(text, 40, "%.0f h %.0f min", floor(s / 3600), floor(fmod(s, 3600) / 60));
-    else if (s >= 60) snprintf(text, 40, "%.0f min %.0f s", floor(s / 60), fmod(s, 60));
-    else snprintf(text, 40, "%.3g s", seconds);
-    return text;
-}
-
 // From its first start to the last that is known, or the time of its steps.
 static inline double run_wall(const Run* run) {
-    return run->goodput.wall > 0 ? run->goodput.wall : metrics_seconds(&run->metrics);
+    return run->goodput.wall > 0 ? run->goodput.wall : run->metrics.seconds;
 }
 
 // A number of run.jsonl; NAN if it is not there.
 static inline double start_number(const Run* run, const char* key) {
     double value = NAN;
-    if (run->started) json_number(&run->start, json_get(&run->start, 0, key), &value);
+    json_number(&run->start, json_get(&run->start, 0, key), &value);
     return value;
-}
-
-static inline double run_cost(const Run* run, double price) {
-    double ranks = start_number(run, "ranks");
-    if (!(price > 0)) return NAN;
-    return price * run_wall(run) / 3600 * (isfinite(ranks) ? ranks : (double)max_size(run->heat.ranks, 1));
 }
 
 // The text of a node: a string, a number, or the elements of an array.
@@ -71,73 +56,82 @@ typedef struct {
     const char* name;
 } Fact;
 
-enum { FACTS_MAX = 16 };
+typedef struct {
+    Fact rows[16];
+    size_t count;
+} Facts;
 
-static inline void fact_add(Fact* facts, size_t* count, bool known, const char* value, const char* name,
-                            const char* detail) {
-    Fact* fact = &facts[(*count)++];
+static inline void fact_add(Facts* facts, bool known, const char* value, const char* name, const char* detail) {
+    Fact* fact = &facts->rows[facts->count++];
     snprintf(fact->value, sizeof fact->value, "%s", known ? value : "");
     snprintf(fact->detail, sizeof fact->detail, "%s", detail);
     fact->name = name;
 }
 
-static inline void fact_number(Fact* facts, size_t* count, double number, const char* name, const char* detail) {
+static inline void fact_number(Facts* facts, double number, const char* name, const char* detail) {
     char text[40];
-    fact_add(facts, count, isfinite(number), number_text(text, number), name, detail);
+    fact_add(facts, isfinite(number), number_text(text, number), name, detail);
 }
 
-static inline size_t run_facts(Fact facts[FACTS_MAX], const Run* run, double price) {
+// known: whether there is a number. format: of it.
+__attribute__((format(printf, 3, 0))) static inline void fact_print(Facts* facts, bool known, const char* format,
+                                                                    double number, const char* name) {
+    char text[64];
+    snprintf(text, sizeof text, format, number);
+    fact_add(facts, known, text, name, "");
+}
+
+static inline Facts run_facts(const Run* run, double price) {
     const Metrics* m = &run->metrics;
     const Goodput* g = &run->goodput;
-    char text[40], number[40], detail[64] = "";
-    size_t n = 0;
-    double steps = start_number(run, "steps"), cost = run_cost(run, price), mfu = metrics_mean(m, KEY_MFU);
+    Facts f = {.count = 0};
+    char text[64], detail[64] = "";
+    double steps = start_number(run, "steps"), ranks = start_number(run, "ranks"), wall = run_wall(run);
+    double mfu = metrics_mean(m, KEY_MFU, COLUMNS_MAX), rate = metrics_mean(m, KEY_RATE, COLUMNS_MAX);
     double above = m->last[KEY_VAL] / run->floor - 1;
-    fact_number(facts, &n, metrics_recent(m, KEY_LOSS), "training loss", ", recent mean");
-    fact_number(facts, &n, m->last[KEY_VAL], "validation loss", ", last");
-    if (isfinite(m->best_step)) snprintf(detail, sizeof detail, ", step %s", number_text(number, m->best_step));
-    fact_number(facts, &n, m->best_val, "validation loss, best", detail);
-    snprintf(text, sizeof text, "%+.1f%%", 100 * above);
-    fact_add(facts, &n, isfinite(above), text, "above the entropy floor", "");
-    snprintf(detail, sizeof detail, "%s%s", steps > 0 ? " of " : "", steps > 0 ? number_text(number, steps) : "");
-    fact_number(facts, &n, m->last[KEY_STEP], "steps", detail);
-    fact_add(facts, &n, m->last[KEY_TOKENS] > 0, number_short(text, m->last[KEY_TOKENS]), "tokens", "");
-    fact_add(facts, &n, m->count > 0, duration_text(text, run_wall(run)), "time", "");
-    fact_add(facts, &n, metrics_mean(m, KEY_RATE) > 0, number_short(text, metrics_mean(m, KEY_RATE)),
-             "tokens per second", "");
-    snprintf(text, sizeof text, "%.1f%%", 100 * mfu);
-    fact_add(facts, &n, isfinite(mfu), text, "model FLOPs utilization", "");
-    snprintf(text, sizeof text, "%.1f%%", 100 * g->steps / g->wall);
-    fact_add(facts, &n, g->wall > 0, text, "goodput", "");
-    snprintf(text, sizeof text, m->joules < 3.6e6 ? "%.3g J" : "%.3g kWh", m->joules / (m->joules < 3.6e6 ? 1 : 3.6e6));
-    fact_add(facts, &n, m->joules > 0, text, "energy", "");
-    snprintf(text, sizeof text, "$%.2f", cost);
-    fact_add(facts, &n, isfinite(cost) && m->count > 0, text, "cost", "");
-    fact_add(facts, &n, m->last[KEY_SKIPPED] > 0, number_text(text, m->last[KEY_SKIPPED]), "steps skipped", "");
-    return n;
+    if (!isfinite(ranks)) ranks = (double)max_size(run->heat.ranks, 1);
+    fact_number(&f, metrics_mean(m, KEY_LOSS, m->count / 50 + 1), "training loss", ", recent mean");
+    fact_number(&f, m->last[KEY_VAL], "validation loss", ", last");
+    if (isfinite(m->best_step)) snprintf(detail, sizeof detail, ", step %s", number_text(text, m->best_step));
+    fact_number(&f, m->best_val, "validation loss, best", detail);
+    fact_print(&f, isfinite(above), "%+.1f%%", 100 * above, "above the entropy floor");
+    snprintf(detail, sizeof detail, " of %s", number_text(text, steps));
+    fact_number(&f, m->last[KEY_STEP], "steps", steps > 0 ? detail : "");
+    fact_add(&f, m->last[KEY_TOKENS] > 0, number_short(text, m->last[KEY_TOKENS]), "tokens", "");
+    duration_text(text, sizeof text, wall);
+    fact_add(&f, m->count > 0 && isfinite(wall), text, "time", "");
+    fact_add(&f, rate > 0, number_short(text, rate), "tokens per second", "");
+    fact_print(&f, isfinite(mfu), "%.1f%%", 100 * mfu, "model FLOPs utilization");
+    fact_print(&f, g->wall > 0, "%.1f%%", 100 * g->steps / g->wall, "goodput");
+    if (m->joules < 3.6e6) fact_print(&f, m->joules > 0, "%.3g J", m->joules, "energy");
+    else fact_print(&f, true, "%.3g kWh", m->joules / 3.6e6, "energy");
+    fact_print(&f, price > 0 && m->count > 0 && isfinite(wall), "$%.2f", price * wall / 3600 * ranks, "cost");
+    fact_add(&f, m->last[KEY_SKIPPED] > 0, number_text(text, m->last[KEY_SKIPPED]), "steps skipped", "");
+    return f;
 }
 
 static const struct {
     const char *name, *key;
+    double hidden;      // the highest number that is not shown: not known, or no parallelism
 } START_ROWS[] = {
-    {"parameters", "parameters"}, {"of which train", "trained"}, {"family", "family"}, {"layers", "layers"},
-    {"channels", "channels"}, {"heads", "heads"}, {"key/value heads", "kv_heads"}, {"vocabulary", "vocab"},
-    {"sequence", "seq"}, {"FLOPs per token", "flops_per_token"}, {"precision", "precision"}, {"device", "device"},
-    {"hosts", "hosts"}, {"ranks", "ranks"}, {"data parallel", "dp"}, {"tensor parallel", "tp"},
-    {"pipeline stages", "pp"}, {"context parallel", "cp"}, {"ZeRO stage", "zero"}, {"micro-batch", "batch"},
-    {"tokens per step", "total_batch"}, {"data", "data"}, {"llmtrain", "version"}, {"command", "command"},
+    {"parameters", "parameters", 0}, {"of which train", "trained", 0}, {"family", "family", 0}, {"layers", "layers", 0},
+    {"channels", "channels", 0}, {"heads", "heads", 0}, {"key/value heads", "kv_heads", 0}, {"vocabulary", "vocab", 0},
+    {"sequence", "seq", 0}, {"FLOPs per token", "flops_per_token", 0}, {"precision", "precision", 0},
+    {"device", "device", 0}, {"hosts", "hosts", 0}, {"ranks", "ranks", 0}, {"data parallel", "dp", 1},
+    {"tensor parallel", "tp", 1}, {"pipeline stages", "pp", 1}, {"context parallel", "cp", 1}, {"ZeRO stage", "zero", 0},
+    {"micro-batch", "batch", 0}, {"tokens per step", "total_batch", 0}, {"data", "data", 0}, {"llmtrain", "version", 0},
+    {"command", "command", 0},
 };
 
-// What run.jsonl says. A layout of one rank is not shown.
+// What run.jsonl says.
 static inline void start_write(Page* page, const Run* run) {
     page_put(page, "<dl>");
     for (size_t i = 0; i < sizeof START_ROWS / sizeof *START_ROWS; i++) {
         const char* key = START_ROWS[i].key;
         uint32_t node = json_get(&run->start, 0, key);
-        bool layout = strlen(key) == 2 || strcmp(key, "zero") == 0;
-        if (node == JSON_NONE || (layout && start_number(run, key) <= (strcmp(key, "zero") == 0 ? 0 : 1))) continue;
-        if (start_number(run, key) == 0) continue;  // not known
-        if (strcmp(key, "trained") == 0 && start_number(run, key) == start_number(run, "parameters")) continue;
+        double number = start_number(run, key);
+        bool all_train = strcmp(key, "trained") == 0 && number == start_number(run, "parameters");
+        if (node == JSON_NONE || number <= START_ROWS[i].hidden || all_train) continue;
         bool command = strcmp(key, "command") == 0;
         page_put(page, "<div%s><dt>%s</dt><dd>%s", command ? " class=\"wide\"" : "", START_ROWS[i].name,
                  command ? "<code>" : "");
@@ -149,18 +143,16 @@ static inline void start_write(Page* page, const Run* run) {
 
 static inline void head_write(Page* page, const Report* report) {
     const Run* run = &report->runs[0];
-    Fact facts[FACTS_MAX];
+    Facts facts = run_facts(run, report->price);
     page_put(page, "<h1>");
     page_string(page, run->directory);
     page_state(page, run);
     page_put(page, "</h1><div class=\"tiles\">");
-    for (size_t i = 0, n = run_facts(facts, run, report->price); i < n; i++) {
-        if (facts[i].value[0] == 0) continue;
-        page_put(page, "<div><b>%s</b><small>%s%s</small></div>", facts[i].value, facts[i].name,
-                 facts[i].detail);
-    }
+    for (const Fact* fact = facts.rows; fact < facts.rows + facts.count; fact++)
+        if (fact->value[0])
+            page_put(page, "<div><b>%s</b><small>%s%s</small></div>", fact->value, fact->name, fact->detail);
     page_put(page, "</div>");
-    if (run->started) start_write(page, run);
+    if (json_count(&run->start, 0) > 0) start_write(page, run);
 }
 
 // The tokens with which the mean loss of a run first was at most `loss`.
@@ -170,7 +162,7 @@ static inline double tokens_to(const Run* run, Key key, double loss) {
     return NAN;
 }
 
-// The lowest loss that all runs reach, in the validation if all have one, or else in training.
+// The lowest loss that all runs reach, in the validation if all have one, or else in training; NAN: there is none.
 static inline double common_loss(Key* key, const Report* report) {
     double common = -INFINITY;
     *key = KEY_VAL;
@@ -182,19 +174,12 @@ static inline double common_loss(Key* key, const Report* report) {
             least = fmin(least, cell_mean(&report->runs[r].metrics.columns[i].cells[*key]));
         common = fmax(common, least);
     }
-    return common;
-}
-
-// A row of the table of runs: `text` gives a run's cell.
-static inline void row_begin(Page* page, const char* name) {
-    page_put(page, "<tr><td class=\"nowrap fact\">");
-    page_string(page, name);
-    page_put(page, "</td>");
+    return isfinite(common) ? common : NAN;
 }
 
 // A flag of a run, as it was given; JSON_NONE.
 static inline uint32_t run_flag(const Run* run, const char* name) {
-    return run->started ? json_get(&run->start, json_get(&run->start, 0, "flags"), name) : JSON_NONE;
+    return json_get(&run->start, json_get(&run->start, 0, "flags"), name);
 }
 
 static inline bool flag_equal(const Run* a, const Run* b, const char* name) {
@@ -208,13 +193,14 @@ static inline bool flag_equal(const Run* a, const Run* b, const char* name) {
 static inline void flags_rows(Page* page, const Report* report) {
     bool begun = false;
     for (size_t r = 0; r < report->count; r++) {
-        const Run* run = &report->runs[r];
-        uint32_t flags = run->started ? json_get(&run->start, 0, "flags") : JSON_NONE;
-        for (uint32_t i = json_first(&run->start, flags); i != JSON_NONE; i = json_next(&run->start, i)) {
-            const char* name = json_key(&run->start, i);
+        const Json* start = &report->runs[r].start;
+        uint32_t flags = json_get(start, 0, "flags");
+        for (uint32_t i = json_first(start, flags); i != JSON_NONE; i = json_next(start, i)) {
+            const char* name = json_key(start, i);
             bool same = true, shown = strcmp(name, "out") == 0;
             for (size_t q = 0; q < r; q++) shown = shown || run_flag(&report->runs[q], name) != JSON_NONE;
-            for (size_t q = 0; q < report->count; q++) same = same && flag_equal(run, &report->runs[q], name);
+            for (size_t q = 0; q < report->count; q++)
+                same = same && flag_equal(&report->runs[r], &report->runs[q], name);
             if (same || shown) continue;
             if (!begun)
                 page_put(page, "<tr><th class=\"sub\" colspan=\"%zu\">Flags that differ</th></tr>", report->count + 1);
@@ -233,42 +219,34 @@ static inline void flags_rows(Page* page, const Report* report) {
 }
 
 static inline void runs_table(Page* page, const Report* report) {
-    Fact facts[RUNS_MAX][FACTS_MAX];
-    size_t n = 0;
-    char text[40], name[96], loss[40];
+    Facts facts[RUNS_MAX];
+    char text[40], name[96];
     Key key;
     double common = common_loss(&key, report);
+    snprintf(name, sizeof name, "tokens to a %s loss of %s", key == KEY_VAL ? "validation" : "training",
+             number_text(text, common));
     page_put(page, "<div class=\"scroll\"><table><thead><tr><th></th>");
     for (size_t r = 0; r < report->count; r++) {
-        page_put(page, "<th class=\"n\"><i class=\"key\" style=\"background:var(--c%zu)\"></i>", r % 8);
+        double tokens = tokens_to(&report->runs[r], key, common);
+        facts[r] = run_facts(&report->runs[r], report->price);
+        fact_add(&facts[r], isfinite(tokens), number_short(text, tokens), name, "");
+        page_put(page, "<th class=\"n\"><i class=\"key\" style=\"background:var(--c%zu)\"></i>", r);
         page_string(page, report->runs[r].directory);
         page_put(page, "</th>");
-        n = run_facts(facts[r], &report->runs[r], report->price);
     }
-    page_put(page, "</tr></thead><tbody>");
-    row_begin(page, "state");
+    page_put(page, "</tr></thead><tbody><tr><td class=\"nowrap fact\">state</td>");
     for (size_t r = 0; r < report->count; r++) {
         page_put(page, "<td class=\"n\">");
         page_state(page, &report->runs[r]);
         page_put(page, "</td>");
     }
     page_put(page, "</tr>");
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < facts[0].count; i++) {
         bool any = false;
-        for (size_t r = 0; r < report->count; r++) any = any || facts[r][i].value[0];
+        for (size_t r = 0; r < report->count; r++) any = any || facts[r].rows[i].value[0];
         if (!any) continue;
-        row_begin(page, facts[0][i].name);
-        for (size_t r = 0; r < report->count; r++) page_put(page, "<td class=\"n\">%s</td>", facts[r][i].value);
-        page_put(page, "</tr>");
-    }
-    snprintf(name, sizeof name, "tokens to a %s loss of %s", key == KEY_VAL ? "validation" : "training",
-             number_text(loss, common));
-    if (isfinite(common)) {
-        row_begin(page, name);
-        for (size_t r = 0; r < report->count; r++) {
-            double tokens = tokens_to(&report->runs[r], key, common);
-            page_put(page, "<td class=\"n\">%s</td>", isfinite(tokens) ? number_short(text, tokens) : "");
-        }
+        page_put(page, "<tr><td class=\"nowrap fact\">%s</td>", facts[0].rows[i].name);
+        for (size_t r = 0; r < report->count; r++) page_put(page, "<td class=\"n\">%s</td>", facts[r].rows[i].value);
         page_put(page, "</tr>");
     }
     flags_rows(page, report);
@@ -283,25 +261,26 @@ static inline void page_section(Page* page, const Report* report, const Run* run
 }
 
 static inline void goodput_write(Page* page, const Report* report, const Run* run) {
-    static const int colors[] = {2, 4, 0, 3, 5, 6, 7};
+    static const int colors[GOODPUT_PART_COUNT] = {2, 4, 0, 3, 5, 6, 7};
     const Goodput* g = &run->goodput;
+    double seconds[GOODPUT_PART_COUNT];
     char text[40];
     if (!(g->wall > 0)) return;
     page_section(page, report, run, "Where the time went");
     page_put(page, "<div class=\"bar\">");
     for (size_t i = 0; i < GOODPUT_PART_COUNT; i++) {
-        double seconds = *(const double*)(const void*)((const char*)g + GOODPUT_PARTS[i].offset);
-        if (seconds <= 0) continue;
-        page_put(page, "<span title=\"%s\" style=\"width:%.3f%%;background:var(--c%d)\"></span>", GOODPUT_PARTS[i].name,
-                 100 * seconds / g->wall, colors[i % 7]);
+        memcpy(&seconds[i], (const char*)g + GOODPUT_PARTS[i].offset, sizeof *seconds);
+        if (seconds[i] > 0)
+            page_put(page, "<span title=\"%s\" style=\"width:%.3f%%;background:var(--c%d)\"></span>",
+                     GOODPUT_PARTS[i].name, 100 * seconds[i] / g->wall, colors[i]);
     }
     page_put(page, "</div><div class=\"scroll\"><table><tbody>");
     for (size_t i = 0; i < GOODPUT_PART_COUNT; i++) {
-        double seconds = *(const double*)(const void*)((const char*)g + GOODPUT_PARTS[i].offset);
-        if (seconds <= 0) continue;
-        page_put(page, "<tr><td><i class=\"key\" style=\"background:var(--c%d)\"></i>%s</td><td class=\"n\">%s</td>"
-                 "<td class=\"n\">%.2f%%</td></tr>", colors[i % 7], GOODPUT_PARTS[i].name, duration_text(text, seconds),
-                 100 * seconds / g->wall);
+        duration_text(text, sizeof text, seconds[i]);
+        if (seconds[i] > 0)
+            page_put(page, "<tr><td><i class=\"key\" style=\"background:var(--c%d)\"></i>%s</td><td class=\"n\">%s</td>"
+                     "<td class=\"n\">%.2f%%</td></tr>", colors[i], GOODPUT_PARTS[i].name, text,
+                     100 * seconds[i] / g->wall);
     }
     page_put(page, "</tbody></table></div><p class=\"note\">%llu start%s",
              (unsigned long long)g->starts, g->starts == 1 ? "" : "s");
@@ -331,31 +310,18 @@ static inline void heat_image(Page* page, const Heat* h) {
             cells[row * h->count + i] = (unsigned char)lrint(fmin(fmax(128 + 128 * log2(ratio), 0), 255));
         }
     }
-    png_uri(page, cells, h->count, h->rows, palette);
+    bitmap_uri(page, cells, h->count, h->rows, palette);
 }
 
+// The slowest ranks.
 static inline void ranks_table(Page* page, const Heat* h) {
-    enum { SHOWN = 8 };
-    size_t order[SHOWN], count = 0;
-    for (size_t r = 0; r < h->ranks; r++) {
-        double mean = h->sums[r].lines ? h->sums[r].ratio / (double)h->sums[r].lines : 0;
-        size_t i = count < SHOWN ? count++ : SHOWN;
-        for (; i > 0; i--) {
-            const RankSum* other = &h->sums[order[i - 1]];
-            if (mean <= other->ratio / (double)max_size(other->lines, 1)) break;
-            if (i < SHOWN) order[i] = order[i - 1];
-        }
-        if (i < SHOWN) order[i] = r;
-    }
     page_put(page, "<div class=\"scroll\"><table><thead><tr><th class=\"n\">rank</th><th class=\"n\">computes, ms</th>"
-             "<th class=\"n\">of the median</th><th class=\"n\">waits, ms</th><th class=\"n\">slowest in</th></tr><"
-             "/thead>"
-             "<tbody>");
-    for (size_t i = 0; i < count; i++) {
-        const RankSum* s = &h->sums[order[i]];
+             "<th class=\"n\">of the median</th><th class=\"n\">waits, ms</th><th class=\"n\">slowest in</th></tr>"
+             "</thead><tbody>");
+    for (const RankSum* s = h->sums; s < h->sums + min_size(h->ranks, RANKS_SHOWN); s++) {
         double lines = (double)max_size(s->lines, 1);
         page_put(page, "<tr><td class=\"n\">%zu</td><td class=\"n\">%.2f</td><td class=\"n\">%.3f</td>"
-                 "<td class=\"n\">%.2f</td><td class=\"n\">%.1f%% of the steps</td></tr>", order[i], s->busy / lines,
+                 "<td class=\"n\">%.2f</td><td class=\"n\">%.1f%% of the steps</td></tr>", s->rank, s->busy / lines,
                  s->ratio / lines, s->wait / lines, 100 * (double)s->slowest / lines);
     }
     page_put(page, "</tbody></table></div>");
@@ -389,50 +355,45 @@ static const struct {
 } MARK_NAMES[MARKS] = {{"starts", 2}, {"saves", 0}, {"rewinds", 3}, {"bad batches", 6}, {"warnings", 1}, {"faults", 4},
                        {"ends", 7}};
 
-// The strokes of a kind of events, in one of `rows` rows. Strokes that would lie on one another are one.
-static inline void time_marks(Page* page, const Report* report, const Run* run, MarkKind kind, double row,
-                              double rows) {
+// The strokes of a kind of events. Strokes that would lie on one another are one.
+static inline void time_marks(Page* page, const Report* report, const Run* run, MarkKind kind, int y, int height) {
     const Events* e = &run->events;
+    Stroke strokes[COLUMNS_MAX + 1];
     bool used[COLUMNS_MAX + 1] = {false};
-    Page path = {0};
-    page_put(page, "<path class=\"mark\" data-r=\"%zu\" style=\"stroke-width:2;stroke:var(--c%d)\" data-s=\"",
-             (size_t)(run - report->runs), MARK_NAMES[kind].color);
-    for (size_t i = 0, n = 0; i < e->mark_count; i++) {
-        double at = fmin(fmax(e->marks[i].step / report->high[0], 0), 1);
-        size_t column = (size_t)(COLUMNS_MAX * at);
+    size_t count = 0;
+    for (size_t i = 0; i < e->mark_count; i++) {
+        double step = e->marks[i].step;
+        size_t column = (size_t)(COLUMNS_MAX * fmin(fmax(step / report->high[0], 0), 1));
         if (e->marks[i].kind != kind || used[column]) continue;
         used[column] = true;
-        page_put(page, "%s%.0f", n++ ? "," : "", e->marks[i].step);
-        page_put(&path, "M%d %dv%d", svg_units(at), svg_units((row + 0.2) / rows), svg_units(0.6 / rows));
+        strokes[count++] = (Stroke){step, y};
     }
-    page_put(page, "\" d=\"");
-    if (path.text) json_put(page, path.text, path.bytes);
-    page->failed = page->failed || path.failed;
-    json_writer_free(&path);
-    page_put(page, "\"/>");
+    page_put(page, "<path class=\"mark\" data-r=\"%zu\" style=\"stroke-width:2;stroke:var(--c%d)\"",
+             (size_t)(run - report->runs), MARK_NAMES[kind].color);
+    strokes_write(page, report, strokes, count, height);
 }
 
 // A row of strokes for each kind of event that the run has, over the steps.
 static inline void time_line(Page* page, const Report* report, const Run* run) {
-    const Events* e = &run->events;
-    size_t rows = 0, row = 0;
-    bool there[MARKS] = {false};
-    for (size_t i = 0; i < e->mark_count; i++) there[e->marks[i].kind] = true;
-    for (int kind = 0; kind < MARKS; kind++) rows += there[kind];
-    if (rows == 0) return;
-    page_put(page, "<figure><div class=\"box\" style=\"padding-left:6rem\"><svg class=\"plot\" height=\"%zu\">",
-             26 * rows);
+    MarkKind rows[MARKS];
+    int count = 0;
     for (int kind = 0; kind < MARKS; kind++) {
-        if (!there[kind]) continue;
-        double y = 100 * ((double)row++ + 0.5) / (double)rows;
-        page_put(page, "<line x2=\"100%%\" y1=\"%.2f%%\" y2=\"%.2f%%\"/><text class=\"y\" x=\"-12\" y=\"%.2f%%\" "
-                 "dy=\".33em\">%s</text>", y, y, y, MARK_NAMES[kind].name);
+        bool there = false;
+        for (size_t i = 0; i < run->events.mark_count; i++) there = there || (int)run->events.marks[i].kind == kind;
+        if (there) rows[count++] = (MarkKind)kind;
     }
-    chart_axes(page, report, NULL);
+    if (count == 0) return;
+    page_put(page, "<figure><div class=\"box\" style=\"padding-left:6rem\"><svg class=\"plot\" height=\"%d\">",
+             26 * count);
+    for (int row = 0; row < count; row++) {
+        double y = 100 * (row + 0.5) / count;
+        page_put(page, "<line x2=\"100%%\" y1=\"%.2f%%\" y2=\"%.2f%%\"/><text class=\"y\" x=\"-12\" y=\"%.2f%%\" "
+                 "dy=\".33em\">%s</text>", y, y, y, MARK_NAMES[rows[row]].name);
+    }
+    axes_write(page, report);
     svg_curves_begin(page);
-    row = 0;
-    for (int kind = 0; kind < MARKS; kind++)
-        if (there[kind]) time_marks(page, report, run, (MarkKind)kind, (double)row++, (double)rows);
+    for (int row = 0; row < count; row++)
+        time_marks(page, report, run, rows[row], svg_units((row + 0.2) / count), svg_units(0.6 / count));
     svg_curves_end(page);
     page_put(page, "</svg></div></figure>");
 }
@@ -539,7 +500,7 @@ static inline void positions_write(Page* page, const Report* report) {
     page_put(page, "]}</script>");
 }
 
-// The ends of the axes.
+// The axes.
 static inline void report_measure(Report* report) {
     double seconds = 0;
     for (size_t r = 0; r < report->count; r++) {
@@ -547,10 +508,12 @@ static inline void report_measure(Report* report) {
         if (m->count == 0) continue;
         report->high[0] = fmax(report->high[0], m->columns[m->count - 1].step);
         report->high[1] = fmax(report->high[1], m->columns[m->count - 1].tokens);
-        seconds = fmax(seconds, metrics_seconds(m));
+        seconds = fmax(seconds, m->seconds);
     }
+    report->axes[0] = "steps";
+    report->axes[1] = "tokens";
+    report->axes[2] = seconds < 180 ? "seconds" : seconds < 7200 ? "minutes" : "hours";
     report->time_unit = seconds < 180 ? 1 : seconds < 7200 ? 60 : 3600;
-    report->time_name = seconds < 180 ? "seconds" : seconds < 7200 ? "minutes" : "hours";
     report->high[2] = seconds / report->time_unit;
     for (int a = 0; a < 3; a++) if (!(report->high[a] > 0)) report->high[a] = 1;
 }
@@ -569,7 +532,7 @@ static inline bool report_write(Page* page, Report* report, Error* error) {
     for (size_t r = 0; r < report->count; r++) {
         if (r > 0) page_put(page, ", ");
         page_string(page, report->runs[r].directory);
-        broken += report->runs[r].metrics.broken;
+        broken += report->runs[r].broken;
     }
     page_put(page, "</title><style>");
     json_put(page, SVG_STYLE, sizeof SVG_STYLE - 1);

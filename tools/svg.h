@@ -4,7 +4,8 @@
 //   page_put(&page, "<svg class=\"plot\" height=\"190\">");
 //   svg_axis_y(&page, &scale, 5);
 //   svg_curves_begin(&page);
-//   svg_line(&page, x, y, count, false, "class=\"line\" style=\"stroke:var(--c0)\"");
+//   page_put(&page, "<path class=\"line\" style=\"stroke:var(--c0)\"");
+//   svg_line(&page, &scale, x, values, count, false);
 //   svg_curves_end(&page);
 //   page_put(&page, "</svg>");
 //   if (!json_write_done(&page, &error)) ...                                  page.text, page.bytes
@@ -162,7 +163,7 @@ static inline void svg_axis_x(Page* page, const SvgScale* s, int most, const cha
 }
 
 // ------------------------------------------------------------------------------------------------
-// Curves: x and y are 0 to 1, from the left and from below, as svg_at returns them
+// Curves: paths whose attributes but `d` are written before; x is 0 to 1, from the left
 
 static inline void svg_curves_begin(Page* page) {
     page_put(page, "<svg width=\"100%%\" height=\"100%%\" viewBox=\"0 0 %d %d\" preserveAspectRatio=\"none\">",
@@ -174,131 +175,73 @@ static inline void svg_curves_end(Page* page) { page_put(page, "</svg>"); }
 // A coordinate, not far outside of the plot.
 static inline int svg_units(double at) { return (int)lrint(SVG_UNITS * fmin(fmax(at, -1), 2)); }
 
-static inline void svg_point(Page* page, const char* before, double x, double y) {
-    page_put(page, "%s%d %d", before, svg_units(x), svg_units(1 - y));
+static inline void svg_point(Page* page, const char* before, const SvgScale* s, double x, double value) {
+    page_put(page, "%s%d %d", before, svg_units(x), svg_units(1 - svg_at(s, value)));
 }
 
-static inline void svg_path_begin(Page* page, const char* attributes) {
-    json_put(page, "<path ", 6);
-    json_put(page, attributes, strlen(attributes));
-    json_put(page, " d=\"", 4);
-}
-
-// A line through the points whose y is a number; the others are gaps in it, or are passed over.
-static inline void svg_line(Page* page, const double* x, const double* y, size_t count, bool over_gaps,
-                            const char* attributes) {
+// A line through the values that are numbers; the others are gaps in it, or are passed over.
+static inline void svg_line(Page* page, const SvgScale* s, const double* x, const double* values, size_t count,
+                            bool over_gaps) {
     bool pen = false;
-    svg_path_begin(page, attributes);
+    page_put(page, " d=\"");
     for (size_t i = 0; i < count; i++) {
-        bool there = isfinite(y[i]);
-        if (there) svg_point(page, pen ? " " : "M", x[i], y[i]);
-        bool alone = there && !pen && !over_gaps && (i + 1 == count || !isfinite(y[i + 1]));
+        bool there = isfinite(values[i]);
+        if (there) svg_point(page, pen ? " " : "M", s, x[i], values[i]);
+        bool alone = there && !pen && !over_gaps && (i + 1 == count || !isfinite(values[i + 1]));
         if (alone) page_put(page, "h5");  // a line of one point would not be seen
         pen = there || (over_gaps && pen);
     }
     page_put(page, "\"/>");
 }
 
-static inline void svg_dots(Page* page, const double* x, const double* y, size_t count, const char* attributes) {
-    svg_path_begin(page, attributes);
-    for (size_t i = 0; i < count; i++) {
-        if (!isfinite(y[i])) continue;
-        svg_point(page, "M", x[i], y[i]);
-        page_put(page, "h0");
-    }
-    page_put(page, "\"/>");
-}
-
 // The area between two lines.
-static inline void svg_band(Page* page, const double* x, const double* low, const double* high, size_t count,
-                            const char* attributes) {
-    const char* before = "M";
-    svg_path_begin(page, attributes);
+static inline void svg_band(Page* page, const SvgScale* s, const double* x, const double* low, const double* high,
+                            size_t count) {
+    const char* before = " d=\"M";
     for (size_t i = 0; i < count; i++) {
         if (!isfinite(high[i])) continue;
-        svg_point(page, before, x[i], high[i]);
+        svg_point(page, before, s, x[i], high[i]);
         before = " ";
     }
     for (size_t i = count; i-- > 0;)
-        if (isfinite(low[i])) svg_point(page, " ", x[i], low[i]);
+        if (isfinite(low[i])) svg_point(page, " ", s, x[i], low[i]);
     page_put(page, "Z\"/>");
 }
 
 // ------------------------------------------------------------------------------------------------
-// A picture of colored cells, as a PNG in the text: one rectangle in the file instead of one for each cell
-//
-// PNG (ISO/IEC 15948) with a palette; its data are stored, not compressed (RFC 1950, RFC 1951).
+// A picture of colored cells, as a bitmap in the text: one rectangle in the file instead of one for each cell
 
-typedef struct {
-    Page* page;
-    uint32_t crc, group;  // CRC-32 of the chunk; up to three bytes, which base64 writes as four letters
-    int bytes;            // of the group
-} PngWriter;
-
-static inline void png_letters(PngWriter* png, int letters) {
-    static const char base64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    char text[4] = {'=', '=', '=', '='};
-    for (int i = 0; i < letters; i++) text[i] = base64[png->group >> (18 - 6 * i) & 63];
-    json_put(png->page, text, 4);
-    png->group = 0;
-    png->bytes = 0;
-}
-
-static inline void png_byte(PngWriter* png, unsigned byte) {
-    png->crc ^= byte;
-    for (int i = 0; i < 8; i++) png->crc = png->crc >> 1 ^ (png->crc & 1 ? 0xEDB88320u : 0);
-    png->group |= byte << (16 - 8 * png->bytes);
-    if (++png->bytes == 3) png_letters(png, 4);
-}
-
-static inline void png_number(PngWriter* png, uint32_t number) {
-    for (int i = 24; i >= 0; i -= 8) png_byte(png, number >> i & 255);
-}
-
-static inline void png_begin(PngWriter* png, uint32_t bytes, const char* name) {
-    png_number(png, bytes);
-    png->crc = 0xFFFFFFFFu;
-    for (int i = 0; i < 4; i++) png_byte(png, (unsigned char)name[i]);
-}
-
-static inline void png_end(PngWriter* png) { png_number(png, ~png->crc); }
-
-// The rows of cells (height, width), from above, each byte a color of the palette, as a data URI.
-static inline void png_uri(Page* page, const unsigned char* cells, size_t width, size_t height,
-                           const unsigned char palette[256][3]) {
-    static const unsigned char signature[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1A, '\n'}, depth[5] = {8, 3, 0, 0, 0};
-    PngWriter png = {page, 0, 0, 0};
-    size_t row = width + 1, left = row * height;  // a row begins with a zero: no filter
-    uint32_t a = 1, b = 0;                        // Adler-32
-    page_put(page, "data:image/png;base64,");
-    for (int i = 0; i < 8; i++) png_byte(&png, signature[i]);
-    png_begin(&png, 13, "IHDR");
-    png_number(&png, (uint32_t)width);
-    png_number(&png, (uint32_t)height);
-    for (int i = 0; i < 5; i++) png_byte(&png, depth[i]);
-    png_end(&png);
-    png_begin(&png, 768, "PLTE");
-    for (int i = 0; i < 768; i++) png_byte(&png, palette[i / 3][i % 3]);
-    png_end(&png);
-    png_begin(&png, (uint32_t)(2 + 5 * ((left + 65534) / 65535) + left + 4), "IDAT");
-    png_byte(&png, 0x78);
-    png_byte(&png, 0x01);
-    for (size_t i = 0; left > 0; i++, left--) {
-        unsigned byte = i % row == 0 ? 0 : cells[i / row * width + i % row - 1];
-        if (i % 65535 == 0) {  // a stored block
-            unsigned bytes = (unsigned)min_size(left, 65535);
-            png_byte(&png, left <= 65535);
-            for (int k = 0; k < 4; k++) png_byte(&png, ((k < 2 ? bytes : ~bytes) >> (k % 2 * 8)) & 255);
-        }
-        png_byte(&png, byte);
-        a = (a + byte) % 65521;
-        b = (b + a) % 65521;
+// Bytes in base64 (RFC 4648).
+static inline void page_base64(Page* page, const unsigned char* bytes, size_t count) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < count; i += 3) {
+        uint32_t group = 0;
+        char text[4] = {'=', '=', '=', '='};
+        for (size_t k = 0; k < 3; k++) group = group << 8 | (i + k < count ? bytes[i + k] : 0);
+        for (size_t k = 0; k <= min_size(count - i, 3); k++) text[k] = letters[group >> (18 - 6 * k) & 63];
+        json_put(page, text, 4);
     }
-    png_number(&png, b << 16 | a);
-    png_end(&png);
-    png_begin(&png, 0, "IEND");
-    png_end(&png);
-    if (png.bytes > 0) png_letters(&png, png.bytes + 1);
+}
+
+// The rows of cells (height, width), from above, each byte a color (red, green, blue) of the palette, as a data URI: a
+// BMP file with a BITMAPINFOHEADER, not compressed.
+static inline void bitmap_uri(Page* page, const unsigned char* cells, size_t width, size_t height,
+                              const unsigned char palette[256][3]) {
+    enum { HEADER = 54, PALETTE = 1024 };
+    size_t row = round_up(width, 4), bytes = HEADER + PALETTE + row * height;
+    const uint32_t fields[] = {(uint32_t)bytes, 0, HEADER + PALETTE, 40, (uint32_t)width, (uint32_t)height,
+                               8 << 16 | 1};  // 1 plane, 8 bits; the other fields are 0
+    unsigned char* file = (unsigned char*)memory_allocate(bytes);
+    page->failed |= file == NULL;
+    if (file == NULL) return;
+    memcpy(file, "BM", 2);
+    for (size_t i = 0; i < sizeof fields; i++) file[2 + i] = (unsigned char)(fields[i / 4] >> i % 4 * 8);
+    for (size_t i = 0; i < 768; i++) file[HEADER + i / 3 * 4 + 2 - i % 3] = palette[i / 3][i % 3];
+    for (size_t y = 0; y < height; y++)  // the last row comes first
+        memcpy(file + HEADER + PALETTE + row * y, cells + width * (height - 1 - y), width);
+    page_put(page, "data:image/bmp;base64,");
+    page_base64(page, file, bytes);
+    free(file);
 }
 
 #endif  // LLMTRAIN_SVG_H

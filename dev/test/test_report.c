@@ -5,7 +5,7 @@
 //
 //   1. page     a checker: tags nest, attributes are quoted, text is escaped, coordinates are numbers
 //   2. numbers  lines of the metrics against strtod and against their prefixes; columns against all lines
-//   3. charts   ticks; PNG, decoded; texts from outside
+//   3. charts   ticks; bitmap, decoded; texts from outside
 //   4. runs     a tiny run, hostile texts, runs that lack files, have one line, or end in the middle of one
 //   5. programs same bytes, several runs, --watch, refusals, 100,000 lines; figures against RESULTS.md
 
@@ -195,12 +195,10 @@ static void test_columns(void) {
     static double losses[MOST];
     double worst = 0;
     for (size_t k = 0; k < COUNT_OF(sizes); k++) {
-        size_t n = sizes[k], spike = n / 3, at = 0;
+        size_t n = sizes[k], each = (n + COLUMNS_MAX - 1) / COLUMNS_MAX, spike = n / 3, at = 0;
         Metrics m;
         memset(&m, 0, sizeof m);
-        m.most = COLUMNS_MAX;
         m.columns = (Column*)calloc(COLUMNS_MAX, sizeof *m.columns);
-        m.per_column = 1;
         m.best_val = m.best_step = NAN;
         for (int i = 0; i < KEYS; i++) m.last[i] = NAN;
         for (size_t i = 0; i < n; i++) {
@@ -212,12 +210,12 @@ static void test_columns(void) {
             v[KEY_MS] = 500;
             if (i % 7 != 5) v[KEY_LOSS] = losses[i];
             if (i % 100 == 99) v[KEY_VAL] = 5 - 1e-4 * (double)i;
-            metrics_add(&m, v);
+            metrics_add(&m, v, each);
         }
         expect(m.count <= COLUMNS_MAX && 2 * m.count >= (n < COLUMNS_MAX ? n : COLUMNS_MAX), "%zu columns", m.count);
         for (size_t c = 0; c < m.count; c++) {
             Cell cell = {INFINITY, -INFINITY, 0, 0}, *have = &m.columns[c].cells[KEY_LOSS];
-            size_t end = at + m.per_column < n ? at + m.per_column : n;
+            size_t end = at + each < n ? at + each : n;
             for (; at < end; at++) {
                 if (at % 7 == 5) continue;
                 cell = (Cell){fmin(cell.low, losses[at]), fmax(cell.high, losses[at]), cell.sum + losses[at],
@@ -228,8 +226,7 @@ static void test_columns(void) {
             expect(have->low == cell.low && have->high == cell.high, "bounds of column %zu of %zu lines", c, n);
             worst = fmax(worst, fabs(have->sum / cell.sum - 1));
         }
-        expect(at == n && m.lines == n && metrics_seconds(&m) == 0.5 * (double)n, "%zu lines, %g s", n,
-               metrics_seconds(&m));
+        expect(at == n && m.lines == n && m.seconds == 0.5 * (double)n, "%zu lines, %g s", n, m.seconds);
         expect(n < 100 || (m.best_step == (double)(n / 100 * 100) &&
                            fabs(m.best_val - (5 - 1e-4 * (m.best_step - 1))) < 1e-12),
                "the best validation loss of %zu lines is of step %g", n, m.best_step);
@@ -277,75 +274,36 @@ static size_t base64_read(unsigned char* out, const char* text) {
     return n;
 }
 
-static uint32_t big_endian(const unsigned char* p) {
-    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+static size_t little_endian(const unsigned char* p) {
+    return p[0] | (size_t)p[1] << 8 | (size_t)p[2] << 16 | (size_t)p[3] << 24;
 }
 
-// CRC-32 by long division of the bits, with 32 zero bits behind them.
-static uint32_t crc_reference(const unsigned char* p, size_t bytes) {
-    uint64_t remainder = 0;
-    for (size_t i = 0; i < bytes + 4; i++) {
-        for (int bit = 0; bit < 8; bit++) {
-            uint64_t next = i < bytes ? (unsigned)p[i] >> bit & 1 : 0;
-            if (i < 4) next ^= 1;  // the first 32 bits are inverted
-            remainder = remainder << 1 | next;
-            if (remainder >> 32) remainder ^= 0x104C11DB7ull;
-        }
-    }
-    uint32_t reflected = 0;
-    for (int bit = 0; bit < 32; bit++) reflected |= (uint32_t)(remainder >> bit & 1) << (31 - bit);
-    return ~reflected;
-}
-
-static void test_png(size_t width, size_t height) {
-    unsigned char *cells = (unsigned char*)malloc(width * height), *file, *data, palette[256][3];
+static void test_bitmap(size_t width, size_t height) {
+    unsigned char *cells = (unsigned char*)malloc(width * height), *file, palette[256][3];
     Page page = {0};
     for (size_t i = 0; i < width * height; i++) cells[i] = (unsigned char)random_bits(5, RANDOM_TEST, 0, i);
-    for (int i = 0; i < 768; i++) palette[i / 3][i % 3] = (unsigned char)(255 - i / 3);
-    png_uri(&page, cells, width, height, palette);
+    for (int i = 0; i < 768; i++) palette[i / 3][i % 3] = (unsigned char)(255 - i / 3 + i % 3);
+    bitmap_uri(&page, cells, width, height, palette);
     need(page.text && cells, "a picture");
-    expect(strncmp(page.text, "data:image/png;base64,", 22) == 0, "the URI");
+    expect(strncmp(page.text, "data:image/bmp;base64,", 22) == 0, "the URI");
     file = (unsigned char*)malloc(page.bytes);
-    data = (unsigned char*)malloc(page.bytes);
-    size_t bytes = base64_read(file, page.text + 22), at = 8, used = 0;
-    expect(memcmp(file, "\x89PNG\r\n\x1a\n", 8) == 0, "the signature");
-    char names[64] = "";
-    while (at + 12 <= bytes) {
-        size_t n = big_endian(file + at);
-        snprintf(names + strlen(names), sizeof names - strlen(names), "%.4s ", (char*)file + at + 4);
-        if (!expect(at + 12 + n <= bytes, "a chunk of %zu bytes", n)) break;
-        expect(big_endian(file + at + 8 + n) == crc_reference(file + at + 4, n + 4), "the CRC of %.4s",
-               (char*)file + at + 4);
-        if (memcmp(file + at + 4, "IHDR", 4) == 0)
-            expect(big_endian(file + at + 8) == width && big_endian(file + at + 12) == height && file[at + 16] == 8 &&
-                       file[at + 17] == 3, "the header");
-        if (memcmp(file + at + 4, "PLTE", 4) == 0) expect(memcmp(file + at + 8, palette, 768) == 0, "the palette");
-        if (memcmp(file + at + 4, "IDAT", 4) == 0) memcpy(data, file + at + 8, used = n);
-        at += 12 + n;
-    }
-    expect(at == bytes && strcmp(names, "IHDR PLTE IDAT IEND ") == 0, "chunks %s", names);
-    expect(used > 6 && (data[0] * 256 + data[1]) % 31 == 0 && (data[0] & 15) == 8, "the header of zlib");
-    size_t row = 0, column = 0, wrong_cells = 0;
-    uint32_t a = 1, b = 0;
-    bool last = false;
-    for (at = 2; at + 5 <= used && !last;) {
-        size_t n = data[at + 1] | (size_t)data[at + 2] << 8, m = data[at + 3] | (size_t)data[at + 4] << 8;
-        last = data[at] & 1;
-        expect((data[at] & 6) == 0 && (n ^ m) == 0xFFFF && at + 5 + n <= used, "a stored block of %zu bytes", n);
-        for (size_t i = at + 5; i < at + 5 + n && row < height; i++) {
-            wrong_cells += data[i] != (column ? cells[row * width + column - 1] : 0);
-            a = (a + data[i]) % 65521;
-            b = (b + a) % 65521;
-            if (++column == width + 1) row++, column = 0;
+    size_t bytes = base64_read(file, page.text + 22), row = (width + 3) / 4 * 4, wrong_cells = 0;
+    expect(memcmp(file, "BM", 2) == 0 && bytes == 14 + 40 + 1024 + row * height, "%zu bytes", bytes);
+    // BITMAPFILEHEADER and BITMAPINFOHEADER: sizes, where the cells are, planes and bits, no compression
+    const size_t fields[][2] = {{2, bytes}, {6, 0}, {10, 14 + 40 + 1024}, {14, 40}, {18, width}, {22, height},
+                                {26, 1 + (8 << 16)}, {30, 0}, {34, 0}, {46, 0}, {50, 0}};
+    for (size_t i = 0; i < COUNT_OF(fields); i++)
+        expect(little_endian(file + fields[i][0]) == fields[i][1], "the field at byte %zu", fields[i][0]);
+    for (size_t y = 0; y < height; y++)
+        for (size_t x = 0; x < width; x++) {
+            unsigned char cell = cells[y * width + x];
+            const unsigned char *color = file + 54 + 4 * file[1078 + (height - 1 - y) * row + x], *want = palette[cell];
+            wrong_cells += color[2] != want[0] || color[1] != want[1] || color[0] != want[2] || color[3] != 0;
         }
-        at += 5 + n;
-    }
-    expect(last && row == height && wrong_cells == 0, "%zu wrong cells in %zu rows", wrong_cells, row);
-    expect(at + 4 == used && big_endian(data + at) == (b << 16 | a), "Adler-32");
-    verdict("a PNG of %zu x %zu cells", width, height);
+    expect(wrong_cells == 0, "%zu wrong cells", wrong_cells);
+    verdict("a bitmap of %zu x %zu cells", width, height);
     free(cells);
     free(file);
-    free(data);
     json_writer_free(&page);
 }
 
@@ -448,7 +406,7 @@ static void test_tiny(void) {
         "<b>2.55</b><small>training loss, recent mean</small>", "<b>2.65</b><small>validation loss, last</small>",
         "<b>2.65</b><small>validation loss, best, step 20</small>", 
         "<b>+17.8%</b><small>above the entropy floor</small>",
-        "<b>20</b><small>steps of 20</small>", "<b>20k</b><small>tokens</small>", "<b>20.1 s</b><small>time</small>",
+        "<b>20</b><small>steps of 20</small>", "<b>20k</b><small>tokens</small>", "<b>20 s</b><small>time</small>",
         "<b>2000</b><small>tokens per second</small>", "<b>40.0%</b>", "<b>49.8%</b><small>goodput</small>",
         "<b>3e+03 J</b><small>energy</small>", "<b>$0.04</b><small>cost</small>",
         "<b>1</b><small>steps skipped</small>",
@@ -462,7 +420,7 @@ static void test_tiny(void) {
         "<b>Computing time of the ranks</b>", "<b>Waiting for other ranks</b>", "<h2>Machine</h2>", "<b>Power</b>",
         "<b>Energy</b>", "<b>Temperature</b>", "<b>Clock</b>", "<h2>Where the time went</h2>",
         "set-up</td><td class=\"n\">10 s",
-        "1 start.</p>", "<h2>Ranks</h2>", "data:image/png;base64,",
+        "1 start.</p>", "<h2>Ranks</h2>", "data:image/bmp;base64,",
         ("<tr><td class=\"n\">1</td><td class=\"n\">599.50</td><td class=\"n\">1.496</td><td class=\"n\">0.00</td>"
          "<td class=\"n\">50.0% of the steps</td></tr>"),
         "<h2>Events</h2>", "starts</text>", "saves</text>", "bad batches</text>", "ends</text>", "2025-11-24 16:00:13",
@@ -542,7 +500,7 @@ static void test_lacking(void) {
                 expect(page_good(&c, page), "%s, %d: %s", files[i], kind, c.problem);
                 for (size_t k = 0; k < COUNT_OF(files); k++)
                     expect((strstr(page, headings[k]) != NULL) == (k != i), "%s without %s", headings[k], files[i]);
-                expect((strstr(page, "1 incomplete line") != NULL) == (kind == 2 && strcmp(files[i], "events") != 0),
+                expect((strstr(page, "1 incomplete line") != NULL) == (kind == 2),
                        "the incomplete line of %s", files[i]);
             }
             free(page);
@@ -572,12 +530,34 @@ static void test_lacking(void) {
                "lines %zu", i);
         expect(strstr(page, "running") != NULL, "no event: it runs");
         if (i == 0) expect(strstr(page, "<b>Loss</b>") != NULL && strstr(page, "h5\"") != NULL, "a dot for one line");
+        if (i == 2) expect(count_in(page, "h5\"/>") == 1 && strstr(page, "M5000 5000h5") == NULL, "a loss of 0");
+        if (i == 3) expect(strstr(page, "<h2>") == NULL, "numbers too large for a sum are left out");
         if (i == 5) expect(strstr(page, "data-v=\"2,,3\"") && strstr(page, ">1 incomplete line of the logs"), "a gap");
         if (i == 5) expect(count_in(page, "h5") == 2, "a line ends at a gap");
         if (i == 6) expect(count_in(page, "[5]") == 1, "a step that is not after the one before is left out");
         free(page);
     }
     verdict("one line, NaN, null, gaps, a torn line, numbers beyond reason");
+}
+
+// Of many samples some are shown, at equal distances, and the last.
+static void test_samples(void) {
+    static const char* const directories[] = {"many"};
+    need(mkdir("many", 0755) == 0, "a directory");
+    for (size_t n = 1; n <= 40; n++) {
+        put_line("many/samples.jsonl", text_of("{\"step\": %zu,\"prompt\": \"p\",\"text\": \"t\"}\n", n));
+        char* page = page_of(directories, 1, 0);
+        need(page != NULL, "%s", error.text);
+        size_t each = (n + SAMPLES_KEPT - 1) / SAMPLES_KEPT, shown = 0;
+        for (size_t i = 1; i <= n; i++) {
+            bool here = strstr(page, text_of("<h3>step %zu</h3>", i)) != NULL;
+            expect(here == ((i - 1) % each == 0 || i == n), "sample %zu of %zu", i, n);
+            shown += here;
+        }
+        expect(count_in(page, "class=\"sample\"") == shown, "%zu samples of %zu", shown, n);
+        free(page);
+    }
+    verdict("some of many samples, and the last");
 }
 
 static void test_states(void) {
@@ -697,7 +677,7 @@ static void test_size(void) {
     char* page = text_read("long.html", &bytes);
     Checker c;
     expect(page_good(&c, page), "%s", c.problem);
-    expect(count_in(page, "52.") >= 1 && strstr(page, "step 77824"), "the spike of one line is there");
+    expect(count_in(page, "52.") >= 1 && strstr(page, "step 77875"), "the spike of one line is there");
     verdict("%d lines", LINES);
     check_bound((double)bytes, 1e6, "bytes of the page of %d lines", LINES);
     check_bound(seconds, 5, "processor seconds");
@@ -757,13 +737,14 @@ int main(int argc, char** argv) {
     test_lines();
     test_columns();
     test_ticks();
-    test_png(1, 1);
-    test_png(7, 3);
-    test_png(HEAT_COLUMNS, HEAT_ROWS);
+    test_bitmap(1, 1);
+    test_bitmap(7, 3);
+    test_bitmap(HEAT_COLUMNS, HEAT_ROWS);
     test_escapes();
     test_tiny();
     test_hostile();
     test_lacking();
+    test_samples();
     test_states();
     if (report_program) test_program(), test_watch(), test_size();
     else skip("the program report", text_of("there is none at %s", report_path));

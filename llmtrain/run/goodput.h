@@ -6,9 +6,9 @@
 //
 // Or, for a program that reads the lines of the metrics anyway:
 //
-//   GoodputLog log;
-//   if (!goodput_open(&log, events, bytes, &error)) ...             the text of events.jsonl
-//   goodput_add(&log, step, time);                                 each line of metrics.jsonl, in order
+//   GoodputLog log = {0};
+//   if (!goodput_event(&log, &json)) ...                           each line of events.jsonl
+//   goodput_add(&log, step, time);                                 then each line of metrics.jsonl, in order
 //   goodput_close(&g, &log);
 //
 // A start of the program trains in a stretch of steps; a rewind ends it and begins another. Set-up, steps and pauses of
