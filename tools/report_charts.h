@@ -160,8 +160,8 @@ static inline void curve_begin(Page* page, const Report* report, const Chart* ch
     page_put(page, "<path class=\"%s\" style=\"%s:var(--c%zu)\" data-r=\"%zu\" data-k=\"%zu\" data-n=\"", class_name,
              strcmp(class_name, "band") == 0 ? "fill" : "stroke", several ? r : s, r,
              several ? r : chart_series_id(chart, s));
-    page_string(page, several ? report->runs[r].directory : chart->series[s].name);
-    page_put(page, "%s\"", several && s > 0 ? ", validation" : "");
+    page_string(page, "", several ? report->runs[r].directory : chart->series[s].name,
+                several && s > 0 ? ", validation\"" : "\"");
 }
 
 // The line of a series of a run, with its band or dots.
@@ -237,8 +237,7 @@ static inline void chart_marks(Page* page, const Report* report) {
 static inline void page_key(Page* page, const char* prefix, size_t key, size_t color, const char* name) {
     page_put(page, "<button type=\"button\" data-k=\"%s%zu\"><i class=\"key\" style=\"background:var(--c%zu)\"></i>",
              prefix, key, color);
-    page_string(page, name);
-    page_put(page, "</button>");
+    page_string(page, "", name, "</button>");
 }
 
 // The title, and the keys of the lines if there are several: of the runs, or of the series of the run.

@@ -27,26 +27,28 @@ static inline double start_number(const Run* run, const char* key) {
     return value;
 }
 
-// The text of a node: a string, a number, or the elements of an array.
-static inline void page_node(Page* page, const Json* json, uint32_t node) {
+// The text of a node, between two of the page: a string, a number, or the elements of an array.
+static inline void page_node(Page* page, const char* before, const Json* json, uint32_t node, const char* after) {
+    page_put(page, "%s", before);
     if (json_is(json, node, JSON_ARRAY)) {
-        for (uint32_t i = json_first(json, node); i != JSON_NONE; i = json_next(json, i)) {
-            page_node(page, json, i);
-            if (json_next(json, i) != JSON_NONE) page_put(page, ", ");
-        }
+        for (uint32_t i = json_first(json, node); i != JSON_NONE; i = json_next(json, i))
+            page_node(page, "", json, i, json_next(json, i) == JSON_NONE ? "" : ", ");
     } else if (json_is(json, node, JSON_STRING)) {
         page_text(page, json->text + json->nodes[node].start, json->nodes[node].bytes);
     } else if (json_is(json, node, JSON_NUMBER)) {
         char text[40];
         double value = NAN;
         json_number(json, node, &value);
-        page_string(page, number_text(text, value));
+        page_put(page, "%s", number_text(text, value));
     }
+    page_put(page, "%s", after);
 }
 
-static inline void page_state(Page* page, const Run* run) {
-    static const char* const names[] = {"running", "done", "stopped", "failed"};
-    page_put(page, "<span class=\"state s%d\">%s</span>", (int)run->events.state, names[run->events.state]);
+static inline const char* run_state(const Run* run) {
+    static const char* const states[] = {
+        "<span class=\"state s0\">running</span>", "<span class=\"state s1\">done</span>",
+        "<span class=\"state s2\">stopped</span>", "<span class=\"state s3\">failed</span>"};
+    return states[run->events.state];
 }
 
 // The numbers of a run that count most: tiles of one run, columns of a table of several. A value that is not known is
@@ -81,33 +83,31 @@ __attribute__((format(printf, 3, 0))) static inline void fact_print(Facts* facts
     fact_add(facts, known, text, name, "");
 }
 
-static inline Facts run_facts(const Run* run, double price) {
+static inline void facts_add(Facts* f, const Run* run, double price) {
     const Metrics* m = &run->metrics;
     const Goodput* g = &run->goodput;
-    Facts f = {.count = 0};
     char text[64], detail[64] = "";
     double steps = start_number(run, "steps"), ranks = start_number(run, "ranks"), wall = run_wall(run);
     double mfu = metrics_mean(m, KEY_MFU, COLUMNS_MAX), rate = metrics_mean(m, KEY_RATE, COLUMNS_MAX);
     double above = m->last[KEY_VAL] / run->floor - 1;
     if (!isfinite(ranks)) ranks = (double)max_size(run->heat.ranks, 1);
-    fact_number(&f, metrics_mean(m, KEY_LOSS, m->count / 50 + 1), "training loss", ", recent mean");
-    fact_number(&f, m->last[KEY_VAL], "validation loss", ", last");
+    fact_number(f, metrics_mean(m, KEY_LOSS, m->count / 50 + 1), "training loss", ", recent mean");
+    fact_number(f, m->last[KEY_VAL], "validation loss", ", last");
     if (isfinite(m->best_step)) snprintf(detail, sizeof detail, ", step %s", number_text(text, m->best_step));
-    fact_number(&f, m->best_val, "validation loss, best", detail);
-    fact_print(&f, isfinite(above), "%+.1f%%", 100 * above, "above the entropy floor");
+    fact_number(f, m->best_val, "validation loss, best", detail);
+    fact_print(f, isfinite(above), "%+.1f%%", 100 * above, "above the entropy floor");
     snprintf(detail, sizeof detail, " of %s", number_text(text, steps));
-    fact_number(&f, m->last[KEY_STEP], "steps", steps > 0 ? detail : "");
-    fact_add(&f, m->last[KEY_TOKENS] > 0, number_short(text, m->last[KEY_TOKENS]), "tokens", "");
+    fact_number(f, m->last[KEY_STEP], "steps", steps > 0 ? detail : "");
+    fact_add(f, m->last[KEY_TOKENS] > 0, number_short(text, m->last[KEY_TOKENS]), "tokens", "");
     duration_text(text, sizeof text, wall);
-    fact_add(&f, m->count > 0 && isfinite(wall), text, "time", "");
-    fact_add(&f, rate > 0, number_short(text, rate), "tokens per second", "");
-    fact_print(&f, isfinite(mfu), "%.1f%%", 100 * mfu, "model FLOPs utilization");
-    fact_print(&f, g->wall > 0, "%.1f%%", 100 * g->steps / g->wall, "goodput");
-    if (m->joules < 3.6e6) fact_print(&f, m->joules > 0, "%.3g J", m->joules, "energy");
-    else fact_print(&f, true, "%.3g kWh", m->joules / 3.6e6, "energy");
-    fact_print(&f, price > 0 && m->count > 0 && isfinite(wall), "$%.2f", price * wall / 3600 * ranks, "cost");
-    fact_add(&f, m->last[KEY_SKIPPED] > 0, number_text(text, m->last[KEY_SKIPPED]), "steps skipped", "");
-    return f;
+    fact_add(f, m->count > 0 && isfinite(wall), text, "time", "");
+    fact_add(f, rate > 0, number_short(text, rate), "tokens per second", "");
+    fact_print(f, isfinite(mfu), "%.1f%%", 100 * mfu, "model FLOPs utilization");
+    fact_print(f, g->wall > 0, "%.1f%%", 100 * g->steps / g->wall, "goodput");
+    if (m->joules < 3.6e6) fact_print(f, m->joules > 0, "%.3g J", m->joules, "energy");
+    else fact_print(f, true, "%.3g kWh", m->joules / 3.6e6, "energy");
+    fact_print(f, price > 0 && m->count > 0 && isfinite(wall), "$%.2f", price * wall / 3600 * ranks, "cost");
+    fact_add(f, m->last[KEY_SKIPPED] > 0, number_text(text, m->last[KEY_SKIPPED]), "steps skipped", "");
 }
 
 static const struct {
@@ -133,20 +133,18 @@ static inline void start_write(Page* page, const Run* run) {
         bool all_train = strcmp(key, "trained") == 0 && number == start_number(run, "parameters");
         if (node == JSON_NONE || number <= START_ROWS[i].hidden || all_train) continue;
         bool command = strcmp(key, "command") == 0;
-        page_put(page, "<div%s><dt>%s</dt><dd>%s", command ? " class=\"wide\"" : "", START_ROWS[i].name,
-                 command ? "<code>" : "");
-        page_node(page, &run->start, node);
-        page_put(page, "%s</dd></div>", command ? "</code>" : "");
+        page_put(page, "<div%s><dt>%s</dt>", command ? " class=\"wide\"" : "", START_ROWS[i].name);
+        page_node(page, command ? "<dd><code>" : "<dd>", &run->start, node, command ? "</code></dd>" : "</dd>");
+        page_put(page, "</div>");
     }
     page_put(page, "</dl>");
 }
 
 static inline void head_write(Page* page, const Report* report) {
     const Run* run = &report->runs[0];
-    Facts facts = run_facts(run, report->price);
-    page_put(page, "<h1>");
-    page_string(page, run->directory);
-    page_state(page, run);
+    Facts facts = {.count = 0};
+    facts_add(&facts, run, report->price);
+    page_string(page, "<h1>", run->directory, run_state(run));
     page_put(page, "</h1><div class=\"tiles\">");
     for (const Fact* fact = facts.rows; fact < facts.rows + facts.count; fact++)
         if (fact->value[0])
@@ -177,16 +175,10 @@ static inline double common_loss(Key* key, const Report* report) {
     return isfinite(common) ? common : NAN;
 }
 
-// A flag of a run, as it was given; JSON_NONE.
-static inline uint32_t run_flag(const Run* run, const char* name) {
-    return json_get(&run->start, json_get(&run->start, 0, "flags"), name);
-}
-
-static inline bool flag_equal(const Run* a, const Run* b, const char* name) {
-    uint32_t i = run_flag(a, name), j = run_flag(b, name);
-    if (i == JSON_NONE || j == JSON_NONE) return i == j;
-    const JsonNode *x = &a->start.nodes[i], *y = &b->start.nodes[j];
-    return x->bytes == y->bytes && memcmp(a->start.text + x->start, b->start.text + y->start, x->bytes) == 0;
+// A flag of a run, as it was given; "": it was not.
+static inline const char* run_flag(const Run* run, const char* name) {
+    uint32_t node = json_get(&run->start, json_get(&run->start, 0, "flags"), name);
+    return json_is(&run->start, node, JSON_STRING) ? run->start.text + run->start.nodes[node].start : "";
 }
 
 // The flags that are not the same in all runs.
@@ -196,23 +188,17 @@ static inline void flags_rows(Page* page, const Report* report) {
         const Json* start = &report->runs[r].start;
         uint32_t flags = json_get(start, 0, "flags");
         for (uint32_t i = json_first(start, flags); i != JSON_NONE; i = json_next(start, i)) {
-            const char* name = json_key(start, i);
+            const char *name = json_key(start, i), *first = run_flag(&report->runs[0], name);
             bool same = true, shown = strcmp(name, "out") == 0;
-            for (size_t q = 0; q < r; q++) shown = shown || run_flag(&report->runs[q], name) != JSON_NONE;
-            for (size_t q = 0; q < report->count; q++)
-                same = same && flag_equal(&report->runs[r], &report->runs[q], name);
+            for (size_t q = 0; q < r; q++) shown = shown || run_flag(&report->runs[q], name)[0];
+            for (size_t q = 1; q < report->count; q++) same = same && strcmp(run_flag(&report->runs[q], name), first) == 0;
             if (same || shown) continue;
             if (!begun)
                 page_put(page, "<tr><th class=\"sub\" colspan=\"%zu\">Flags that differ</th></tr>", report->count + 1);
             begun = true;
-            page_put(page, "<tr><td class=\"nowrap\"><code>--");
-            page_string(page, name);
-            page_put(page, "</code></td>");
-            for (size_t q = 0; q < report->count; q++) {
-                page_put(page, "<td class=\"n\">");
-                page_node(page, &report->runs[q].start, run_flag(&report->runs[q], name));
-                page_put(page, "</td>");
-            }
+            page_string(page, "<tr><td class=\"nowrap\"><code>--", name, "</code></td>");
+            for (size_t q = 0; q < report->count; q++)
+                page_string(page, "<td class=\"n\">", run_flag(&report->runs[q], name), "</td>");
             page_put(page, "</tr>");
         }
     }
@@ -228,19 +214,14 @@ static inline void runs_table(Page* page, const Report* report) {
     page_put(page, "<div class=\"scroll\"><table><thead><tr><th></th>");
     for (size_t r = 0; r < report->count; r++) {
         double tokens = tokens_to(&report->runs[r], key, common);
-        facts[r] = run_facts(&report->runs[r], report->price);
+        facts[r].count = 0;
+        fact_add(&facts[r], true, run_state(&report->runs[r]), "state", "");
+        facts_add(&facts[r], &report->runs[r], report->price);
         fact_add(&facts[r], isfinite(tokens), number_short(text, tokens), name, "");
         page_put(page, "<th class=\"n\"><i class=\"key\" style=\"background:var(--c%zu)\"></i>", r);
-        page_string(page, report->runs[r].directory);
-        page_put(page, "</th>");
+        page_string(page, "", report->runs[r].directory, "</th>");
     }
-    page_put(page, "</tr></thead><tbody><tr><td class=\"nowrap fact\">state</td>");
-    for (size_t r = 0; r < report->count; r++) {
-        page_put(page, "<td class=\"n\">");
-        page_state(page, &report->runs[r]);
-        page_put(page, "</td>");
-    }
-    page_put(page, "</tr>");
+    page_put(page, "</tr></thead><tbody>");
     for (size_t i = 0; i < facts[0].count; i++) {
         bool any = false;
         for (size_t r = 0; r < report->count; r++) any = any || facts[r].rows[i].value[0];
@@ -255,9 +236,8 @@ static inline void runs_table(Page* page, const Report* report) {
 
 static inline void page_section(Page* page, const Report* report, const Run* run, const char* title) {
     page_put(page, "<h2>%s", title);
-    if (report->count > 1) page_put(page, " <span class=\"dim\">");
-    if (report->count > 1) page_string(page, run->directory);
-    page_put(page, "%s</h2>", report->count > 1 ? "</span>" : "");
+    if (report->count > 1) page_string(page, " <span class=\"dim\">", run->directory, "</span>");
+    page_put(page, "</h2>");
 }
 
 static inline void goodput_write(Page* page, const Report* report, const Run* run) {
@@ -416,16 +396,12 @@ static inline void events_write(Page* page, const Report* report, const Run* run
         if (!json_parse(&json, line, strcspn(line, "\n"), "event", &ignored)) continue;
         json_number(&json, json_get(&json, 0, "step"), &step);
         json_string(&json, json_get(&json, 0, "time"), text, sizeof text);
-        char* cut = strchr(text, '.');
-        if (cut) *cut = 0;
-        if ((cut = strchr(text, 'T'))) *cut = ' ';
-        page_put(page, "<tr><td class=\"nowrap dim\">");
-        page_string(page, text);
-        page_put(page, "</td><td class=\"n\">%s</td><td class=\"nowrap\">", number_text(text, step));
-        page_node(page, &json, json_get(&json, 0, "event"));
-        page_put(page, "</td><td>");
-        page_node(page, &json, json_get(&json, 0, "detail"));
-        page_put(page, "</td></tr>");
+        text[strcspn(text, ".")] = 0;
+        if (text[strcspn(text, "T")]) text[strcspn(text, "T")] = ' ';
+        page_string(page, "<tr><td class=\"nowrap dim\">", text, "</td>");
+        page_put(page, "<td class=\"n\">%s</td>", number_text(text, step));
+        page_node(page, "<td class=\"nowrap\">", &json, json_get(&json, 0, "event"), "</td>");
+        page_node(page, "<td>", &json, json_get(&json, 0, "detail"), "</td></tr>");
         json_free(&json);
     }
     page_put(page, "</tbody></table></div>");
@@ -442,10 +418,9 @@ static inline void worst_write(Page* page, const Report* report, const Run* run)
     for (size_t i = 0; i < e->worst_count; i++) {
         const Worst* w = &e->worst[i];
         shell_quote(shard, sizeof shard, w->shard);
-        page_put(page, "<tr><td class=\"n\">%s</td><td class=\"n\">%s</td><td class=\"n\">%s</td>"
-                 "<td class=\"nowrap\"><code>build/tokenize --show ", number_text(a, w->loss), number_text(b, w->norm),
-                 number_text(c, w->step));
-        page_string(page, shard);
+        page_put(page, "<tr><td class=\"n\">%s</td><td class=\"n\">%s</td><td class=\"n\">%s</td>",
+                 number_text(a, w->loss), number_text(b, w->norm), number_text(c, w->step));
+        page_string(page, "<td class=\"nowrap\"><code>build/tokenize --show ", shard, "");
         page_put(page, " --at %.0f --tokens %.0f</code></td></tr>", w->at, w->tokens);
     }
     page_put(page, "</tbody></table></div>");
@@ -456,12 +431,9 @@ static inline void sample_write(Page* page, const char* line) {
     Json json;
     Error ignored;
     if (!json_parse_as_python(&json, line, strcspn(line, "\n"), "sample", &ignored)) return;
-    uint32_t prompt = json_get(&json, 0, "prompt"), text = json_get(&json, 0, "text");
-    page_put(page, "<h3>step ");
-    page_node(page, &json, json_get(&json, 0, "step"));
-    page_put(page, "</h3><p class=\"sample\"><span class=\"prompt\">");
-    page_node(page, &json, prompt);
-    page_put(page, "</span>");
+    uint32_t text = json_get(&json, 0, "text");
+    page_node(page, "<h3>step ", &json, json_get(&json, 0, "step"), "</h3><p class=\"sample\">");
+    page_node(page, "<span class=\"prompt\">", &json, json_get(&json, 0, "prompt"), "</span>");
     if (json_is(&json, text, JSON_STRING)) {
         size_t bytes = json.nodes[text].bytes;
         page_text(page, json.text + json.nodes[text].start, min_size(bytes, TEXT_MAX));
@@ -528,10 +500,8 @@ static inline bool report_write(Page* page, Report* report, Error* error) {
              "content=\"width=device-width,initial-scale=1\"/>");
     if (report->watch > 0)
         page_put(page, "<meta http-equiv=\"refresh\" content=\"%llu\"/>", (unsigned long long)report->watch);
-    page_put(page, "<title>");
     for (size_t r = 0; r < report->count; r++) {
-        if (r > 0) page_put(page, ", ");
-        page_string(page, report->runs[r].directory);
+        page_string(page, r > 0 ? ", " : "<title>", report->runs[r].directory, "");
         broken += report->runs[r].broken;
     }
     page_put(page, "</title><style>");

@@ -67,20 +67,21 @@ static inline void page_text(Page* page, const char* text, size_t bytes) {
     }
 }
 
-static inline void page_string(Page* page, const char* text) { page_text(page, text, strlen(text)); }
+// A text from outside, between two of the page.
+static inline void page_string(Page* page, const char* before, const char* text, const char* after) {
+    page_put(page, "%s", before);
+    page_text(page, text, strlen(text));
+    page_put(page, "%s", after);
+}
 
 // A number for people: five digits, or all of a larger one, with commas between thousands.
 static inline const char* number_text(char text[40], double value) {
     if (!isfinite(value)) return strcpy(text, "-");
     if (fabs(value) < 99999.5 || fabs(value) >= 1e15) return snprintf(text, 40, "%.5g", value), text;
-    char digits[32];
-    size_t n = (size_t)snprintf(digits, sizeof digits, "%.0f", fabs(value)), used = 0;
-    if (value < 0) text[used++] = '-';
-    for (size_t i = 0; i < n; i++) {
-        if (i > 0 && (n - i) % 3 == 0) text[used++] = ',';
-        text[used++] = digits[i];
+    for (int i = snprintf(text, 40, "%.0f", value) - 3; i > (value < 0); i -= 3) {
+        memmove(text + i + 1, text + i, strlen(text + i) + 1);
+        text[i] = ',';
     }
-    text[used] = 0;
     return text;
 }
 
