@@ -84,9 +84,9 @@ static inline double chart_value(const Chart* chart, const Run* run, const Cell*
     return (chart->options & CHART_LOG) && !(value > 0) ? NAN : value;
 }
 
-// The scale of a chart; false if there is nothing to show. Linear scales end above the means, without those of the first
-// columns, whose loss is far above all others: what is higher is cut off at the top, and *highest and *highest_step say
-// what it was.
+// The scale of a chart; false if there is nothing to show. Linear scales end above the means, without those of the
+// first columns, whose loss is far above all others: what is higher is cut off at the top, and *highest and
+// *highest_step say what it was.
 static inline bool chart_scale(SvgScale* scale, double* highest, double* highest_step, const Report* report,
                                const Chart* chart) {
     double low = INFINITY, high = -INFINITY, all_high = -INFINITY;

@@ -5,8 +5,8 @@
 //   run_free(&run);
 //
 // The lines of a file are counted, and then read one by one. Of metrics.jsonl, which may have millions of them,
-// COLUMNS_MAX columns keep of every number the minimum, the maximum and the sum over an equal count of lines each, so no
-// spike is lost. The ranks' times are kept in the same way. What is no whole line, as the last one of a run that was
+// COLUMNS_MAX columns keep of every number the minimum, the maximum and the sum over an equal count of lines each. So
+// no spike is lost. The ranks' times are kept in the same way. What is no whole line, as the last one of a run that was
 // killed may be, is counted and left out, and so is a file that is not there.
 
 #ifndef LLMTRAIN_REPORT_DATA_H

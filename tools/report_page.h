@@ -118,8 +118,8 @@ static const struct {
     {"channels", "channels", 0}, {"heads", "heads", 0}, {"key/value heads", "kv_heads", 0}, {"vocabulary", "vocab", 0},
     {"sequence", "seq", 0}, {"FLOPs per token", "flops_per_token", 0}, {"precision", "precision", 0},
     {"device", "device", 0}, {"hosts", "hosts", 0}, {"ranks", "ranks", 0}, {"data parallel", "dp", 1},
-    {"tensor parallel", "tp", 1}, {"pipeline stages", "pp", 1}, {"context parallel", "cp", 1}, {"ZeRO stage", "zero", 0},
-    {"micro-batch", "batch", 0}, {"tokens per step", "total_batch", 0}, {"data", "data", 0}, {"llmtrain", "version", 0},
+    {"tensor parallel", "tp", 1}, {"pipeline stages", "pp", 1}, {"context parallel", "cp", 1},
+    {"ZeRO stage", "zero", 0}, {"micro-batch", "batch", 0}, {"tokens per step", "total_batch", 0}, {"data", "data", 0}, {"llmtrain", "version", 0},
     {"command", "command", 0},
 };
 
@@ -191,7 +191,8 @@ static inline void flags_rows(Page* page, const Report* report) {
             const char *name = json_key(start, i), *first = run_flag(&report->runs[0], name);
             bool same = true, shown = strcmp(name, "out") == 0;
             for (size_t q = 0; q < r; q++) shown = shown || run_flag(&report->runs[q], name)[0];
-            for (size_t q = 1; q < report->count; q++) same = same && strcmp(run_flag(&report->runs[q], name), first) == 0;
+            for (size_t q = 1; q < report->count; q++)
+                same = same && strcmp(run_flag(&report->runs[q], name), first) == 0;
             if (same || shown) continue;
             if (!begun)
                 page_put(page, "<tr><th class=\"sub\" colspan=\"%zu\">Flags that differ</th></tr>", report->count + 1);

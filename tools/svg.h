@@ -28,10 +28,10 @@ typedef JsonWriter Page;
 #define SVG_STYLE                                                                                                     \
     ":root{--paper:#fff;--ink:#1c2127;--dim:#626b76;--grid:#e6e9ed;--frame:#c3c9d1;--c0:#2563ab;--c1:#d9601a;"        \
     "--c2:#2c8a57;--c3:#7c52c8;--c4:#c22f3d;--c5:#0b8693;--c6:#96700f;--c7:#6b7683}"                                  \
-    "@media (prefers-color-scheme:dark){:root{--paper:#13171c;--ink:#e4e8ec;--dim:#98a2ae;--grid:#262d35;"            \
-    "--frame:#46505c;--c0:#6aa9ee;--c1:#f2935a;--c2:#63c48f;--c3:#b39aec;--c4:#f0757f;--c5:#54bfca;--c6:#d0ac4c;"     \
-    "--c7:#9aa5b1}}"                                                                                                  \
-    ".plot{overflow:visible}.plot text{font-size:12px;fill:var(--dim)}.y{text-anchor:end}.x{text-anchor:middle}"      \
+    "@media screen and (prefers-color-scheme:dark){"                                                                  \
+    ":root{--paper:#13171c;--ink:#e4e8ec;--dim:#98a2ae;--grid:#262d35;--frame:#46505c;--c0:#6aa9ee;--c1:#f2935a;"     \
+    "--c2:#63c48f;--c3:#b39aec;--c4:#f0757f;--c5:#54bfca;--c6:#d0ac4c;--c7:#9aa5b1}}.plot{overflow:visible}"          \
+    ".plot text{font-size:12px;fill:var(--dim)}.y{text-anchor:end}.x{text-anchor:middle}"                             \
     ".plot line{stroke:var(--grid)}.plot path{vector-effect:non-scaling-stroke}"                                      \
     ".line{fill:none;stroke-width:1.6;stroke-linejoin:round}.band{stroke:none;opacity:.24}"                           \
     ".dot{fill:none;stroke-width:5;stroke-linecap:round}"

@@ -98,12 +98,9 @@ static bool ranges_write(Page* page, const Table* table, int column, Error* erro
     double values[ROWS_MAX][3], ticks[SVG_TICKS_MAX];  // mean, low, high
     SvgScale scale = {INFINITY, -INFINITY, false};
     for (size_t r = 1; r < table->rows; r++) {
-        const char *text = table->cells[r][column], *range = strchr(text, '('), *comma = strstr(text, ", ");
-        if (range == NULL || comma == NULL)
+        const char* text = table->cells[r][column];
+        if (sscanf(text, "%lf (%lf, %lf)", &values[r][0], &values[r][1], &values[r][2]) != 3)
             return fail_with(error, "RESULTS.md: '%s' is no mean with a range; adapt figures.c", text);
-        values[r][0] = cell_number(text);
-        values[r][1] = cell_number(range + 1);
-        values[r][2] = cell_number(comma + 2);
         scale.low = fmin(scale.low, values[r][1]);
         scale.high = fmax(scale.high, values[r][2]);
     }
@@ -147,8 +144,8 @@ static bool figure_draw(Page* page, const Figure* f, const Table* table, Error* 
         int column = f->columns[p], heading = column;
         while (heading > 0 && strchr(table->cells[0][heading], ':') == NULL) heading--;  // "B=4 T=64: tokens/s"
         page_put(page, "<svg%s x=\"%d\" y=\"%d\" width=\"%d\" height=\"%zu\" overflow=\"visible\">\n"
-                 "<text class=\"note\" y=\"-10\">", f->unit ? "" : " class=\"plot\"", f->names + (wide + f->gap) * p, TOP,
-                 wide, ROW * rows);
+                 "<text class=\"note\" y=\"-10\">", f->unit ? "" : " class=\"plot\"", f->names + (wide + f->gap) * p,
+                 TOP, wide, ROW * rows);
         page_text(page, table->cells[0][heading], strcspn(table->cells[0][heading], ":"));
         page_put(page, "%s%s</text>\n", f->unit ? ", " : "", f->unit ? f->unit : "");
         if (f->unit) bars_write(page, table, column);
