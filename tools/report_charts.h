@@ -289,8 +289,7 @@ static inline void chart_plot(Page* page, Curve* curve, const Report* report, co
                      svg_units(1 - svg_at(scale, floor)), SVG_UNITS);
     }
     if ((chart->options & CHART_MARKS) && report->count == 1) chart_marks(page, report);
-    svg_curves_end(page);
-    page_put(page, "<line class=\"cursor\" y2=\"100%%\" style=\"display:none\"/></svg></div>");
+    page_put(page, "</svg><line class=\"cursor\" y2=\"100%%\" style=\"display:none\"/></svg></div>");
 }
 
 static inline void charts_write(Page* page, Curve* curve, const Report* report) {

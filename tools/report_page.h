@@ -63,51 +63,45 @@ typedef struct {
     size_t count;
 } Facts;
 
-static inline void fact_add(Facts* facts, bool known, const char* value, const char* name, const char* detail) {
+// known: whether there is a value. format: as printf.
+__attribute__((format(printf, 5, 6))) static inline void fact_add(Facts* facts, bool known, const char* name,
+                                                                  const char* detail, const char* format, ...) {
     Fact* fact = &facts->rows[facts->count++];
-    snprintf(fact->value, sizeof fact->value, "%s", known ? value : "");
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(fact->value, sizeof fact->value, format, arguments);
+    va_end(arguments);
     snprintf(fact->detail, sizeof fact->detail, "%s", detail);
     fact->name = name;
-}
-
-static inline void fact_number(Facts* facts, double number, const char* name, const char* detail) {
-    char text[40];
-    fact_add(facts, isfinite(number), number_text(text, number), name, detail);
-}
-
-// known: whether there is a number. format: of it.
-__attribute__((format(printf, 3, 0))) static inline void fact_print(Facts* facts, bool known, const char* format,
-                                                                    double number, const char* name) {
-    char text[64];
-    snprintf(text, sizeof text, format, number);
-    fact_add(facts, known, text, name, "");
+    if (!known) fact->value[0] = 0;
 }
 
 static inline void facts_add(Facts* f, const Run* run, double price) {
     const Metrics* m = &run->metrics;
     const Goodput* g = &run->goodput;
-    char text[64], detail[64] = "";
-    double steps = start_number(run, "steps"), ranks = start_number(run, "ranks"), wall = run_wall(run);
+    const double *last = m->last, wall = run_wall(run), steps = start_number(run, "steps");
+    char text[64], best[64] = "", all[64];
+    double ranks = start_number(run, "ranks"), loss = metrics_mean(m, KEY_LOSS, m->count / 50 + 1);
     double mfu = metrics_mean(m, KEY_MFU, COLUMNS_MAX), rate = metrics_mean(m, KEY_RATE, COLUMNS_MAX);
-    double above = m->last[KEY_VAL] / run->floor - 1;
+    double above = last[KEY_VAL] / run->floor - 1;
+    bool timed = m->count > 0 && isfinite(wall), kwh = m->joules >= 3.6e6;
     if (!isfinite(ranks)) ranks = (double)max_size(run->heat.ranks, 1);
-    fact_number(f, metrics_mean(m, KEY_LOSS, m->count / 50 + 1), "training loss", ", recent mean");
-    fact_number(f, m->last[KEY_VAL], "validation loss", ", last");
-    if (isfinite(m->best_step)) snprintf(detail, sizeof detail, ", step %s", number_text(text, m->best_step));
-    fact_number(f, m->best_val, "validation loss, best", detail);
-    fact_print(f, isfinite(above), "%+.1f%%", 100 * above, "above the entropy floor");
-    snprintf(detail, sizeof detail, " of %s", number_text(text, steps));
-    fact_number(f, m->last[KEY_STEP], "steps", steps > 0 ? detail : "");
-    fact_add(f, m->last[KEY_TOKENS] > 0, number_short(text, m->last[KEY_TOKENS]), "tokens", "");
+    if (isfinite(m->best_step)) snprintf(best, sizeof best, ", step %s", number_text(text, m->best_step));
+    snprintf(all, sizeof all, " of %s", number_text(text, steps));
+    fact_add(f, isfinite(loss), "training loss", ", recent mean", "%s", number_text(text, loss));
+    fact_add(f, isfinite(last[KEY_VAL]), "validation loss", ", last", "%s", number_text(text, last[KEY_VAL]));
+    fact_add(f, isfinite(m->best_val), "validation loss, best", best, "%s", number_text(text, m->best_val));
+    fact_add(f, isfinite(above), "above the entropy floor", "", "%+.1f%%", 100 * above);
+    fact_add(f, m->lines > 0, "steps", steps > 0 ? all : "", "%s", number_text(text, last[KEY_STEP]));
+    fact_add(f, last[KEY_TOKENS] > 0, "tokens", "", "%s", number_short(text, last[KEY_TOKENS]));
     duration_text(text, sizeof text, wall);
-    fact_add(f, m->count > 0 && isfinite(wall), text, "time", "");
-    fact_add(f, rate > 0, number_short(text, rate), "tokens per second", "");
-    fact_print(f, isfinite(mfu), "%.1f%%", 100 * mfu, "model FLOPs utilization");
-    fact_print(f, g->wall > 0, "%.1f%%", 100 * g->steps / g->wall, "goodput");
-    if (m->joules < 3.6e6) fact_print(f, m->joules > 0, "%.3g J", m->joules, "energy");
-    else fact_print(f, true, "%.3g kWh", m->joules / 3.6e6, "energy");
-    fact_print(f, price > 0 && m->count > 0 && isfinite(wall), "$%.2f", price * wall / 3600 * ranks, "cost");
-    fact_add(f, m->last[KEY_SKIPPED] > 0, number_text(text, m->last[KEY_SKIPPED]), "steps skipped", "");
+    fact_add(f, timed, "time", "", "%s", text);
+    fact_add(f, rate > 0, "tokens per second", "", "%s", number_short(text, rate));
+    fact_add(f, isfinite(mfu), "model FLOPs utilization", "", "%.1f%%", 100 * mfu);
+    fact_add(f, g->wall > 0, "goodput", "", "%.1f%%", 100 * g->steps / g->wall);
+    fact_add(f, m->joules > 0, "energy", "", "%.3g %s", kwh ? m->joules / 3.6e6 : m->joules, kwh ? "kWh" : "J");
+    fact_add(f, timed && price > 0, "cost", "", "$%.2f", price * wall / 3600 * ranks);
+    fact_add(f, last[KEY_SKIPPED] > 0, "steps skipped", "", "%s", number_text(text, last[KEY_SKIPPED]));
 }
 
 static const struct {
@@ -216,9 +210,9 @@ static inline void runs_table(Page* page, const Report* report) {
     for (size_t r = 0; r < report->count; r++) {
         double tokens = tokens_to(&report->runs[r], key, common);
         facts[r].count = 0;
-        fact_add(&facts[r], true, run_state(&report->runs[r]), "state", "");
+        fact_add(&facts[r], true, "state", "", "%s", run_state(&report->runs[r]));
         facts_add(&facts[r], &report->runs[r], report->price);
-        fact_add(&facts[r], isfinite(tokens), number_short(text, tokens), name, "");
+        fact_add(&facts[r], isfinite(tokens), name, "", "%s", number_short(text, tokens));
         page_put(page, "<th class=\"n\"><i class=\"key\" style=\"background:var(--c%zu)\"></i>", r);
         page_string(page, "", report->runs[r].directory, "</th>");
     }
@@ -271,25 +265,18 @@ static inline void goodput_write(Page* page, const Report* report, const Run* ru
     page_put(page, ".</p>");
 }
 
-// From half the median, blue, to twice the median, red; the median is white.
-static inline void heat_palette(unsigned char palette[256][3]) {
-    static const double blue[3] = {33, 82, 148}, red[3] = {178, 24, 43}, middle[3] = {247, 247, 245};
-    for (int i = 0; i < 256; i++) {
-        double at = fabs(i - 128.0) / 128, curve = pow(at, 0.8);
-        const double* end = i < 128 ? blue : red;
-        for (int k = 0; k < 3; k++) palette[i][k] = (unsigned char)lrint(middle[k] + (end[k] - middle[k]) * curve);
-    }
-}
-
+// Colors from half the median, blue, to twice the median, red; the median is white.
 static inline void heat_image(Page* page, const Heat* h) {
+    static const double blue[3] = {33, 82, 148}, red[3] = {178, 24, 43}, middle[3] = {247, 247, 245};
     static unsigned char cells[HEAT_ROWS * HEAT_COLUMNS], palette[256][3];
-    heat_palette(palette);
-    for (size_t row = 0; row < h->rows; row++) {
-        for (size_t i = 0; i < h->count; i++) {
-            const HeatCell* cell = &h->cells[i * HEAT_ROWS + row];
-            double ratio = cell->count ? (double)cell->ratio / cell->count : 1;
-            cells[row * h->count + i] = (unsigned char)lrint(fmin(fmax(128 + 128 * log2(ratio), 0), 255));
-        }
+    for (int i = 0; i < 768; i++) {
+        double at = pow(fabs(i / 3 - 128.0) / 128, 0.8), end = i / 3 < 128 ? blue[i % 3] : red[i % 3];
+        palette[i / 3][i % 3] = (unsigned char)lrint(middle[i % 3] + (end - middle[i % 3]) * at);
+    }
+    for (size_t i = 0; i < h->rows * h->count; i++) {
+        const HeatCell* cell = &h->cells[i % h->count * HEAT_ROWS + i / h->count];
+        double ratio = cell->count ? (double)cell->ratio / cell->count : 1;
+        cells[i] = (unsigned char)lrint(fmin(fmax(128 + 128 * log2(ratio), 0), 255));
     }
     bitmap_uri(page, cells, h->count, h->rows, palette);
 }
@@ -311,7 +298,8 @@ static inline void ranks_table(Page* page, const Heat* h) {
 static inline void ranks_write(Page* page, const Report* report, const Run* run) {
     const Heat* h = &run->heat;
     if (h->count == 0 || h->ranks < 2) return;
-    SvgScale x = {0, h->steps[h->count - 1], false}, y = {(double)h->ranks, 0, false};
+    double ranks = (double)h->ranks, ticks[SVG_TICKS_MAX];
+    SvgScale x = {0, h->steps[h->count - 1], false}, y = {0, ranks, false};
     page_section(page, report, run, "Ranks");
     page_put(page, "<figure><figcaption><b>Computing time of each rank</b>, <span class=\"dim\">of the median of all "
              "ranks, from half (blue) to twice (red); rank 0 is at the top</span></figcaption><div class=\"box\"><svg "
@@ -319,12 +307,10 @@ static inline void ranks_write(Page* page, const Report* report, const Run* run)
              "preserveAspectRatio=\"none\" href=\"", (int)fmin(fmax(16.0 * (double)h->rows, 48), 300));
     heat_image(page, h);
     page_put(page, "\"/><rect class=\"frame\" width=\"100%%\" height=\"100%%\"/>");
-    double ticks[SVG_TICKS_MAX];
-    SvgScale up = {0, (double)h->ranks, false};
-    for (int i = 0, n = svg_ticks(ticks, &up, h->ranks < 4 ? (int)h->ranks : 5); i < n; i++)
-        if (ticks[i] < (double)h->ranks && ticks[i] == floor(ticks[i]))
+    for (int i = 0, n = svg_ticks(ticks, &y, h->ranks < 4 ? (int)h->ranks : 5); i < n; i++)
+        if (ticks[i] < ranks && ticks[i] == floor(ticks[i]))
             page_put(page, "<text class=\"y\" x=\"-7\" y=\"%.2f%%\" dy=\".33em\">%.0f</text>",
-                     100 * svg_at(&y, (double)h->ranks - ticks[i] - 0.5), ticks[i]);
+                     100 * (ticks[i] + 0.5) / ranks, ticks[i]);
     svg_axis_x(page, &x, 5, "a", "steps");
     page_put(page, "</svg></div></figure>");
     ranks_table(page, h);
@@ -375,8 +361,7 @@ static inline void time_line(Page* page, const Report* report, const Run* run) {
     svg_curves_begin(page);
     for (int row = 0; row < count; row++)
         time_marks(page, report, run, rows[row], svg_units((row + 0.2) / count), svg_units(0.6 / count));
-    svg_curves_end(page);
-    page_put(page, "</svg></div></figure>");
+    page_put(page, "</svg></svg></div></figure>");
 }
 
 static inline void events_write(Page* page, const Report* report, const Run* run) {
@@ -453,19 +438,21 @@ static inline void samples_write(Page* page, const Report* report, const Run* ru
 // ------------------------------------------------------------------------------------------------
 // 2. Page
 
+// The position of a column on an axis.
+static inline double column_at(const Report* report, const Column* column, int axis) {
+    return axis == 0 ? column->step : axis == 1 ? column->tokens : column->seconds / report->time_unit;
+}
+
 // The positions of all columns on the three axes, for the script.
 static inline void positions_write(Page* page, const Report* report) {
     page_put(page, "<script type=\"application/json\" id=\"x\">{\"high\":[%.9g,%.9g,%.9g],\"runs\":[", report->high[0],
              report->high[1], report->high[2]);
     for (size_t r = 0; r < report->count; r++) {
         const Metrics* m = &report->runs[r].metrics;
-        for (int a = 0; a < 3; a++) {
-            page_put(page, "%s[", a ? "," : r ? ",[" : "[");
-            for (size_t i = 0; i < m->count; i++) {
-                const Column* c = &m->columns[i];
-                double positions[3] = {c->step, c->tokens, c->seconds / report->time_unit};
-                page_put(page, "%s%.8g", i ? "," : "", positions[a]);
-            }
+        for (int axis = 0; axis < 3; axis++) {
+            page_put(page, "%s[", axis ? "," : r ? ",[" : "[");
+            for (size_t i = 0; i < m->count; i++)
+                page_put(page, "%s%.8g", i ? "," : "", column_at(report, &m->columns[i], axis));
             page_put(page, "]");
         }
         page_put(page, "]");
@@ -473,22 +460,22 @@ static inline void positions_write(Page* page, const Report* report) {
     page_put(page, "]}</script>");
 }
 
-// The axes.
+// The axes: to the last column of any run.
 static inline void report_measure(Report* report) {
     double seconds = 0;
-    for (size_t r = 0; r < report->count; r++) {
-        const Metrics* m = &report->runs[r].metrics;
-        if (m->count == 0) continue;
-        report->high[0] = fmax(report->high[0], m->columns[m->count - 1].step);
-        report->high[1] = fmax(report->high[1], m->columns[m->count - 1].tokens);
-        seconds = fmax(seconds, m->seconds);
-    }
+    for (size_t r = 0; r < report->count; r++) seconds = fmax(seconds, report->runs[r].metrics.seconds);
     report->axes[0] = "steps";
     report->axes[1] = "tokens";
     report->axes[2] = seconds < 180 ? "seconds" : seconds < 7200 ? "minutes" : "hours";
     report->time_unit = seconds < 180 ? 1 : seconds < 7200 ? 60 : 3600;
-    report->high[2] = seconds / report->time_unit;
-    for (int a = 0; a < 3; a++) if (!(report->high[a] > 0)) report->high[a] = 1;
+    for (int axis = 0; axis < 3; axis++) {
+        for (size_t r = 0; r < report->count; r++) {
+            const Metrics* m = &report->runs[r].metrics;
+            if (m->count > 0)
+                report->high[axis] = fmax(report->high[axis], column_at(report, &m->columns[m->count - 1], axis));
+        }
+        if (!(report->high[axis] > 0)) report->high[axis] = 1;
+    }
 }
 
 // False if out of memory; the caller frees the page.

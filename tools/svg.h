@@ -1,4 +1,4 @@
-// svg.h: charts as text: axes with ticks, lines, bands, dots, bars, a picture of colored cells; and escaping.
+// svg.h: charts as text: axes with ticks, lines, bands, dots, a picture of colored cells; and escaping.
 //
 //   Page page = {0};
 //   page_put(&page, "<svg class=\"plot\" height=\"190\">");
@@ -6,8 +6,7 @@
 //   svg_curves_begin(&page);
 //   page_put(&page, "<path class=\"line\" style=\"stroke:var(--c0)\"");
 //   svg_line(&page, &scale, x, values, count, false);
-//   svg_curves_end(&page);
-//   page_put(&page, "</svg>");
+//   page_put(&page, "</svg></svg>");
 //   if (!json_write_done(&page, &error)) ...                                  page.text, page.bytes
 //   json_writer_free(&page);
 //
@@ -170,8 +169,6 @@ static inline void svg_curves_begin(Page* page) {
     page_put(page, "<svg width=\"100%%\" height=\"100%%\" viewBox=\"0 0 %d %d\" preserveAspectRatio=\"none\">",
              SVG_UNITS, SVG_UNITS);
 }
-
-static inline void svg_curves_end(Page* page) { page_put(page, "</svg>"); }
 
 // A coordinate, not far outside of the plot.
 static inline int svg_units(double at) { return (int)lrint(SVG_UNITS * fmin(fmax(at, -1), 2)); }
