@@ -113,8 +113,8 @@ static const struct {
     {"sequence", "seq", 0}, {"FLOPs per token", "flops_per_token", 0}, {"precision", "precision", 0},
     {"device", "device", 0}, {"hosts", "hosts", 0}, {"ranks", "ranks", 0}, {"data parallel", "dp", 1},
     {"tensor parallel", "tp", 1}, {"pipeline stages", "pp", 1}, {"context parallel", "cp", 1},
-    {"ZeRO stage", "zero", 0}, {"micro-batch", "batch", 0}, {"tokens per step", "total_batch", 0}, {"data", "data", 0}, {"llmtrain", "version", 0},
-    {"command", "command", 0},
+    {"ZeRO stage", "zero", 0}, {"micro-batch", "batch", 0}, {"tokens per step", "total_batch", 0}, {"data", "data", 0},
+    {"llmtrain", "version", 0}, {"command", "command", 0},
 };
 
 // What run.jsonl says.
