@@ -3,7 +3,7 @@
 #ifndef LLMTRAIN_TIMES_H
 #define LLMTRAIN_TIMES_H
 
-#include "../ops/base.h"
+#include "json.h"
 
 // Now, to the millisecond.
 static inline double unix_time(void) {
@@ -22,6 +22,15 @@ static inline double unix_time_of(const char* text) {
     long month_days = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5;
     long days = 365 * year + year / 4 - year / 100 + year / 400 + month_days + day - 1 - 719468;
     return (double)(((days * 24 + hour) * 60 + minute) * 60) + second;
+}
+
+// The time of a line of a log, either way.
+static inline bool json_time(const Json* json, uint32_t node, double* seconds) {
+    char text[64];
+    if (!json_string(json, node, text, sizeof text)) return json_number(json, node, seconds);
+    double time = unix_time_of(text);
+    if (!isnan(time)) *seconds = time;
+    return !isnan(time);
 }
 
 #endif  // LLMTRAIN_TIMES_H

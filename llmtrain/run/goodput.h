@@ -1,15 +1,10 @@
 // goodput.h: where the time of a run went, from its events.jsonl and metrics.jsonl.
 //
-//   Goodput g;
-//   if (!goodput_read(&g, "runs/x", &error)) ...
-//   printf("%.1f%% of %.0f s", 100 * g.steps / g.wall, g.wall);
-//
-// Or, for a program that reads the lines of the metrics anyway:
-//
 //   GoodputLog log = {0};
 //   if (!goodput_event(&log, &json)) ...                           each line of events.jsonl
 //   goodput_add(&log, step, time);                                 then each line of metrics.jsonl, in order
 //   goodput_close(&g, &log);
+//   printf("%.1f%% of %.0f s", 100 * g.steps / g.wall, g.wall);
 //
 // A start of the program trains in a stretch of steps; a rewind ends it and begins another. Set-up, steps and pauses of
 // a stretch, and the time between two starts, are disjoint parts of the wall time, so that the sum is exact. A stretch
@@ -19,8 +14,6 @@
 #ifndef LLMTRAIN_GOODPUT_H
 #define LLMTRAIN_GOODPUT_H
 
-#include "../base/files.h"
-#include "../base/json.h"
 #include "../base/times.h"
 
 typedef struct {
@@ -124,15 +117,13 @@ static inline bool goodput_event(GoodputLog* log, const Json* json) {
         {"no_gain", PAUSE_KINDS, false}, {"slow", PAUSE_KINDS, false}, {"offload", PAUSE_KINDS, false},
         {"bad_batch", PAUSE_KINDS, false},
     };
-    char name[32] = "", text[64] = "";
+    char name[32] = "";
     uint64_t step = 0, first = 0, last = 0;
     double ms = 0, first_time, last_time, time;
     if (!json_string(json, json_get(json, 0, "event"), name, sizeof name)) return true;
-    if (!json_string(json, json_get(json, 0, "time"), text, sizeof text)) return true;
+    if (!json_time(json, json_get(json, 0, "time"), &time)) return true;
     json_u64(json, json_get(json, 0, "step"), &step);
     json_number(json, json_get(json, 0, "ms"), &ms);
-    time = unix_time_of(text);
-    if (isnan(time)) return true;
     bool begins = strcmp(name, "begun") == 0 || strcmp(name, "resumed") == 0, rewound = strcmp(name, "rewound") == 0;
     uint32_t back = json_get(json, 0, "back"), lines = json_get(json, 0, "lines");
     if (rewound && (!json_u64(json, json_get(json, back, "to"), &step) ||
@@ -156,23 +147,6 @@ static inline bool goodput_event(GoodputLog* log, const Json* json) {
         log->pauses[log->pause_count++] = pause;
     }
     return true;
-}
-
-// Reads the text of events.jsonl. After a failure there is nothing to close.
-static inline bool goodput_open(GoodputLog* log, const char* events, size_t bytes, Error* error) {
-    const char *line = events, *end;
-    bool good = true;
-    memset(log, 0, sizeof *log);
-    for (; good && (end = (const char*)memchr(line, '\n', bytes - (size_t)(line - events))) != NULL; line = end + 1) {
-        Json json;
-        Error ignored;
-        if (!json_parse(&json, line, (size_t)(end - line), "event", &ignored)) continue;
-        good = goodput_event(log, &json);
-        json_free(&json);
-    }
-    if (good) return true;
-    goodput_free(log);
-    return fail_with(error, "out of memory for the events of a run");
 }
 
 // A line of metrics.jsonl, in the order of the file. time: NAN if it has none.
@@ -236,45 +210,6 @@ static inline void goodput_close(Goodput* g, GoodputLog* log) {
     if (log->count > 0) g->wall = log->stretches[log->count - 1].end - log->stretches[0].begin;
     g->repeated_steps = log->repeated_steps;
     goodput_free(log);
-}
-
-// The step and the time of a line of metrics.jsonl; false if it is not whole. Not a parser: there may be a million.
-static inline bool goodput_line(uint64_t* step, double* time, const char* line) {
-    static const char begins[] = "{\"step\": ", key[] = "\"time\": ";
-    const char* at = strstr(line, key);
-    if (strncmp(line, begins, sizeof begins - 1) != 0 || strchr(line, '}') == NULL) return false;
-    *step = strtoull(line + sizeof begins - 1, NULL, 10);
-    *time = at ? strtod(at + sizeof key - 1, NULL) : NAN;
-    return true;
-}
-
-// Reads the files of the run in a directory. Without events.jsonl, or one of a program that did not write the times,
-// all is 0.
-static inline bool goodput_read(Goodput* g, const char* directory, Error* error) {
-    enum { LINE_MAX_BYTES = 1 << 16 };
-    char path[FILE_PATH_MAX + 32], *events = NULL, *line = NULL;
-    size_t bytes = 0;
-    GoodputLog log;
-    memset(g, 0, sizeof *g);
-    snprintf(path, sizeof path, "%.4000s/events.jsonl", directory);
-    if (!file_read(path, JSON_BYTES_MAX, &events, &bytes, error)) return false;
-    bool good = goodput_open(&log, events, bytes, error);
-    free(events);
-    if (!good) return false;
-    snprintf(path, sizeof path, "%.4000s/metrics.jsonl", directory);
-    FILE* file = fopen(path, "rb");
-    good = file != NULL || fail_file(error, "open", path);
-    line = (char*)memory_allocate(LINE_MAX_BYTES);
-    if (good && line == NULL) good = fail_with(error, "out of memory for a line of %s", path);
-    uint64_t step;
-    double time;
-    while (good && fgets(line, LINE_MAX_BYTES, file))
-        if (goodput_line(&step, &time, line)) goodput_add(&log, step, time);
-    if (good && ferror(file)) good = fail_file(error, "read", path);
-    if (file) fclose(file);
-    free(line);
-    goodput_close(g, &log);
-    return good;
 }
 
 #endif  // LLMTRAIN_GOODPUT_H

@@ -21,7 +21,6 @@
 
 #include "../base/fault.h"
 #include "../base/files.h"
-#include "../base/json.h"
 #include "../base/times.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -160,15 +159,6 @@ static inline void tfevents_tag(char tag[128], const char* member) {
         if (TFEVENTS_TAGS[i].name) name = TFEVENTS_TAGS[i].name;
     }
     snprintf(tag, 128, "%s/%.100s", group, name);
-}
-
-// Unix time: a number, or a date and time.
-static inline bool json_time(const Json* json, uint32_t node, double* seconds) {
-    char text[64];
-    if (!json_string(json, node, text, sizeof text)) return json_number(json, node, seconds);
-    double time = unix_time_of(text);
-    if (!isnan(time)) *seconds = time;
-    return !isnan(time);
 }
 
 static inline void tfevents_member(TfEvents* e, char tag[128], const Json* line, uint32_t node) {
