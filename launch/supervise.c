@@ -338,7 +338,7 @@ FORMAT(4, 5) static void supervise_tell(Supervisor* s, bool aloud, const char* e
     va_end(arguments);
     text_make_visible(visible, sizeof visible, text);
     if (aloud) relay_say(&s->relays[1], visible);
-    bool good = event == NULL || event_write(s->out, event, s->best_step, text, NULL, NULL, &error);
+    bool good = event == NULL || event_write(s->out, NULL, event, s->best_step, text, NULL, NULL, &error);
     if (!good) relay_say(&s->relays[1], error.text);
 }
 

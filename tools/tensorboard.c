@@ -15,13 +15,8 @@
 
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
-// The last part of a path, without slashes after it.
 static bool run_name(char name[256], const char* path, Error* error) {
-    size_t end = strlen(path);
-    while (end > 0 && path[end - 1] == '/') end--;
-    size_t begin = end;
-    while (begin > 0 && path[begin - 1] != '/') begin--;
-    snprintf(name, 256, "%.*s", (int)min_size(end - begin, 255), path + begin);
+    path_name(name, 256, path);
     return (name[0] && strcmp(name, ".") != 0 && strcmp(name, "..") != 0) ||
            fail_with(error, "'%.600s' does not end in the name of a run; give its directory as runs/x", path) ||
            fail_as(error, ERROR_USAGE);

@@ -1293,7 +1293,7 @@ static void test_torn_events(void) {
     need(directory_make("a", &error), "%s", error.text);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         put_text("a/events.jsonl", cases[i].before);
-        bool good = event_write("a", "saved", 3, "full", NULL, NULL, &error);
+        bool good = event_write("a", NULL, "saved", 3, "full", NULL, NULL, &error);
         char* text = text_read("a/events.jsonl", NULL);
         const char* begins = text_of("%s%s{\"time\"", cases[i].before, cases[i].between);
         const char* end = strstr(text, "Z\",\"event\": \"saved\",\"step\": 3,\"detail\": \"full\"}\n");

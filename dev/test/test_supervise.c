@@ -1142,7 +1142,7 @@ static void test_events(void) {
         detail[sizeof detail - 1] = 0;
         bool good = true;
         for (uint64_t k = 0; k < LINES; k++)
-            good = good && event_write(root, "test \"quoted\"", k, detail, NULL, NULL, &error);
+            good = good && event_write(root, NULL, "test \"quoted\"", k, detail, NULL, NULL, &error);
         _exit(!good);
     }
     bool all = true;
@@ -1164,7 +1164,7 @@ static void test_events(void) {
     check_count(lines, WRITERS * LINES, "lines");
     check_count(bad, 0, "lines that are not JSON");
     free(text);
-    check_case(!event_write("/nonexistent", "test", 0, "", NULL, NULL, &error), "a directory that is not there");
+    check_case(!event_write("/nonexistent", NULL, "test", 0, "", NULL, NULL, &error), "a directory that is not there");
 }
 
 static void test_commands(void) {

@@ -67,15 +67,7 @@ static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVec
         json_write_end(w, '}');
     }
     record_write_object(w, "config", CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
-    json_member_begin(w, "flags", '{');
-    for (size_t i = 0; r->flags && i < r->flags->count; i++) {
-        char text[FILE_PATH_MAX];
-        const Flag* flag = &r->flags->rows[i];
-        if (flag->name == NULL || (flag->marks & FLAG_FREE)) continue;
-        flag_text(text, sizeof text, flag);
-        json_member_string(w, flag->name, text);
-    }
-    json_write_end(w, '}');
+    flags_write(w, r->flags, FLAG_FREE, false);
     record_write_object(w, "state", STATE_FIELDS, STATE_FIELD_COUNT, &r->state);
 }
 

@@ -29,22 +29,19 @@ static inline void prometheus_put(JsonWriter* w, const char* run, const char* ki
     json_put(w, text, (size_t)bytes);
 }
 
-// The last part of the path of a run, as the value of a label.
+// The name of a run as the value of a label.
 static inline void prometheus_label(char* label, size_t size, const char* out) {
-    size_t end = strlen(out), used = 0;
-    while (end > 1 && out[end - 1] == '/') end--;
-    size_t begin = end;
-    while (begin > 0 && out[begin - 1] != '/') begin--;
-    for (const char* p = out + begin; p < out + end && used + 5 < size;) {
-        size_t n = utf8_bytes(p);
-        bool escaped = *p == '\\' || *p == '"' || *p == '\n';
-        if (escaped) label[used++] = '\\';
-        if (n == 0) label[used++] = '?';
-        else if (*p == '\n') label[used++] = 'n';
-        for (size_t i = 0; i < n && *p != '\n'; i++) label[used++] = p[i];
-        p += max_size(n, 1);
+    static const char special[] = "\\\"\n", letters[] = "\\\"n";
+    char name[256];
+    size_t used = 0, n;
+    path_name(name, sizeof name, out);
+    label[0] = 0;
+    for (const char* p = name; *p && used + 5 < size; p += max_size(n, 1)) {
+        const char* found = strchr(special, *p);
+        n = utf8_bytes(p);
+        if (found) used += (size_t)snprintf(label + used, size - used, "\\%c", letters[found - special]);
+        else used += (size_t)snprintf(label + used, size - used, "%.*s", n ? (int)n : 1, n ? p : "?");
     }
-    label[used] = 0;
 }
 
 static inline void prometheus_text(JsonWriter* w, const Run* run) {
@@ -137,19 +134,6 @@ static inline void hosts_write(JsonWriter* w, const char* texts, const size_t* b
     json_write_end(w, ']');
 }
 
-// The flags that were given, as the command line has them.
-static inline void flags_write_given(JsonWriter* w, const Flags* flags) {
-    json_member_begin(w, "flags", '{');
-    for (size_t i = 0; i < flags->count; i++) {
-        char text[FILE_PATH_MAX];
-        const Flag* flag = &flags->rows[i];
-        if (flag->name == NULL || !(flag->marks & FLAG_GIVEN)) continue;
-        flag_text(text, sizeof text, flag);
-        json_member_string(w, flag->name, text);
-    }
-    json_write_end(w, '}');
-}
-
 // How many lines run.jsonl has: the starts before this one.
 static inline uint64_t run_count_starts(const Run* run) {
     char path[FILE_PATH_MAX], *text = NULL;
@@ -185,7 +169,7 @@ static inline void run_write_start(Run* run, const char* texts, const size_t* be
     json_member_number(&w, "time", run->facts.started);
     json_member_u64(&w, "step", r->state.step + 1);
     command_write(&w, flags->arguments);
-    flags_write_given(&w, flags);
+    flags_write(&w, flags, FLAG_GIVEN, true);
     fields_write(&w, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
     json_member_u64(&w, "seq", T);
     json_member_u64(&w, "parameters", model->parameters.true_size);
@@ -206,7 +190,7 @@ static inline void run_write_start(Run* run, const char* texts, const size_t* be
     json_member_string(&w, "data", data);
     json_member_number(&w, "floor", entropy > 0 ? entropy : NAN);
     json_member_string(&w, "version", LLMTRAIN_VERSION);
-    run_wrote(&run->events_refused, lines_append(run->options->out, "run.jsonl", &w, &why), &why);
+    run_wrote(&run->events_refused, lines_append(run->options->out, "run.jsonl", NULL, &w, &why), &why);
 }
 
 // When a run begins or resumes: its line in run.jsonl, and its event. All ranks call it.
@@ -282,12 +266,8 @@ static inline bool run_sample(Run* run, Sampler* sampler, Error* error) {
     json_member_string(&w, "prompt", sampler->prompt);
     json_write_key(&w, "text");
     json_write_text(&w, text->text, text->bytes);
-    JsonWriter line = {0};
-    json_put(&line, w.text, w.bytes);
-    json_put(&line, "}", 1);
-    if (!line.failed) tfevents_line(&run->log.tensorboard, "samples.jsonl", line.text, line.bytes);
-    json_writer_free(&line);
-    run_wrote(&run->facts.samples_refused, lines_append(run->options->out, "samples.jsonl", &w, &why), &why);
+    run_wrote(&run->facts.samples_refused, lines_append(run->options->out, "samples.jsonl", &run->log.tensorboard, &w, &why),
+              &why);
     return true;
 }
 

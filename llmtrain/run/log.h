@@ -184,11 +184,13 @@ static inline bool lines_write(int file, JsonWriter* w, const char* path, Error*
     return good && (write(file, w->text, w->bytes) == (ssize_t)w->bytes || fail_file(error, "write", path));
 }
 
-// Appends a line, whose JSON has begun, to a file in a directory; frees the writer.
-static inline bool lines_append(const char* directory, const char* name, JsonWriter* w, Error* error) {
+// Appends a line, whose JSON has begun, to a file in a directory; frees the writer. tensorboard: shows it too; or NULL.
+static inline bool lines_append(const char* directory, const char* name, TfEvents* tensorboard, JsonWriter* w,
+                                Error* error) {
     char path[FILE_PATH_MAX + 32];
     int file = lines_open(path, directory, name, error);
     bool good = file >= 0 && lines_write(file, w, path, error);
+    if (good && tensorboard) tfevents_line(tensorboard, name, w->text, w->bytes);
     json_writer_free(w);
     if (file >= 0) close(file);
     return good;
@@ -460,8 +462,8 @@ static inline void json_member_time(JsonWriter* w) {
 }
 
 // Appends a line to events.jsonl. key: the name of an additional member with a value in JSON; or NULL.
-static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
-                               const char* key, const char* value, Error* error) {
+static inline bool event_write(const char* directory, TfEvents* tensorboard, const char* event, uint64_t step,
+                               const char* detail, const char* key, const char* value, Error* error) {
     JsonWriter w;
     memset(&w, 0, sizeof w);
     json_write_begin(&w, '{');
@@ -471,7 +473,7 @@ static inline bool event_write(const char* directory, const char* event, uint64_
     json_member_string(&w, "detail", detail);
     if (key) json_write_key(&w, key);
     if (key) json_write_raw(&w, value);
-    return lines_append(directory, "events.jsonl", &w, error);
+    return lines_append(directory, "events.jsonl", tensorboard, &w, error);
 }
 
 // A duration as the value of an event's member.
@@ -514,7 +516,7 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     json_member_u64(&w, "last", cut.last);
     json_member_number(&w, "last_time", cut.last_time);
     json_write_end(&w, '}');
-    if (json_write_done(&w, &why)) event_write(log->directory, "cut", step, detail, "lines", w.text, &why);
+    if (json_write_done(&w, &why)) event_write(log->directory, NULL, "cut", step, detail, "lines", w.text, &why);
     json_writer_free(&w);
     return true;  // without the event, the time of these steps is not known
 }

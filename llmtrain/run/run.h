@@ -246,9 +246,8 @@ static inline void run_write_event(Run* run, const char* event, uint64_t step, c
                                    const char* value) {
     Error error;
     if (run->log.file == NULL) return;
-    bool good = event_write(run->options->out, event, step, detail, key, value, &error);
+    bool good = event_write(run->options->out, &run->log.tensorboard, event, step, detail, key, value, &error);
     run_wrote(&run->events_refused, good, &error);
-    tfevents_event(&run->log.tensorboard, event, step, detail);
 }
 
 // The same with a sentence, which is printed too if `aloud`; run_tell: without an extra member.
@@ -272,7 +271,7 @@ static inline void run_hear_telemetry(void* context, const char* event, const ch
     const Run* run = (const Run*)context;
     uint64_t step = __atomic_load_n(&fault_state()->now, __ATOMIC_RELAXED);  // which any thread may read
     Error error;
-    bool written = event_write(run->options->out, event, step, detail, NULL, NULL, &error);
+    bool written = event_write(run->options->out, NULL, event, step, detail, NULL, NULL, &error);
     if (!written || xid > 0 || strcmp(event, "ecc") == 0) say(stderr, "train: %s", detail);
     if (gpu && telemetry_xid(xid).lost) heartbeat_gpu_lost(gpu, xid);
 }

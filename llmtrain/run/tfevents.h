@@ -3,7 +3,7 @@
 //   1. encoding   crc32c, and the messages of protocol buffers that TensorBoard reads: Event, Summary
 //   2. lines      a line of metrics.jsonl, events.jsonl, samples.jsonl, run.jsonl as an event
 //   3. files      the event file of what these logs say: tfevents_convert
-//   4. training   the same, while the run goes on: tfevents_line, tfevents_val_loss, tfevents_event
+//   4. training   the same, while the run goes on: tfevents_line, tfevents_val_loss
 //
 //   ok = tfevents_convert("runs/x", "views/x", 0, &error);
 //
@@ -217,19 +217,16 @@ static inline uint64_t tfevents_when(double* time, const Json* line) {
 }
 
 // An event of events.jsonl. Each kind has a tag, since TensorBoard shows one text of a tag and step.
-static inline void tfevents_happened(TfEvents* e, double time, uint64_t step, const char* event, const char* detail) {
+static inline void tfevents_event(TfEvents* e, const Json* line) {
     char tag[128];
-    snprintf(tag, sizeof tag, "events/%.100s", event);
-    tfevents_text(e, tag, detail, strlen(detail));
-    tfevents_step(e, time, step);
-}
-
-static inline void tfevents_events(TfEvents* e, const Json* line) {
     double time = 0;
     size_t bytes;
     uint64_t step = tfevents_when(&time, line);
     if (e->time == 0) e->time = time;  // when the run began
-    tfevents_happened(e, time, step, tfevents_string(&bytes, line, "event"), tfevents_string(&bytes, line, "detail"));
+    snprintf(tag, sizeof tag, "events/%.100s", tfevents_string(&bytes, line, "event"));
+    const char* detail = tfevents_string(&bytes, line, "detail");
+    tfevents_text(e, tag, detail, bytes);
+    tfevents_step(e, time, step);
 }
 
 // A line of samples.jsonl.
@@ -277,6 +274,7 @@ static inline void tfevents_start(TfEvents* e, const Json* line) {
     double time = 0;
     uint64_t step = tfevents_when(&time, line);
     JsonWriter table = {0};
+    json_u64(line, json_get(line, 0, "steps"), &e->steps);
     if (e->floor == 0) json_number(line, json_get(line, 0, "floor"), &e->floor);
     json_put(&table, head, sizeof head - 1);
     tfevents_table(&table, line, 0, "");
@@ -293,7 +291,7 @@ typedef struct {
     bool needed;
 } TfEventsLog;
 static const TfEventsLog TFEVENTS_LOGS[] = {
-    {"run.jsonl", tfevents_start, false}, {"events.jsonl", tfevents_events, false},
+    {"run.jsonl", tfevents_start, false}, {"events.jsonl", tfevents_event, false},
     {"metrics.jsonl", tfevents_metrics, true}, {"samples.jsonl", tfevents_sample, false},
 };
 
@@ -324,15 +322,6 @@ static inline bool tfevents_flush(TfEvents* e, Error* error) {
     return true;
 }
 
-// The step of the last whole line of a log; 0: unknown.
-static inline uint64_t tfevents_last_step(const char* text, size_t bytes) {
-    unsigned long long step = 0;
-    while (bytes > 0 && text[bytes - 1] != '\n') bytes--;
-    size_t begin = bytes > 0 ? bytes - 1 : 0;
-    while (begin > 0 && text[begin - 1] != '\n') begin--;
-    return sscanf(text + begin, "{\"step\": %llu", &step) == 1 ? step : 0;
-}
-
 // Adds the lines of a log, but for one that a power cut has damaged.
 static inline bool tfevents_read(TfEvents* e, const TfEventsLog* log, Error* error) {
     char path[FILE_PATH_MAX + 32], *text = NULL;
@@ -345,7 +334,6 @@ static inline bool tfevents_read(TfEvents* e, const TfEventsLog* log, Error* err
     if (!path_look(&good, path, error)) return false;
     if (!good && !log->needed) return true;
     if (!file_read(path, SIZE_MAX, &text, &bytes, error)) return false;
-    if (log->needed && e->steps == 0) e->steps = tfevents_last_step(text, bytes);
     good = true;
     for (char *line = text, *end; good && (end = (char*)memchr(line, '\n', (size_t)(text + bytes - line)));
          line = end + 1) {
@@ -457,13 +445,13 @@ static inline void tfevents_line(TfEvents* e, const char* name, const char* text
     Json line;
     Error why;
     while (strcmp(log->name, name) != 0) log++;
+    if (e->opened && (fstat(e->file, &status) != 0 || status.st_nlink == 0)) tfevents_close(e);  // it was deleted
     if (e->run == NULL || (!e->opened && !log->needed)) return;
     if (e->pause > 0) {
         e->pause--;
         return;
     }
     snprintf(directory, sizeof directory, "%.4000s/tensorboard", e->run);
-    if (e->opened && (fstat(e->file, &status) != 0 || status.st_nlink == 0)) tfevents_close(e);  // it was deleted
     bool good = e->opened || tfevents_begin(e, directory, &why);
     good = good && json_parse(&line, text, bytes, name, &why);
     if (good) {
@@ -481,14 +469,6 @@ static inline void tfevents_val_loss(TfEvents* e, uint64_t step, double loss) {
     int bytes = snprintf(line, sizeof line, isfinite(loss) ? "{\"step\": %llu,\"val_loss\": %.17g}"
                          : "{\"step\": %llu,\"val_loss\": \"nan\"}", (unsigned long long)step, loss);
     if (e->opened) tfevents_line(e, "metrics.jsonl", line, (size_t)bytes);
-}
-
-// An event that was added to events.jsonl.
-static inline void tfevents_event(TfEvents* e, const char* event, uint64_t step, const char* detail) {
-    Error why;
-    if (!e->opened) return;
-    tfevents_happened(e, unix_time(), step, event, detail);
-    tfevents_end(e, true, &why);
 }
 
 #endif  // LLMTRAIN_TFEVENTS_H
