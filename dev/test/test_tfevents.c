@@ -297,10 +297,10 @@ static void test_lines(void) {
     expect_text(&c, "run", 1, "| | |\n|---|---|\n| time | 1700000000 |\n| step | 1 |\n| --lr | 0.1 |\n"
                 "| --data | a\\|b c |\n| floor | 4 |\n| tied | true |\n| mfu |  |\n");
     expect(c.count == 20, "%zu points", c.count);
-    // Dates: given, or the sum of the times of steps since the run began.
+    // Dates: of the line, or of one before.
     static const struct { const char* tag; uint64_t step; double time; } times[] = {
-        {"events/begun", 0, 1795344678.5}, {"events/saved", 4, 1835395200}, {"loss/train", 1, 1795344680},
-        {"loss/val", 2, 1795344680.5}, {"loss/train", 4, 1700000000.5}, {"run", 1, 1700000000},
+        {"events/begun", 0, 1795344678.5}, {"events/saved", 4, 1835395200}, {"loss/train", 1, 1795344678.5},
+        {"loss/val", 2, 1795344678.5}, {"loss/train", 4, 1700000000.5}, {"run", 1, 1700000000},
     };
     for (size_t i = 0; i < COUNT_OF(times); i++) {
         size_t count = points_of(&p, &c, times[i].tag, times[i].step);

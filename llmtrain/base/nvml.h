@@ -54,21 +54,17 @@ typedef struct {
 #undef NVML_MEMBER
 } Nvml;
 
-enum {
-#define NVML_NUMBER(member, symbol, older, parameters) NVML_##member,
-    NVML_FUNCTIONS(NVML_NUMBER)
-#undef NVML_NUMBER
-};
+#define NVML_NUMBER(member) (offsetof(Nvml, member) / sizeof(void (*)(void)))  // its position in the list
 
 static inline void nvml_open(Nvml* nvml) {
-#define NVML_NAMES(member, symbol, older, parameters) {symbol, older, offsetof(Nvml, member)},
-    static const struct { const char *symbol, *older; size_t offset; } names[] = {NVML_FUNCTIONS(NVML_NAMES)};
+#define NVML_NAMES(member, symbol, older, parameters) {symbol, older},
+    static const char* const names[][2] = {NVML_FUNCTIONS(NVML_NAMES)};
 #undef NVML_NAMES
     void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);  // stays loaded
     for (size_t i = 0; library && i < sizeof names / sizeof names[0]; i++) {
-        void* function = dlsym(library, names[i].symbol);
-        if (function == NULL && names[i].older) function = dlsym(library, names[i].older);
-        memcpy((char*)nvml + names[i].offset, &function, sizeof function);
+        void* function = dlsym(library, names[i][0]);
+        if (function == NULL && names[i][1]) function = dlsym(library, names[i][1]);
+        memcpy((char*)nvml + i * sizeof function, &function, sizeof function);
     }
 }
 
@@ -80,7 +76,7 @@ typedef struct {
 } NvmlGpu;
 
 // Whether an answer is good; remembers what the GPU does not support.
-static inline bool nvml_good(NvmlGpu* g, unsigned function, int answer) {
+static inline bool nvml_good(NvmlGpu* g, size_t function, int answer) {
     if (answer == NVML_NOT_SUPPORTED || answer == NVML_NO_PERMISSION || answer == NVML_NO_FUNCTION)
         g->refused |= 1u << function;
     if (answer == NVML_GPU_IS_LOST) g->lost = true;
@@ -88,8 +84,8 @@ static inline bool nvml_good(NvmlGpu* g, unsigned function, int answer) {
 }
 
 // Calls a function of a GPU; true if there is such a function, it may be called, and its answer is good.
-#define NVML_ASK(nvml, gpu, function, ...)                               \
-    ((nvml)->function && !((gpu)->refused >> NVML_##function & 1) &&     \
-     nvml_good(gpu, NVML_##function, (nvml)->function((gpu)->handle, __VA_ARGS__)))
+#define NVML_ASK(nvml, gpu, function, ...)                                   \
+    ((nvml)->function && !((gpu)->refused >> NVML_NUMBER(function) & 1) &&   \
+     nvml_good(gpu, NVML_NUMBER(function), (nvml)->function((gpu)->handle, __VA_ARGS__)))
 
 #endif  // LLMTRAIN_NVML_H

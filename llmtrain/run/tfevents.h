@@ -77,7 +77,7 @@ typedef struct {
     uint64_t every;          // steps between two points; 0: as many as leave 20,000 points
     uint64_t steps;          // of the run
     double floor;            // entropy floor of the validation text; 0: unknown
-    uint64_t next, last;     // the step of the next point, and of the last line
+    uint64_t next;           // the step of the next point
     double time;             // of the last line, in seconds since 1970
     bool opened;             // the event file is:
     int file;
@@ -175,14 +175,11 @@ static inline void tfevents_member(TfEvents* e, char tag[128], const Json* line,
 // A line of metrics.jsonl. Of a step between two points only the validation loss is taken.
 static inline void tfevents_metrics(TfEvents* e, const Json* line) {
     uint64_t step, every = e->every ? e->every : e->steps / 20000;
-    double ms = 0, loss;
+    double loss;
     char tag[128];
     if (!json_u64(line, json_get(line, 0, "step"), &step)) return;
     bool due = step >= e->next || step == e->steps;
-    json_number(line, json_get(line, 0, "ms"), &ms);
-    if (!json_time(line, json_get(line, 0, "time"), &e->time) && step > e->last)
-        e->time += 1e-3 * ms * (double)(step - e->last);  // logs of earlier versions have no dates
-    e->last = step;
+    json_time(line, json_get(line, 0, "time"), &e->time);
     if (every == 0) every = 1;
     if (due) e->next = (step / every + 1) * every;
     for (uint32_t i = json_first(line, 0); due && i != JSON_NONE; i = json_next(line, i)) {
@@ -394,7 +391,7 @@ static inline bool tfevents_begin(TfEvents* e, const char* directory, Error* err
     e->file = open(e->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
     if (e->file < 0) return fail_file(error, "create", e->path);
     e->opened = true;
-    e->next = e->last = 0;
+    e->next = 0;
     e->time = 0;
     tfevents_record(e, now, 0, EVENT_VERSION, version, sizeof version - 1);
     tfevents_record(e, now, 0, EVENT_SESSION, start, sizeof start - 1);
@@ -456,7 +453,6 @@ static inline void tfevents_line(TfEvents* e, const char* name, const char* text
     good = good && json_parse(&line, text, bytes, name, &why);
     if (good) {
         e->time = unix_time();
-        e->last = UINT64_MAX;
         log->take(e, &line);
         json_free(&line);
     }
