@@ -514,8 +514,7 @@ static void views_watch(View* views, size_t count, bool ascii) {
 }
 
 int main(int argc, char** argv) {
-    enum { RUNS_MAX = 64 };
-    static View views[RUNS_MAX];
+    static View* views;
     bool ascii, once;
     const Flag rows[] = {
         FLAG_SWITCH("ascii", &ascii, false, 0, "draw bars and curves with ASCII characters alone"),
@@ -527,15 +526,17 @@ int main(int argc, char** argv) {
     size_t count = 0;
     int code, kept = 1;
     files_open_standard();
-    for (int i = 1; i < argc; i++) {
+    views = (View*)memory_allocate((size_t)argc * sizeof *views);
+    for (int i = 1; views && i < argc; i++) {
         bool value = strcmp(argv[i], "on") == 0 || strcmp(argv[i], "off") == 0;
         bool is_run = argv[i][0] != '-' && !(value && strncmp(argv[i - 1], "--", 2) == 0);
-        if (!is_run) argv[kept++] = argv[i];
-        else if (count < RUNS_MAX) views[count++].directory = argv[i];
+        if (is_run) views[count++].directory = argv[i];
+        else argv[kept++] = argv[i];
     }
     const char* title = "watch DIR...: shows how the runs in these directories (--out) are doing\n";
     if (!flags_begin(&code, "watch", title, &flags, kept, argv)) return code;
-    bool good = count > 0 || fail_with(&error, "give the directories of runs, as in: watch runs/x");
+    bool good = (views || fail_memory(&error, "the runs", (size_t)argc * sizeof *views)) &&
+                (count > 0 || fail_with(&error, "give the directories of runs, as in: watch runs/x"));
     for (size_t i = 0; good && i < count; i++) good = view_read(&views[i], unix_seconds(), &error);
     if (!good) {
         fprintf(stderr, "watch: %s\n", error.text);

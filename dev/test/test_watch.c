@@ -211,7 +211,10 @@ static void test_several(void) {
     expect_words(T0 + 85, "c a", 0, "a: running");
     expect_words(T0 + 85 + 100, "c b a", 1, "b: stopped");
     expect_words(T0 + 85 + 100, "a b", 1, "b: stopped");
-    verdict("several runs: the worst of them gives the exit code");
+    char many[1024] = "";
+    for (int i = 0; i < 100; i++) strcat(many, "c ");
+    expect_words(T0 + 85 + 100, text_of("%sa", many), 1, "a: stalled");
+    verdict("several runs, also many: the worst of them gives the exit code");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -102,25 +102,12 @@ static inline void tfevents_record(TfEvents* e, double time, uint64_t step, int 
     json_put(records, (const char*)&check, sizeof check);
 }
 
-// Adds to the summary of a step: a scalar, or a text.
+// Adds a scalar to the summary of a step.
 static inline void tfevents_scalar(TfEvents* e, const char* tag, double number) {
     float value = (float)number;
     e->value.bytes = 0;
     proto_bytes(&e->value, VALUE_TAG, tag, strlen(tag));
     proto_fixed(&e->value, VALUE_NUMBER, &value, sizeof value);
-    proto_bytes(&e->summary, SUMMARY_VALUE, e->value.text, e->value.bytes);
-}
-
-static inline void tfevents_text(TfEvents* e, const char* tag, const char* text, size_t bytes) {
-    static const char metadata[] = "\x0a\x06\x0a\x04text";            // the plugin that shows it
-    static const char vector[] = "\x08\x07\x12\x04\x12\x02\x08\x01";  // a tensor of strings, of shape (1)
-    JsonWriter* tensor = &e->event;                                   // which is not needed now
-    tensor->bytes = e->value.bytes = 0;
-    json_put(tensor, vector, sizeof vector - 1);
-    proto_bytes(tensor, TENSOR_STRING, text, bytes);
-    proto_bytes(&e->value, VALUE_TAG, tag, strlen(tag));
-    proto_bytes(&e->value, VALUE_METADATA, metadata, sizeof metadata - 1);
-    proto_bytes(&e->value, VALUE_TENSOR, tensor->text, tensor->bytes);
     proto_bytes(&e->summary, SUMMARY_VALUE, e->value.text, e->value.bytes);
 }
 
@@ -130,6 +117,23 @@ static inline void tfevents_step(TfEvents* e, double time, uint64_t step) {
     if (summary->bytes > 0) tfevents_record(e, time, step, EVENT_SUMMARY, summary->text, summary->bytes);
     e->records.failed |= summary->failed || e->value.failed;
     summary->bytes = 0;
+}
+
+// A text as the summary of a step; frees it.
+static inline void tfevents_text(TfEvents* e, double time, uint64_t step, const char* tag, JsonWriter* text) {
+    static const char metadata[] = "\x0a\x06\x0a\x04text";            // the plugin that shows it
+    static const char vector[] = "\x08\x07\x12\x04\x12\x02\x08\x01";  // a tensor of strings, of shape (1)
+    JsonWriter* tensor = &e->event;                                   // which is not needed now
+    tensor->bytes = e->value.bytes = 0;
+    json_put(tensor, vector, sizeof vector - 1);
+    proto_bytes(tensor, TENSOR_STRING, text->text ? text->text : "", text->bytes);
+    proto_bytes(&e->value, VALUE_TAG, tag, strlen(tag));
+    proto_bytes(&e->value, VALUE_METADATA, metadata, sizeof metadata - 1);
+    proto_bytes(&e->value, VALUE_TENSOR, tensor->text, tensor->bytes);
+    proto_bytes(&e->summary, SUMMARY_VALUE, e->value.text, e->value.bytes);
+    e->records.failed |= text->failed;
+    tfevents_step(e, time, step);
+    json_writer_free(text);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -172,10 +176,16 @@ static inline void tfevents_member(TfEvents* e, char tag[128], const Json* line,
     }
 }
 
+// A loss that is not finite is NAN.
+static inline void tfevents_validated(TfEvents* e, double loss) {
+    tfevents_scalar(e, "loss/val", isfinite(loss) ? loss : (double)NAN);
+    if (isfinite(loss) && e->floor > 0) tfevents_scalar(e, "loss/excess", loss - e->floor);
+}
+
 // A line of metrics.jsonl. Of a step between two points only the validation loss is taken.
 static inline void tfevents_metrics(TfEvents* e, const Json* line) {
     uint64_t step, every = e->every ? e->every : e->steps / 20000;
-    double loss;
+    double loss = NAN;
     char tag[128];
     if (!json_u64(line, json_get(line, 0, "step"), &step)) return;
     bool due = step >= e->next || step == e->steps;
@@ -189,20 +199,15 @@ static inline void tfevents_metrics(TfEvents* e, const Json* line) {
         if (number) tfevents_member(e, tag, line, i);
     }
     uint32_t validated = json_get(line, 0, "val_loss");
-    if (json_is(line, validated, JSON_STRING)) tfevents_scalar(e, "loss/val", NAN);
-    if (json_number(line, validated, &loss)) {
-        tfevents_scalar(e, "loss/val", loss);
-        if (e->floor > 0) tfevents_scalar(e, "loss/excess", loss - e->floor);
-    }
+    if (json_number(line, validated, &loss) || json_is(line, validated, JSON_STRING)) tfevents_validated(e, loss);
     tfevents_step(e, e->time, step);
 }
 
-// A string of a line; "" if it has none.
-static inline const char* tfevents_string(size_t* bytes, const Json* line, const char* member) {
+// Appends a string of a line, if it has that.
+static inline void tfevents_string(JsonWriter* text, const Json* line, const char* member) {
     uint32_t node = json_get(line, 0, member);
     bool is = json_is(line, node, JSON_STRING);
-    *bytes = is ? line->nodes[node].bytes : 0;
-    return is ? line->text + line->nodes[node].start : "";
+    json_put(text, is ? line->text + line->nodes[node].start : "", is ? line->nodes[node].bytes : 0);
 }
 
 // The step of a line, and its time if it has one.
@@ -215,15 +220,15 @@ static inline uint64_t tfevents_when(double* time, const Json* line) {
 
 // An event of events.jsonl. Each kind has a tag, since TensorBoard shows one text of a tag and step.
 static inline void tfevents_event(TfEvents* e, const Json* line) {
-    char tag[128];
+    char event[100] = "", tag[128];
     double time = 0;
-    size_t bytes;
     uint64_t step = tfevents_when(&time, line);
+    JsonWriter detail = {0};
     if (e->time == 0) e->time = time;  // when the run began
-    snprintf(tag, sizeof tag, "events/%.100s", tfevents_string(&bytes, line, "event"));
-    const char* detail = tfevents_string(&bytes, line, "detail");
-    tfevents_text(e, tag, detail, bytes);
-    tfevents_step(e, time, step);
+    json_string(line, json_get(line, 0, "event"), event, sizeof event);
+    snprintf(tag, sizeof tag, "events/%s", event);
+    tfevents_string(&detail, line, "detail");
+    tfevents_text(e, time, step, tag, &detail);
 }
 
 // A line of samples.jsonl.
@@ -231,15 +236,9 @@ static inline void tfevents_sample(TfEvents* e, const Json* line) {
     double time = e->time;
     uint64_t step = tfevents_when(&time, line);
     JsonWriter text = {0};
-    for (int i = 0; i < 2; i++) {
-        size_t bytes;
-        const char* part = tfevents_string(&bytes, line, i == 0 ? "prompt" : "text");
-        json_put(&text, part, bytes);
-    }
-    if (!text.failed) tfevents_text(e, "samples", text.text, text.bytes);
-    e->records.failed |= text.failed;
-    tfevents_step(e, time, step);
-    json_writer_free(&text);
+    tfevents_string(&text, line, "prompt");
+    tfevents_string(&text, line, "text");
+    tfevents_text(e, time, step, "samples", &text);
 }
 
 // The members of an object as rows of a table in Markdown; those of an object in it as well.
@@ -275,10 +274,7 @@ static inline void tfevents_start(TfEvents* e, const Json* line) {
     if (e->floor == 0) json_number(line, json_get(line, 0, "floor"), &e->floor);
     json_put(&table, head, sizeof head - 1);
     tfevents_table(&table, line, 0, "");
-    if (!table.failed) tfevents_text(e, "run", table.text, table.bytes);
-    e->records.failed |= table.failed;
-    tfevents_step(e, time, step);
-    json_writer_free(&table);
+    tfevents_text(e, time, step, "run", &table);
 }
 
 // The logs of a run, in the order in which they are read.
@@ -461,10 +457,11 @@ static inline void tfevents_line(TfEvents* e, const char* name, const char* text
 
 // A validation of a step whose line was taken before.
 static inline void tfevents_val_loss(TfEvents* e, uint64_t step, double loss) {
-    char line[96];
-    int bytes = snprintf(line, sizeof line, isfinite(loss) ? "{\"step\": %llu,\"val_loss\": %.17g}"
-                         : "{\"step\": %llu,\"val_loss\": \"nan\"}", (unsigned long long)step, loss);
-    if (e->opened) tfevents_line(e, "metrics.jsonl", line, (size_t)bytes);
+    Error why;
+    if (!e->opened) return;
+    tfevents_validated(e, loss);
+    tfevents_step(e, unix_time(), step);
+    tfevents_end(e, true, &why);
 }
 
 #endif  // LLMTRAIN_TFEVENTS_H
