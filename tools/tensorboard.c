@@ -15,29 +15,29 @@
 
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
-static bool run_name(char name[256], const char* path, Error* error) {
-    path_name(name, 256, path);
-    return (name[0] && strcmp(name, ".") != 0 && strcmp(name, "..") != 0) ||
-           fail_with(error, "'%.600s' does not end in the name of a run; give its directory as runs/x", path) ||
-           fail_as(error, ERROR_USAGE);
-}
-
-static bool names_differ(char** runs, size_t count, Error* error) {
+// Each run has a name, and a different one.
+static bool arguments_check(char** runs, size_t count, const char* dir, Error* error) {
     char name[256], other[256];
-    for (size_t i = 0; i < count; i++)
-        for (size_t j = 0; j <= i; j++) {
-            if (!run_name(name, runs[i], error) || !run_name(other, runs[j], error)) return false;
-            if (j < i && strcmp(name, other) == 0)
-                return fail_with(error, "two runs are called %s; convert one of them into another --dir", name) ||
-                       fail_as(error, ERROR_USAGE);
+    if (count == 0) return fail_with(error, "name the directories of runs, before the flags");
+    if (dir == NULL || dir[0] == 0) return fail_with(error, "give --dir, the directory to write");
+    for (size_t i = 0; i < count; i++) {
+        path_name(name, sizeof name, runs[i]);
+        if (name[0] == 0 || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+            return fail_with(error, "'%.600s' does not end in the name of a run; give its directory as runs/x",
+                             runs[i]);
+        for (size_t j = 0; j < i; j++) {
+            path_name(other, sizeof other, runs[j]);
+            if (strcmp(name, other) == 0)
+                return fail_with(error, "two runs are called %s; convert one of them into another --dir", name);
         }
+    }
     return true;
 }
 
 static bool convert(char** runs, size_t count, const char* dir, uint64_t every, Error* error) {
     char name[256], path[FILE_PATH_MAX];
     for (size_t i = 0; i < count; i++) {
-        if (!run_name(name, runs[i], error)) return false;
+        path_name(name, sizeof name, runs[i]);
         snprintf(path, sizeof path, "%.3700s/%s", dir, name);
         if (!tfevents_convert(runs[i], path, every, error)) return false;
         say(stdout, "%s: an event file of %s", path, runs[i]);
@@ -61,16 +61,8 @@ int main(int argc, char** argv) {
     while (count + 1 < argc && strncmp(argv[count + 1], "--", 2) != 0) count++;  // the runs come first
     if (!flags_begin(&code, "tensorboard", "tensorboard RUN ... --dir DIR: writes the logs of runs as event files for "
                      "TensorBoard", &flags, argc - count, argv + count)) return code;
-    bool ok = false;
-    if (count == 0 || dir == NULL || dir[0] == 0) {
-        fail_with(&error, count ? "give --dir, the directory to write"
-                                : "name the directories of runs, before the flags");
-        fail_as(&error, ERROR_USAGE);
-    } else {
-        ok = names_differ(argv + 1, (size_t)count, &error) &&
-             convert(argv + 1, (size_t)count, dir, every, &error);
-    }
-    if (ok) return 0;
+    bool given = arguments_check(argv + 1, (size_t)count, dir, &error);
+    if (given && convert(argv + 1, (size_t)count, dir, every, &error)) return 0;
     fprintf(stderr, "tensorboard: %s\n", error.text);
-    return error.kind == ERROR_USAGE ? 2 : 1;
+    return given ? 1 : 2;
 }

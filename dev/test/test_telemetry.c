@@ -109,13 +109,11 @@ static void hear(void* context, const char* event, const char* detail, const cha
 static Telemetry* look_begin(const char* machine, const char* gpus) {
     char variable[2048];
     TelemetryOptions o;
-    size_t ranks;
     memset(&o, 0, sizeof o);
     snprintf(variable, sizeof variable, "%.1000s/%s 1e9 %s", root, machine, gpus);
     setenv("LLMTRAIN_TEST_MACHINE", variable, 1);
-    need(telemetry_choose(&o, &ranks, 0, 4) && ranks == 4, "a machine");
+    need(telemetry_choose(&o, 0, 4, 8) && o.share == 0.5, "a machine");
     o.tell = hear;
-    o.share = 0.5;
     Telemetry* t = (Telemetry*)memory_allocate(sizeof *t);
     need(t != NULL, "memory");
     telemetry_prepare(t, &o);
@@ -367,13 +365,12 @@ static void test_gpu_events(void) {
 static void test_thread(void) {
     TelemetryOptions o;
     double v[TELEMETRY_VALUES], began, seen = 0;
-    size_t ranks;
     put_machine("t", 1);
     put_script("t", GPU_LINES(GPU_A));
     memset(&o, 0, sizeof o);
     setenv("LLMTRAIN_TEST_MACHINE", text_of("%s/t 2 " GPU_A, root), 1);
-    need(telemetry_choose(&o, &ranks, 0, 1), "a machine");
-    expect(!telemetry_choose(&o, &ranks, 1, 2), "the second rank");
+    need(telemetry_choose(&o, 0, 1, 1), "a machine");
+    expect(!telemetry_choose(&o, 1, 2, 2), "the second rank");
     o.gpu_count = 1;
     o.share = 1;
     o.tell = hear;

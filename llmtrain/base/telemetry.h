@@ -1,7 +1,7 @@
 // telemetry.h: what the machine does while a run trains: power, temperatures, clocks, load, and the faults of its GPUs.
 //
 //   TelemetryOptions options = {.tell = function, .context = context};
-//   if (telemetry_choose(&options, local_rank, local_world)) t = telemetry_begin(&options);
+//   if (telemetry_choose(&options, local_rank, local_world, world)) t = telemetry_begin(&options);
 //   telemetry_take(values, t, tokens);                    the means since the last call, for a line of the log
 //   telemetry_end(t);
 //
@@ -456,8 +456,8 @@ static inline void* telemetry_run(void* argument) {
 }
 
 // Chooses what a rank watches: the first of a machine watches all GPUs of its ranks; if a launcher shows each rank a
-// GPU of its own, each watches that. False if there is nothing for this rank. *ranks: those whose GPUs it watches.
-static inline bool telemetry_choose(TelemetryOptions* o, size_t* ranks, size_t local_rank, size_t local_world) {
+// GPU of its own, each watches that. False if there is nothing for this rank. world: all ranks of the run.
+static inline bool telemetry_choose(TelemetryOptions* o, size_t local_rank, size_t local_world, size_t world) {
     const char* test = getenv("LLMTRAIN_TEST_MACHINE");
     int at = 0, length = 0;
     bool own = false;
@@ -474,7 +474,7 @@ static inline bool telemetry_choose(TelemetryOptions* o, size_t* ranks, size_t l
         if (cudaDeviceGetPCIBusId(o->gpus[o->gpu_count], sizeof o->gpus[0], local_world > 1 ? (int)i : device) ==
             cudaSuccess) o->gpu_count++;
 #endif
-    *ranks = own ? 1 : local_world;
+    o->share = (own ? 1 : (double)local_world) / (double)world;
     return local_rank == 0 || own;
 }
 

@@ -296,13 +296,12 @@ static inline void run_hook_failures(Run* run, bool on) { (void)run; (void)on; }
 // Starts the telemetry of this rank's machine, or of its GPU, if this rank is the one that watches.
 static inline void run_begin_telemetry(Run* run) {
     const Comm* c = &run->comm;
+    size_t here = max_size(c->local_world, 1), world = max_size(c->world, 1);
     TelemetryOptions o;
-    size_t ranks;
     memset(&o, 0, sizeof o);
     o.tell = run_hear_telemetry;
     o.context = run;
-    if (run->options->out == NULL || !telemetry_choose(&o, &ranks, c->local_rank, max_size(c->local_world, 1))) return;
-    o.share = (double)ranks / (double)max_size(c->world, 1);
+    if (run->options->out == NULL || !telemetry_choose(&o, c->local_rank, here, world)) return;
     run->log.telemetry = telemetry_begin(&o);
     if (run->log.telemetry) run_hook_failures(run, true);
 }
