@@ -21,12 +21,12 @@ static bool arguments_check(char** runs, size_t count, const char* dir, Error* e
     if (count == 0) return fail_with(error, "name the directories of runs, before the flags");
     if (dir == NULL || dir[0] == 0) return fail_with(error, "give --dir, the directory to write");
     for (size_t i = 0; i < count; i++) {
-        path_name(name, sizeof name, runs[i]);
+        run_name(name, sizeof name, runs[i]);
         if (name[0] == 0 || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
             return fail_with(error, "'%.600s' does not end in the name of a run; give its directory as runs/x",
                              runs[i]);
         for (size_t j = 0; j < i; j++) {
-            path_name(other, sizeof other, runs[j]);
+            run_name(other, sizeof other, runs[j]);
             if (strcmp(name, other) == 0)
                 return fail_with(error, "two runs are called %s; convert one of them into another --dir", name);
         }
@@ -37,7 +37,7 @@ static bool arguments_check(char** runs, size_t count, const char* dir, Error* e
 static bool convert(char** runs, size_t count, const char* dir, uint64_t every, Error* error) {
     char name[256], path[FILE_PATH_MAX];
     for (size_t i = 0; i < count; i++) {
-        path_name(name, sizeof name, runs[i]);
+        run_name(name, sizeof name, runs[i]);
         snprintf(path, sizeof path, "%.3700s/%s", dir, name);
         if (!tfevents_convert(runs[i], path, every, error)) return false;
         say(stdout, "%s: an event file of %s", path, runs[i]);

@@ -441,10 +441,12 @@ static void page_view(Page* p, const View* v, double now) {
     page_line(p, "", "%s", "");
 }
 
-// Signals: what to do after the current page.
-static volatile sig_atomic_t page_signal;
+// Signals: what to do after the current page, or at once.
+static volatile sig_atomic_t page_ends, page_suspends, page_changes;
 static void page_signaled(int number) {
-    if (page_signal != SIGINT && page_signal != SIGTERM) page_signal = number;
+    page_changes = 1;
+    if (number == SIGTSTP) page_suspends = 1;
+    else if (number != SIGWINCH) page_ends = 1;
 }
 
 // The page is on the terminal's second screen, without a cursor and without wrapping.
@@ -490,15 +492,16 @@ static void views_watch(View* views, size_t count, bool ascii) {
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) sigaction(signals[i], &action, NULL);
     page_open();
-    while (page_signal == 0 || page_signal == SIGWINCH || page_signal == SIGTSTP) {
+    while (!page_ends) {
         Page page = {.ascii = ascii};
         Error error;
-        if (page_signal == SIGTSTP) {
+        page_changes = 0;
+        if (page_suspends) {
+            page_suspends = 0;
             page_close();
             raise(SIGSTOP);
             page_open();
         }
-        page_signal = 0;
         terminal_size(&page.columns, &page.rows, STDOUT_FILENO);
         double now = unix_seconds();
         fputs("\033[H", stdout);
@@ -508,7 +511,7 @@ static void views_watch(View* views, size_t count, bool ascii) {
         }
         fputs("\033[J", stdout);
         if (fflush(stdout) != 0) break;  // the terminal is gone
-        if (page_signal == 0) poll(NULL, 0, 1000);
+        if (!page_changes && !page_ends) poll(NULL, 0, 1000);
     }
     page_close();
 }

@@ -75,15 +75,6 @@ static inline bool path_copy(char copy[FILE_PATH_MAX], const char* path, Error* 
     return true;
 }
 
-// The last part of a path, without slashes after it.
-static inline void path_name(char* name, size_t size, const char* path) {
-    size_t end = strlen(path);
-    while (end > 0 && path[end - 1] == '/') end--;
-    size_t begin = end;
-    while (begin > 0 && path[begin - 1] != '/') begin--;
-    snprintf(name, size, "%.*s", (int)(end - begin), path + begin);
-}
-
 // Flushes a file descriptor to the disk.
 static inline bool file_sync(int file) {
     int result;

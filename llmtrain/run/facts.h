@@ -34,7 +34,7 @@ static inline void prometheus_label(char* label, size_t size, const char* out) {
     static const char special[] = "\\\"\n", letters[] = "\\\"n";
     char name[256];
     size_t used = 0, n;
-    path_name(name, sizeof name, out);
+    run_name(name, sizeof name, out);
     label[0] = 0;
     for (const char* p = name; *p && used + 5 < size; p += max_size(n, 1)) {
         const char* found = strchr(special, *p);

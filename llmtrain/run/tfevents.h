@@ -72,6 +72,15 @@ static inline void proto_bytes(JsonWriter* w, int field, const char* data, size_
     json_put(w, data, bytes);
 }
 
+// The name of a run: the last part of its directory's path, without slashes after it.
+static inline void run_name(char* name, size_t size, const char* path) {
+    size_t end = strlen(path);
+    while (end > 0 && path[end - 1] == '/') end--;
+    size_t begin = end;
+    while (begin > 0 && path[begin - 1] != '/') begin--;
+    snprintf(name, size, "%.*s", (int)(end - begin), path + begin);
+}
+
 typedef struct {
     const char* run;         // the directory of the run, whose event file is in its tensorboard/; NULL: there is none
     uint64_t every;          // steps between two points; 0: as many as leave 20,000 points
