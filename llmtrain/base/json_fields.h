@@ -1,5 +1,5 @@
 // json_fields.h: members of a struct, by their table (fields.h): in JSON, fields_write and fields_read; compared with
-// those of a file, fields_agree. Flags in JSON: flags_write.
+// those of a file, fields_agree.
 
 #ifndef LLMTRAIN_JSON_FIELDS_H
 #define LLMTRAIN_JSON_FIELDS_H
@@ -19,19 +19,6 @@ static inline void fields_write(JsonWriter* w, const Field* fields, size_t count
         else if (flag.kind == KIND_SWITCH) json_member_bool(w, fields[i].name, *(bool*)flag.value);
         else json_member_string(w, fields[i].name, text);
     }
-}
-
-// Writes the flags that have a mark, or do not, as the command line has them.
-static inline void flags_write(JsonWriter* w, const Flags* flags, int mark, bool marked) {
-    json_member_begin(w, "flags", '{');
-    for (size_t i = 0; flags && i < flags->count; i++) {
-        char text[4096];
-        const Flag* flag = &flags->rows[i];
-        if (flag->name == NULL || ((flag->marks & mark) != 0) != marked) continue;
-        flag_text(text, sizeof text, flag);
-        json_member_string(w, flag->name, text);
-    }
-    json_write_end(w, '}');
 }
 
 // Keys that had another name in files of earlier versions.

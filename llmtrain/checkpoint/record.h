@@ -51,6 +51,19 @@ static inline void record_write_object(JsonWriter* w, const char* key, const Fie
     json_write_end(w, '}');
 }
 
+// Writes the flags that have a mark, or do not, as the command line has them.
+static inline void flags_write(JsonWriter* w, const Flags* flags, int mark, bool marked) {
+    json_member_begin(w, "flags", '{');
+    for (size_t i = 0; flags && i < flags->count; i++) {
+        char text[4096];
+        const Flag* flag = &flags->rows[i];
+        if (flag->name == NULL || ((flag->marks & mark) != 0) != marked) continue;
+        flag_text(text, sizeof text, flag);
+        json_member_string(w, flag->name, text);
+    }
+    json_write_end(w, '}');
+}
+
 // Begins a manifest and writes the record as its members.
 static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVector* flat) {
     manifest_begin(w, flat);

@@ -244,13 +244,6 @@ static inline bool ranks_same(RankStats* s, const FlatVector* flat, size_t count
     return true;
 }
 
-static inline uint64_t flat_checksum(FlatVector* flat, const floatX* x, size_t first, size_t n) {
-    uint64_t sum;
-    vector_checksum(flat->checksums, x, first, n, flat->stream);
-    device_download(&sum, flat->checksums, sizeof sum, flat->stream);
-    return sum;
-}
-
 // Whether all ranks have the same parameters: their checksums, bucket by bucket.
 static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
     size_t count = flat->tp > 1 ? 2 * flat->count : flat->count;
@@ -260,18 +253,15 @@ static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
     flat_forget(flat);  // what is sharded is gathered now: each copy has one of it, which is compared
     memset(own, 0, count * sizeof(uint64_t));
     for (size_t b = 0; b < flat->count; b++) {
-        const Bucket* k = &flat->buckets[b];
         flat_await(flat, b);
-        if (!k->here) continue;
-        const floatX* params = k->sharded ? flat->gathered[k->buffer] : flat_kept(flat, k, k->first);
-        size_t end = k->sharded ? k->end : k->frozen_end;  // what does not train is nowhere sharded
-        own[b] = flat_checksum(flat, params, k->first, end - k->first);
-        if (end < k->frozen_end) own[b] += flat_checksum(flat, flat_kept(flat, k, end), end, k->frozen_end - end);
-        for (size_t i = 0; count > flat->count && i < flat->parameters->count; i++) {
+        for (size_t i = 0; flat->buckets[b].here && i < flat->parameters->count; i++) {
             const Tensor* t = &flat->parameters->tensors[i];
-            if (t->bucket != b || tensor_is_divided(t)) continue;
-            const floatX* x = t->offset < end ? params + (t->offset - k->first) : flat_kept(flat, k, t->offset);
-            own[flat->count + b] += flat_checksum(flat, x, t->offset, t->size);
+            if (t->bucket != b) continue;
+            uint64_t sum;
+            vector_checksum(flat->checksums, flat_param(flat, t), t->offset, t->size, flat->stream);
+            device_download(&sum, flat->checksums, sizeof sum, flat->stream);
+            own[b] += sum;
+            if (flat->tp > 1 && !tensor_is_divided(t)) own[flat->count + b] += sum;
         }
     }
     return ranks_same(s, flat, count, NULL, error);

@@ -86,13 +86,9 @@ static inline size_t layout_chunks(const Layout* l) {
 // The fewest copies of key/value heads with which every layout of these --leaves and --row-leaves gives its ranks whole
 // heads: as many ranks as divide `parts` may share a micro-batch. So all these layouts have the same bits.
 static inline uint64_t layout_kv_copies(const Layout* l, const Config* c) {
-    uint64_t parts = max_size(l->leaves, l->tp) * max_size(l->row_leaves, l->cp), copies = 1;
-    for (uint64_t rest = c->heads; rest > 0;) {  // the greatest common divisor: ranks have whole query heads too
-        uint64_t next = parts % rest;
-        parts = rest;
-        rest = next;
-    }
-    while (c->kv_heads * copies % parts != 0) copies++;
+    uint64_t parts = max_size(l->leaves, l->tp) * max_size(l->row_leaves, l->cp), most = c->heads / c->kv_heads;
+    uint64_t copies = 1;
+    while (copies < most && (c->kv_heads * copies % parts != 0 || most % copies != 0)) copies++;
     return copies;
 }
 
