@@ -130,7 +130,7 @@ static inline BlockShape cluster_shape(const ClusterModel* m, const ClusterLayou
     const Config* c = &m->config;
     BlockShape s = {l->B, m->T, c->channels, divide_up(c->heads, l->tp), divide_up(c->kv_heads, l->tp),
                     config_head_size(c), divide_up(c->ffn, l->tp), c->family == FAMILY_LLAMA, c->qk_norm, 1, 1,
-                    1};
+                    1, 1};
     return s;
 }
 
