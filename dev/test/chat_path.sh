@@ -75,6 +75,9 @@ check "it is the last validation loss of the run" \
     is "$(tail -n 1 runs/chat/metrics.jsonl | sed 's/.*"val_loss": \([0-9.]*\),.*/\1/' | cut -c 1-12)" \
     "$(loss 5.txt | cut -c 1-12)"
 check "the base model with the adapter gives the answers of the run" is "$(cat 6.txt)" "$(sed 1d 8.txt)"
+build/evaluate --init-from models/x --adapter adapters/chat --data 'data/chat_val_*.bin' > adapter.txt 2> out.txt
+check "build/evaluate --adapter gives the loss of the run" \
+    awk "BEGIN { x = $(loss adapter.txt) / $(loss 5.txt) - 1; exit !(x * x < 1e-10) }"
 check "the adapter has PEFT's two files" [ -s adapters/chat/adapter_config.json -a -s adapters/chat/adapter_model.safetensors ]
 check "the adapter is of the model" grep -q '"base_model_name_or_path": *"[^"]*"' adapters/chat/adapter_config.json
 check "there is a GGUF file, with the chat template" sh -c \

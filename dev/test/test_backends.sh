@@ -7,7 +7,7 @@
 #     their events allow
 #   - 5 steps + resume + 5 steps end with the bits of 10 steps
 #   - a checkpoint of either build continues in the other, with the losses that it would have had
-#   - FP32: packed conversations, on one rank and on two
+#   - FP32: packed conversations, on one rank and on two; pairs of LoRA, also beside 4 bits; preferences
 #   - FP16: a loss scale that overflows skips steps as on the CPU
 #   - two ranks (on one GPU, where its NCCL allows that): all stages of ZeRO end with the same bits, in all modes of the
 #     streams, with losses as on the CPU; gradients reduced in the storage dtype; a resume in another stage
@@ -265,6 +265,27 @@ conversations() {
     unset DATA
 }
 
+# Pairs of LoRA beside frozen weights, in the storage dtype or in 4 bits, and a loss of whole answers.
+adapters() {
+    for flags in "--lora 4 --lora-dropout 0.1" "--lora 4 --quantize nf4"; do
+        # shellcheck disable=SC2086
+        run train cpu-lora 10 --init-from "$out/cpu-$name" $flags && run "$gpu" lora 10 --init-from "$out/cpu-$name" $flags
+        losses_agree cpu-lora lora "$bound" "$name, $flags: losses against the CPU's, relative"
+        # shellcheck disable=SC2086
+        run_with EMULATE_STREAMS=delayed "$gpu" mode 10 --init-from "$out/cpu-$name" $flags --recompute block &&
+            same_tensors mode lora
+        verdict $? "$name, $flags: the same bits with --recompute block and EMULATE_STREAMS=delayed"
+    done
+    export DATA=liked
+    for i in 1 2 3 4 5 6 7 8 9; do
+        echo "{\"prompt\": \"the cat number $i\", \"chosen\": \" sat on it\", \"rejected\": \" ran\"}"
+    done > "$out/liked.jsonl"
+    "$build/tokenize" --chat "$out/liked.jsonl" --tokenizer "$out/words" --val 0 --out "$out/liked" > "$out/liked.log" &&
+        run train cpu-liked 10 --objective simpo && run "$gpu" liked 10 --objective simpo
+    losses_agree cpu-liked liked "$bound" "$name, --objective simpo: losses against the CPU's, relative"
+    unset DATA
+}
+
 # The emulator has one device, and so may this machine.
 export NCCL_MULTI_RANK_GPU_ENABLE=1
 if [ "$gpu" = train-cuda ] && ! run "$gpu" two 2 --ranks 2 > "$out/two.out"; then
@@ -279,11 +300,13 @@ else
     [ "$gpu" = train-emulated ] && with FP32 && {
         use FP32 gpt2
         conversations
+        adapters
         pipelines
         contexts
         tensors
         use FP32 llama
         contexts
+        adapters
         copied_heads
         tensors
     }

@@ -803,7 +803,8 @@ static void test_quantized(void) {
     static const char* const layouts[] = {"--ranks 2 --zero 0", "--ranks 4 --zero 3", "--ranks 2 --pp 2 --recompute block",
                                           "--ranks 2 --cp 2"};
     for (int f = 0; f < 2; f++) {
-        static const char* const made[] = {"q.base", "q.still", "q.numbers", "q.run", "q.beside", "q.a", "q.b"};
+        static const char* const made[] = {"q.base", "q.still", "q.numbers", "q.run", "q.beside", "q.a", "q.b",
+                                           "q.original", "q.merged", "q.onto", "q.expected"};
         for (size_t i = 0; i < COUNT_OF(made); i++) remove_tree(made[i]);
         const char* line = SMALL " " LORA " --reduce exact --total-batch 128 --steps 4 --row-leaves 2";
         expect(run_program(train_program, text_of(SMALL " %s --steps 4 --out q.base", bases[f])) == 0 &&
@@ -814,6 +815,21 @@ static void test_quantized(void) {
         expect(run_program(export_program, "--out q.run --to peft --dir q.a") == 0 &&
                run_program(export_program, "--out q.beside --to peft --dir q.b") == 0 &&
                same_numbers("q.a/adapter_model.safetensors", "q.b/adapter_model.safetensors"), "other pairs");
+        static const char* const exports[] = {"--out q.base --to hf --dir q.original", "--out q.run --to hf --dir q.merged",
+                                              "--out q.run --base q.original --to hf --dir q.onto",
+                                              "--init-from q.original --adapter q.a --to hf --dir q.expected"};
+        for (size_t i = 0; i < COUNT_OF(exports); i++) {
+            if (!expect(run_program(export_program, exports[i]) == 0, "%s", exports[i]))
+                print_indented(text_read("output", NULL));
+        }
+        expect(same_numbers("q.onto/model.safetensors", "q.expected/model.safetensors") &&
+               !same_numbers("q.onto/model.safetensors", "q.merged/model.safetensors"), "--base: other weights");
+        const char* generate = "--prompt-ids 1,2 --print-ids --tokens 8 --temperature 0";
+        need(run_program(generate_program, text_of("--out q.run %s", generate)) == 0, "generate");
+        char* ids = text_read("output", NULL);
+        expect(run_program(generate_program, text_of("--init-from q.merged %s", generate)) == 0 && output_has(ids),
+               "generate: other tokens than of the merged weights");
+        free(ids);
         uint64_t expected = hash_of("q.run", 4);
         for (size_t i = 0; i < COUNT_OF(layouts); i++) {
             remove_tree("q.many");
@@ -839,7 +855,7 @@ static void test_quantized(void) {
     static const struct { const char *flags, *words; } refused[] = {
         {LLAMA " --quantize nf4", "--quantize is for --lora"}, {LLAMA " " LORA " --quantize nf4", "--init-from"},
         {"--init-from q.run --lora 4 --train 'block.1.*'", "cannot train"},
-        {"--init-from q.run --quantize off", "quantize"}};
+        {"--init-from q.run --quantize off", "quantize"}, {LLAMA " " LORA " --ranks 2 --tp 2", "--lora are not divided"}};
     for (size_t i = 0; i < COUNT_OF(refused); i++) {
         remove_tree("q.no");
         expect(run_program(train_program, text_of(SMALL " %s --steps 1 --out q.no", refused[i].flags)) != 0 &&

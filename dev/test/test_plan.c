@@ -370,6 +370,15 @@ static void test_same(void) {
     verdict("build/plan begins with what ./train --plan prints");
 }
 
+// A model of 1 B parameters, whose weights alone are 2.5 GB, is fine-tuned in 4 GB, and with weights of 4 bits in 2.5.
+static void test_lora(void) {
+    const char* flags = "--plan --model llama:1B --seq 2048 --batch 1 --lora 16 --recompute block";
+    expect(strstr(program_says(train_program, 0, text_of("%s --memory 4", flags)), "within --memory 4"), "LoRA");
+    expect(strstr(program_says(train_program, 0, text_of("%s --memory 2.5 --quantize nf4", flags)),
+                  "within --memory 2.5"), "4 bits");
+    verdict("--plan: a model of 1 B parameters with LoRA takes at most 4 GB, and with --quantize nf4 2.5 GB");
+}
+
 // What is refused in this precision alone, and of models that are divided.
 static void test_tensor_refusals(void) {
     static const char tiny[] = "--plan --layers 2 --heads 4 --channels 40 --ffn 96 --vocab 256 --seq 16 --batch 2 ";
@@ -947,6 +956,7 @@ int main(int argc, char** argv) {
     test_moved();
     test_tensor_refusals();
     test_same();
+    test_lora();
     test_choices();
     test_cluster_rates();
     test_cluster_bubbles();
