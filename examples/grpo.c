@@ -153,14 +153,15 @@ static double group_weigh(float* weights, const double* group, const float* loss
 }
 
 // The largest weight of a group whose samples all have the same reward and the reference's probabilities: it teaches
-// nothing, so that without a deviation to divide by, there is no 0 / 0 either.
+// nothing. Since nothing is divided by a standard deviation, there is no 0 / 0 either.
 static double equal_group_weight(Penalty penalty) {
     float weights[B * T], losses[B * T];
     double group[B], largest = 0;
     for (size_t i = 0; i < B * T; i++) losses[i] = 0.1f * (float)(i % 7);
     for (size_t b = 0; b < B; b++) group[b] = 0.2;
     group_weigh(weights, group, losses, losses, penalty);
-    for (size_t i = 0; i < B * T; i++) largest = fabs((double)weights[i]) <= largest ? largest : fabs((double)weights[i]);
+    for (size_t i = 0; i < B * T && !isnan(largest); i++)
+        if (!(fabs((double)weights[i]) <= largest)) largest = fabs((double)weights[i]);
     return largest;
 }
 

@@ -357,7 +357,7 @@ static void test_steps(void) {
 #define LLAMA "--family llama --layers 4 --heads 4 --kv-heads 2 --channels 32 --ffn 48"
 // A step that changes nothing, so that a checkpoint has the weights that the run begins with.
 #define STILL "--data train.bin --seq 16 --batch 2 --warmup 0 --steps 1 --lr 0 --threads 1"
-#define SMALL "--data train.bin --seq 16 --batch 2 --warmup 0 --lr 0.02 --threads 1 --check-every 0"
+#define SMALL "--data train.bin --seq 16 --batch 2 --warmup 0 --lr 0.02 --threads 1 --check-every 1"
 #define LORA "--lora 4 --lora-dropout 0.2"
 
 static uint64_t hash_of(const char* run, size_t step) {
@@ -546,8 +546,8 @@ static void test_in_and_out(void) {
 
 // A copy of an adapter whose tensors have all values times `scale`, with one more tensor of rows x cols (cols 0: a
 // vector) if it has a name, which "modules_to_save" names as `module`.
-static void put_adapter(const char* to, const char* adapter, float scale, const char* name, const char* module, size_t rows, size_t cols,
-                        const float* extra) {
+static void put_adapter(const char* to, const char* adapter, float scale, const char* name, const char* module,
+                        size_t rows, size_t cols, const float* extra) {
     SafetensorsFile from;
     SafetensorsWriter w;
     Error error;
@@ -624,7 +624,8 @@ static void test_whole_tensors(void) {
         }
         float *found = exported("whole.merged", saved[i].name, n), *base = exported("untied", saved[i].also, rest);
         float *kept = exported("whole.merged", saved[i].also, rest);
-        float *with = exported("whole.merged", pair, COLS * COLS), *without = exported("untied.merged", pair, COLS * COLS);
+        float* with = exported("whole.merged", pair, COLS * COLS);
+        float* without = exported("untied.merged", pair, COLS * COLS);
         expect(memcmp(found, extra, n * sizeof(float)) == 0, "%s is not that of the adapter", saved[i].name);
         expect(memcmp(kept, base, rest * sizeof(float)) == 0, "%s is not the base's", saved[i].also);
         expect(memcmp(with, without, COLS * COLS * sizeof(float)) == 0, "the pair of %s is merged otherwise", pair);

@@ -453,8 +453,6 @@ static void test_moved(void) {
     verdict("--plan: checkpoints, offloaded states and what is sent, counted by hand");
 }
 
-// Of the rows that fit, each has at most --memory, and later ones are slower; each, given as flags with the sizes,
-// takes what it says.
 // The memory of the fullest stage in GB, by the table of stages that build/plan prints; 0: there is none.
 static double fullest_stage(const char* flags) {
     double most = 0, mb;
@@ -465,6 +463,8 @@ static double fullest_stage(const char* flags) {
     return most;
 }
 
+// Of the rows that fit, each has at most --memory, and later ones are slower; each, given as flags with the sizes,
+// takes what it says.
 static void test_choices(void) {
     static const struct { double gb; const char *sizes, *batches, *first, *all; } cases[] = {
         {1, "--layers 2 --heads 4 --channels 40 --ffn 72 --vocab 256 --seq 16 --ranks 2", "--batch 6", "--zero",

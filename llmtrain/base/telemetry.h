@@ -534,7 +534,7 @@ static inline bool telemetry_await(Telemetry* t) {
 
 // A thread that hangs stays, with its memory, until the process ends.
 static inline void telemetry_end(Telemetry* t) {
-    static Telemetry* hanging;  // a list, so that those who look for leaks find none
+    static Telemetry* hanging;  // a list, so that a leak checker finds the memory of each
     if (t == NULL) return;
     if (!telemetry_await(t)) {
         t->next_hanging = hanging;

@@ -258,7 +258,7 @@ static inline bool ranks_compare(RankStats* s, FlatVector* flat, Error* error) {
             const Tensor* t = &flat->parameters->tensors[i];
             if (t->bucket != b) continue;
             uint64_t sum;
-            vector_checksum(flat->checksums, flat_param(flat, t), t->offset, t->size, flat->stream);
+            vector_checksum(flat->checksums, flat_param(flat, t), t->offset, tensor_place(t), flat->stream);
             device_download(&sum, flat->checksums, sizeof sum, flat->stream);
             own[b] += sum;
             if (flat->tp > 1 && !tensor_is_divided(t)) own[flat->count + b] += sum;

@@ -86,9 +86,13 @@ static inline size_t layout_chunks(const Layout* l) {
 // The fewest copies of key/value heads with which every layout of these --leaves and --row-leaves gives its ranks whole
 // heads: as many ranks as divide `parts` may share a micro-batch. So all these layouts have the same bits.
 static inline uint64_t layout_kv_copies(const Layout* l, const Config* c) {
-    uint64_t parts = max_size(l->leaves, l->tp) * max_size(l->row_leaves, l->cp), most = c->heads / c->kv_heads;
-    uint64_t copies = 1;
-    while (copies < most && (c->kv_heads * copies % parts != 0 || most % copies != 0)) copies++;
+    uint64_t parts = max_size(l->leaves, l->tp) * max_size(l->row_leaves, l->cp), copies = 1;
+    for (uint64_t rest = c->heads; rest > 0;) {  // the greatest common divisor: ranks have whole query heads too
+        uint64_t next = parts % rest;
+        parts = rest;
+        rest = next;
+    }
+    while (c->kv_heads * copies % parts != 0) copies++;
     return copies;
 }
 
@@ -151,8 +155,9 @@ static inline bool layout_check_context(const Layout* l, const Config* c, size_t
         return fail_with(error, "--sample-every needs all rows on rank 0, and with --cp %llu it has a part; sample "
                          "from checkpoints with build/generate", cp);
     return !samples || copies == 1 ||
-           fail_with(error, "--sample-every reads key/value heads without copies, and with --kv-copies %llu there "
-                     "are some; sample from checkpoints with build/generate", copies);
+           fail_with(error, "--sample-every reads key/value heads without copies, and with --kv-copies %llu, which "
+                     "--leaves and --row-leaves may need, there are some; sample from checkpoints with build/generate, or "
+                     "give --kv-copies 1", copies);
 }
 
 // Checks what concerns tensor parallelism.

@@ -56,6 +56,7 @@ static inline bool run_compare_devices(Run* run, Error* error) {
                "only their parameters\n");
     if (run->options->check_every && run->model.flat.stage_world == 1)
         printf("note: no two ranks have the same part of the model, so --check-every has %s to compare\n",
+               run->model.flat.tp > 1 ? "only what --tp does not divide" :
                run->model.config.tied && run->model.flat.pp > 1 ? "nothing but the tied embedding" : "nothing");
     else if (run->options->check_every && run->model.flat.dp_world == 1)
         printf("note: each rank has other rows, so --check-every compares only parameters\n");

@@ -266,8 +266,8 @@ static inline bool run_sample(Run* run, Sampler* sampler, Error* error) {
     json_member_string(&w, "prompt", sampler->prompt);
     json_write_key(&w, "text");
     json_write_text(&w, text->text, text->bytes);
-    run_wrote(&run->facts.samples_refused, lines_append(run->options->out, "samples.jsonl", &run->log.tensorboard, &w, &why),
-              &why);
+    bool wrote = lines_append(run->options->out, "samples.jsonl", &run->log.tensorboard, &w, &why);
+    run_wrote(&run->facts.samples_refused, wrote, &why);
     return true;
 }
 

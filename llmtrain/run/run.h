@@ -581,8 +581,8 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
 }
 
 // Completes the layout over `world` ranks. Without --leaves, --row-leaves and --kv-copies these are as in the
-// checkpoint to resume from, or as many as --tp and --cp need; only exact sums over rows have leaves. The other
-// arguments are those of layout_check.
+// checkpoint to resume from, or as many as --tp and --cp need, and the copies as many as any layout of these parts
+// needs; only exact sums over rows have leaves. The other arguments are those of layout_check.
 static inline bool run_choose_layout(Run* run, Layout* layout, uint64_t world, size_t T, bool samples, Error* error) {
     bool exact = layout->reduce == 0 || layout->reduce == REDUCE_EXACT + 1;
     RunRecord saved = {.row_leaves = 0};
