@@ -38,7 +38,7 @@ typedef struct {
 // A step has 12 sequences.
 #define COMMON                                                                                           \
     "--data train.bin --val val.bin --val-overlap 3 --layers 4 --channels 16 --seq 16 --total-batch 192 " \
-    "--warmup 1 --optimizer-rank 4 --leaves 2 --row-leaves 2 --tokens 8"
+    "--warmup 1 --optimizer-rank 4 --leaves 2 --row-leaves 2 --kv-copies 1 --tokens 8"
 #define TRAINS "--steps 6 --lr 1e-2"
 
 static const Axis AXES[] = {

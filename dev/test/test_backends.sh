@@ -278,7 +278,7 @@ adapters() {
     done
     export DATA=liked
     for i in 1 2 3 4 5 6 7 8 9; do
-        echo "{\"prompt\": \"the cat number $i\", \"chosen\": \" sat on it\", \"rejected\": \" ran\"}"
+        echo "{\"prompt\": \"cat $i\", \"chosen\": \" sat\", \"rejected\": \" ran\"}"
     done > "$out/liked.jsonl"
     "$build/tokenize" --chat "$out/liked.jsonl" --tokenizer "$out/words" --val 0 --out "$out/liked" > "$out/liked.log" &&
         run train cpu-liked 10 --objective simpo && run "$gpu" liked 10 --objective simpo
