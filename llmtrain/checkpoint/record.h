@@ -55,7 +55,7 @@ static inline void record_write_object(JsonWriter* w, const char* key, const Fie
 static inline void flags_write(JsonWriter* w, const Flags* flags, int mark, bool marked) {
     json_member_begin(w, "flags", '{');
     for (size_t i = 0; flags && i < flags->count; i++) {
-        char text[4096];
+        char text[FILE_PATH_MAX];
         const Flag* flag = &flags->rows[i];
         if (flag->name == NULL || ((flag->marks & mark) != 0) != marked) continue;
         flag_text(text, sizeof text, flag);
