@@ -802,7 +802,7 @@ static void test_continued(void) {
         expect(text.bytes == strlen(words + length) && memcmp(text.text, words + length, text.bytes) == 0,
                "after %zu tokens: '%.*s'", cut, (int)text.bytes, text.text);
     }
-    free(text.text);
+    sample_text_free(&text);
     tokens_free(&tokens);
     tokenizer_close(&tokenizer);
     verdict("what continues a text keeps the space that it begins with");
