@@ -156,6 +156,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (!config_complete(c, error)) return false;
     if (c->lora == 0 && (o->lora_dropout > 0 || o->optimizer.lora_plus != 1))
         return fail_with(error, "--lora-dropout and --lora-plus are for --lora; give it, or leave them out");
+    if (!objective_check_pairs(&o->objective, c, run_continues_pairs(run), error)) return false;
     if (o->seq == 0) o->seq = c->context;
     if (!samples_pack(run, &o->samples, o->seq, error)) return false;
     if (!run_choose_layout(run, &o->layout, world, o->seq, o->sample_every > 0, error)) return false;
@@ -265,6 +266,7 @@ static bool next_batch(void* source, const int32_t** tokens, const int32_t** tar
     *tokens = run->tokens;
     *targets = run->targets;
     model->dropout.first_token = (state->samples + model->flat.dp_rank * B) * T;  // the same masks for any layout
+    if (model->objective.refer) model->objective.refer(model->objective.context, run->tokens, run->targets, B);
     state->samples += B * model->flat.dp_world;
     return true;
 }

@@ -192,8 +192,8 @@ int main(int argc, char** argv) {
         FLAG_COUNT("step", &o.step, 0, 0, 9e15, 0, "with --out: the checkpoint of this step; 0: the newest"),
         FLAG_TEXT("init-from", &o.init_from, NULL, "DIR", 0,
                   "instead of --out: a checkpoint, a Hugging Face directory, or an llm.c file"),
-        FLAG_TEXT("adapter", &o.adapter, NULL, "DIR", 0, "LoRA adapter of PEFT to merge into the weights; DIR,DIR: the "
-                  "sum of several"),
+        FLAG_TEXT("adapter", &o.adapter, NULL, "DIR", 0, "LoRA adapter of PEFT to merge into the weights; "
+                  "DIR:0.7,DIR:0.3: the weighted sum of several"),
         FLAG_TEXT("base", &o.base, NULL, "DIR", 0, "of a run with --lora: the model that it began with, whose weights "
                   "are taken instead of the run's (peft: its name in the adapter)"),
         FLAG_TEXT("to", &to, NULL, FORMAT_NAMES, 0, "format to write (required)"),

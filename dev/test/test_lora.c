@@ -504,25 +504,32 @@ static void test_in_and_out(void) {
     check(fabs(base - unmerged) > 1e-4, "the pairs change the loss, from %g to %g", base, unmerged);
     check_bound(fabs(merged / unmerged - 1), 2e-6, "merged and unmerged: the loss");
     check(loss_of(NULL, "base", "adapter") == merged, "--adapter gives the loss of the merged weights to the bit");
-    // Twice: the change of each weight is doubled.
-    ModelSource s[3];
-    const char* lists[3] = {NULL, "adapter", "adapter,adapter"};
-    const float* values[3];
-    double worst = 0, most = 0;
+    // Twice: the change of each weight is doubled; with weights of 0.75 and -0.25, halved.
+    ModelSource s[4];
+    const char* lists[4] = {NULL, "adapter", "adapter,adapter", "adapter:0.75,./adapter:-25e-2"};
+    const float* values[4];
+    double worst = 0, half = 0, most = 0;
     Error error;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         need(source_open(&s[i], "base", &error) && (i == 0 || source_add_adapters(&s[i], lists[i], NULL, &error)), "%s",
              error.text);
     for (size_t i = 0; i < s[0].parameters.count; i++) {
-        for (int k = 0; k < 3; k++) need(source_read(&values[k], &s[k], i, &error), "%s", error.text);
+        for (int k = 0; k < 4; k++) need(source_read(&values[k], &s[k], i, &error), "%s", error.text);
         for (size_t e = 0; e < tensor_elements(&s[0].parameters.tensors[i]); e++) {
             most = fmax(most, fabs(values[1][e] - values[0][e]));
             worst = fmax(worst, fabs((values[2][e] - values[0][e]) - 2 * (values[1][e] - values[0][e])));
+            half = fmax(half, fabs((values[3][e] - values[0][e]) - 0.5 * (values[1][e] - values[0][e])));
         }
     }
-    for (int i = 0; i < 3; i++) source_close(&s[i]);
+    for (int i = 0; i < 4; i++) source_close(&s[i]);
     check(most > 1e-3, "the adapter changes weights by up to %g", most);
     check_bound(worst, 2e-7, "--adapter A,A adds it twice");
+    check_bound(half, 2e-7, "--adapter A:0.75,A:-0.25 adds half of it");
+    copy_tree("adapter", "colon:2");
+    expect(loss_of(NULL, "base", "colon:2") == merged, "a directory whose name ends with a number counts once");
+    expect(run_program(export_program, "--init-from base --adapter adapter:x --to hf --dir no") != 0 &&
+           output_has("adapter:x"), "a weight that is no number");
+    verdict("a weight follows the last colon, unless that is a directory's name");
     // Training from it.
     expect(run_program(train_program, STILL " --init-from base --adapter adapter --lora 4 --out on") == 0,
            "continued");
@@ -632,6 +639,8 @@ static void test_whole_tensors(void) {
         free(found), free(base), free(kept), free(with), free(without);
     }
     // A vocabulary of another size, as after resize_token_embeddings().
+    expect(run_program(export_program, "--init-from untied --adapter whole:0.5 --to hf --dir none") == 1 &&
+           output_has("cannot count 0.5 times"), "half of a whole tensor");
     put_adapter("whole", "untied.adapter", 1, "base_model.model.lm_head.weight", "lm_head", ROWS + 1, COLS, extra);
     expect(run_program(export_program, "--init-from untied --adapter whole --to hf --dir none") == 1 &&
            output_has("lm_head.weight is not 61 x 32") && !file_exists("none"), "a larger vocabulary");

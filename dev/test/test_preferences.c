@@ -374,6 +374,7 @@ static void test_step(Family family, ObjectiveOptions* o, const char* more) {
     single.mask_documents = false;
     small_create(&alone, &c, single, 5);
     need(objective_open(&run, o, &model, &data, NULL, 7, &error), "%s", error.text);
+    run.compared = true;  // the reference is of no model
     size_t groups = 0;
     if (o->kind == OBJECTIVE_HINGE) o->beta = beta_of_hinge(&alone, &data, *o, run.reference);
     model_begin_step(&model, 1, MICRO);
@@ -763,6 +764,7 @@ static void trained_open(Trained* t, bool prefers) {
     t->options = o;
     open_answers(&t->data, "p_train_*.bin", PT, true);
     need(objective_open(&t->run, &t->options, &t->model, &t->data, NULL, 7, &error), "%s", error.text);
+    t->run.compared = true;
 }
 
 static void trained_micro_batch(Trained* t, uint64_t step, size_t micro) {
@@ -984,6 +986,58 @@ static void test_kills(void) {
     verdict("programs: a run that is killed and resumed has the log and weights of one that is not");
 }
 
+// Without a file, from the model whose pairs are switched off: the bits of the file that the base makes, over all ranks,
+// also where they have different answers to look up, and after kills; a run is longer than an epoch.
+static void test_adapter_off(void) {
+    static const struct { const char *data, *of_file, *of_base; const char* flags[8]; } cases[] = {
+        {PAIRS, DPO, "--objective dpo --reference adapter-off ",
+         {"", "--ranks 2 --zero 1", "--ranks 4 --zero 3", "--ranks 2 --zero 3",
+          "--recompute block", "--offload activations --offload-dir .", "--spike-trace 1 --spike-loss 0.0001", "--ranks 2 --check-every 1"}},
+        {KINDS, KTO, "--objective kto --margin 0 --reference adapter-off ", {"--ranks 2 --zero 2", "--pack off"}}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        for (size_t k = 0; k < COUNT_OF(cases[i].flags) && cases[i].flags[k]; k++) {
+            const char* flags = cases[i].flags[k];
+            const char* alone = strstr(flags, "pack") ? flags : "";
+            const char* both = text_of(LEARNS "--reduce exact --lora 4 %s", cases[i].data);
+            if (k == 0 || *alone) {
+                remove_tree("one");
+                run(train, preference_run("one", text_of("%s %s %s", both, cases[i].of_file, alone)));
+            }
+            RunLog one = run_log("one");
+            remove_tree("other");
+            if (!run(train, preference_run("other", text_of("%s %s %s", both, cases[i].of_base, flags)))) continue;
+            RunLog other = run_log("other");
+            logs_same(&one, &other, flags);
+            expect(one.values[3][0] == 0 && one.values[3][STEPS - 1] != 0, "margins %g, %g", one.values[3][0],
+                   one.values[3][STEPS - 1]);
+        }
+    const char* flags = PAIRS "--objective dpo --reference adapter-off --lora 4 --quantize nf4 --reduce exact "
+                        "--ckpt-every 1 --ckpt-async off --resume " LEARNS;
+    remove_tree("one");
+    remove_tree("other");
+    run(train, preference_run("one", flags));
+    RunLog one = run_log("one");
+    for (size_t i = 0; i < 3; i++)
+        expect(run_with(text_of("LLMTRAIN_TEST_FAULT=rank 0 step %zu at reduce do kill", i + 2), train,
+                        preference_run("other", flags)) != 0, "it was not killed in step %zu", i + 2);
+    run(train, preference_run("other", flags));
+    RunLog other = run_log("other");
+    logs_same(&one, &other, "killed");
+    expect(one.values[3][0] == 0, "with weights in 4 bits the margin begins at %g", one.values[3][0]);
+    verdict("programs: --reference adapter-off has the bits of the base's file, over ranks and after kills");
+
+    // The model that training starts from is another one than that of the file.
+    run(train, "--init-from base --out more --data text.bin --steps 4 --batch 2 --seq 64 --warmup 0 --lr 1e-2 --threads 1");
+    static const char note[] = "note: --reference is of another model than the one that training starts from";
+    for (int k = 0; k < 2; k++) {
+        remove_tree("new");
+        run(train, text_of("--init-from %s --out new " BATCHES PAIRS DPO "--threads 1", k ? "more" : "base"));
+        expect(job.text[0] && (int)count_in(job.text[0], note) == k, "%d: %s", k, job.text[0] ? job.text[0] : "");
+    }
+    remove_tree("new");
+    verdict("programs: a reference of another model than the one that training starts from is noted");
+}
+
 // One row per group, or packed; another micro-batch: the mean is over the pairs of the step.
 static void test_batches(void) {
     static const char* const objectives[] = {DPO, "--objective simpo", "--objective orpo --sft-weight 0.3"};
@@ -1079,6 +1133,12 @@ static void test_refused(void) {
         {"--val and --val-reference go together with --objective dpo",
          "--data p_train_*.bin --objective dpo --reference p.ref --val-reference p.val.ref"},
         {"--too-long cut would compare a part of an answer", PAIRS DPO "--too-long cut"},
+        {"--reference adapter-off is of --val too; leave --val-reference out",
+         PAIRS "--objective dpo --lora 2 --reference adapter-off --val-reference p.val.ref"},
+        {"--reference adapter-off needs ranks that have all layers; leave --pp out",
+         PAIRS "--objective dpo --lora 2 --reference adapter-off --ranks 2 --pp 2"},
+        {"--reference adapter-off switches the pairs of --lora off; give --lora",
+         PAIRS "--objective dpo --reference adapter-off"},
         {"--objective dpo compares log-probabilities, which dropout changes at random", PAIRS DPO "--dropout 0.1"},
         {"--objective dpo compares log-probabilities, which dropout changes at random",
          PAIRS DPO "--lora 2 --lora-dropout 0.1"},
@@ -1099,6 +1159,10 @@ static void test_refused(void) {
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         run_refuses(2, cases[i].says, "new", train,
                     text_of("--init-from base --out new --seq 64 --steps 1 --threads 1 %s", cases[i].flags));
+    remove_tree("other");
+    run(train, preference_run("other", PAIRS "--objective simpo --lora 2 " LEARNS));
+    run_refuses(2, "--reference adapter-off would compare with the model under the adapter", "new", train,
+                "--init-from other --out new " BATCHES PAIRS "--objective dpo --reference adapter-off --threads 1");
     verdict("programs: flags and data that do not go together are refused");
 
     // References.
@@ -1167,6 +1231,7 @@ static void test_programs(void) {
     test_margins();
     test_layouts();
     test_kills();
+    test_adapter_off();
     test_batches();
     test_traced();
     test_kinds();

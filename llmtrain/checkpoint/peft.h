@@ -6,7 +6,7 @@
 //
 //   Adapter adapter;
 //   if (adapter_open(&adapter, "adapters/x", &source, &error)) ...          for the model of that source
-//   if (source_add_adapters(&source, "adapters/x,adapters/y", stderr, &error)) ...    source_read then has their sum
+//   if (source_add_adapters(&source, "adapters/x,adapters/y:0.5", stderr, &error)) ...    source_read then has their sum
 //   if (adapter_set(&model, &adapter, &error)) ...                          the pairs of a model with --lora
 //   adapter_close(&adapter);
 //
@@ -392,8 +392,30 @@ static inline void adapter_describe(FILE* file, const Adapter* a) {
         a->r, a->smallest, a->largest, a->names_base ? "" : "; it does not name its base, so only shapes are compared");
 }
 
-// Adds adapters, a list of directories separated by commas, to what source_read returns. notes: where each is
-// described; NULL: nowhere.
+// Takes the weight off "DIR:WEIGHT"; without one it is 1.
+static inline double adapter_weight(char* path) {
+    char *colon = strrchr(path, ':'), *end;
+    if (colon == NULL || directory_exists(path)) return 1;
+    double weight = strtod(colon + 1, &end);
+    if (end == colon + 1 || *end || !isfinite(weight)) return 1;  // a part of the path, which opening it reports
+    *colon = 0;
+    return weight;
+}
+
+// Makes the pairs of an adapter count `weight` times.
+static inline bool adapter_weigh(Adapter* a, double weight, Error* error) {
+    for (size_t i = 0; weight != 1 && i < a->pairs.count; i++) {
+        SourcePair* pair = &a->pairs.pairs[i];
+        if (pair->r == 0 || pair->magnitude)
+            return fail_with(error, "%.600s replaces weights (DoRA, modules_to_save), which cannot count %g times; leave "
+                             "the number out", a->path, weight);
+        pair->scale = (float)(pair->scale * weight);
+    }
+    return true;
+}
+
+// Adds adapters, a list of directories separated by commas, each DIR or DIR:WEIGHT, to what source_read returns. notes:
+// where each is described; NULL: nowhere.
 static inline bool source_add_adapters(ModelSource* s, const char* list, FILE* notes, Error* error) {
     SourcePairs all = {0};
     bool ok = true;
@@ -404,9 +426,15 @@ static inline bool source_add_adapters(ModelSource* s, const char* list, FILE* n
         Adapter a;
         snprintf(path, sizeof path, "%.*s", (int)min_size(length, sizeof path - 1), item);
         item += length;
-        ok = adapter_open(&a, path, s, error) && (adapter_check_base(&a, s, error) || (adapter_close(&a), false));
-        if (!ok) break;
+        double weight = adapter_weight(path);
+        if (!(ok = adapter_open(&a, path, s, error))) break;
+        ok = adapter_check_base(&a, s, error) && adapter_weigh(&a, weight, error);
+        if (!ok) {
+            adapter_close(&a);
+            break;
+        }
         if (notes) adapter_describe(notes, &a);
+        if (notes && weight != 1) say(notes, "adapter %s counts %g times", path, weight);
         size_t sum = all.count + a.pairs.count;
         SourcePair* more = (SourcePair*)realloc(all.pairs, sum * sizeof(SourcePair));
         ok = more != NULL || fail_memory(error, path, sum * sizeof(SourcePair));

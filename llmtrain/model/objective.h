@@ -10,6 +10,7 @@
 typedef struct {
     void (*weigh)(void* context);               // fills weights and values from the slot's losses; NULL: no objective
     size_t (*count)(void* context, size_t B);   // what the mean is over, in B sequences from dropout.first_token on
+    void (*refer)(void* context, const int32_t* tokens, const int32_t* targets, size_t B);  // before a batch, or NULL
     void* context;
     bool validates;                             // the batch is one of a validation
     float *weights, *values;                    // (N) each, on the device; the values add up to that of the batch

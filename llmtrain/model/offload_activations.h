@@ -100,6 +100,7 @@ static inline void offload_block_forward(OffloadBlocks* o, size_t l) {
     if (o->moved == 0) return;
     if (o->held != OFFLOAD_NONE) offload_give(&o->store, o->held, false);
     o->held = OFFLOAD_NONE;
+    for (size_t p = o->moved; l == 0 && p + 1 < o->L; p++) offload_give(&o->store, p, false);  // no backward came
     if (l + 1 < o->L) offload_block_take(o, l, true);
     if (l > 0 && (!kept || l <= o->moved)) offload_give(&o->store, l - 1, kept);
 }

@@ -4,17 +4,18 @@
 //   2. options   the flags
 //   3. weights   from the losses of a batch's tokens to weights, which model_head needs (model/objective.h)
 //
-// A preference objective looks at whole answers: x = the sum or the mean of the log-probabilities of an answer's tokens,
-// less the same of a reference model, which are numbers from a file (text/logps.h). Since dx/d(-log p) is -1, or -1 over
-// the length, a token's weight is that times dL/dx. Formulas as in TRL.
+// A preference objective looks at whole answers: x = the sum or the mean of the log-probabilities of an answer's
+// tokens, less the same of a reference model, which are numbers from a file (text/logps.h), or what the model itself
+// says without its pairs of LoRA. Since dx/d(-log p) is -1, or -1 over the length, a token's weight is that times
+// dL/dx. Formulas as in TRL.
 
 #ifndef LLMTRAIN_OBJECTIVES_H
 #define LLMTRAIN_OBJECTIVES_H
 
-#include "../../llmtrain.h"
 #include "../base/flags.h"
 #include "../ranks/layout.h"
 #include "../text/logps.h"
+#include "score.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Table
@@ -106,6 +107,12 @@ static const struct {
 // ------------------------------------------------------------------------------------------------
 // 2. Options
 
+#define REFERENCE_OFF "adapter-off"
+
+static inline bool objective_refers_to_base(const ObjectiveOptions* o) {
+    return o->reference && strcmp(o->reference, REFERENCE_OFF) == 0;
+}
+
 static inline void objective_flags(Flags* flags, ObjectiveOptions* o) {
     const Flag table[] = {
         FLAG_HEADING("Objective"),
@@ -121,8 +128,10 @@ static inline void objective_flags(Flags* flags, ObjectiveOptions* o) {
         FLAG_REAL("sft-weight", &o->sft_weight, 0, 0, 1e6, 0,
                   "pairs: add X times the mean loss of the chosen answer's tokens"),
         FLAG_TEXT("reference", &o->reference, NULL, "FILE", FLAG_FREE,
-                  "dpo, ipo, kto, hinge: log-probabilities of --data by the reference model (build/evaluate --logps)"),
-        FLAG_TEXT("val-reference", &o->val_reference, NULL, "FILE", FLAG_FREE, "the same of --val"),
+                  "dpo, ipo, kto, hinge: log-probabilities of --data by the reference model (build/evaluate --logps); "
+                  REFERENCE_OFF ": those of the model without the pairs of --lora"),
+        FLAG_TEXT("val-reference", &o->val_reference, NULL, "FILE", FLAG_FREE,
+                  "the same of --val; " REFERENCE_OFF " needs none"),
     };
     flags_append(flags, table, sizeof table / sizeof table[0]);
 }
@@ -163,16 +172,22 @@ static inline bool objective_check_data(const ObjectiveOptions* o, const Dataset
 static inline bool objective_check(const ObjectiveOptions* o, bool drops, bool has_val, int too_long,
                                    const Layout* layout, Error* error) {
     const char* name = OBJECTIVES[o->kind].name;
-    bool sft = o->kind == OBJECTIVE_SFT, refers = OBJECTIVES[o->kind].reference;
+    bool sft = o->kind == OBJECTIVE_SFT, refers = OBJECTIVES[o->kind].reference, base = objective_refers_to_base(o);
     if (!refers && (o->reference || o->val_reference))
         return fail_with(error, "--reference and --val-reference are for dpo, ipo, kto and hinge, and --objective is %s; "
                          "leave them out", name);
     if (refers && o->reference == NULL)
         return fail_with(error, "--objective %s needs --reference FILE, the log-probabilities of the model that it "
-                         "starts from; make it with build/evaluate --init-from MODEL --data ... --logps FILE", name);
-    if (refers && has_val != (o->val_reference != NULL))
+                         "starts from; make it with build/evaluate --init-from MODEL --data ... --logps FILE, or give "
+                         "--reference " REFERENCE_OFF " with --lora", name);
+    if (base && o->val_reference)
+        return fail_with(error, "--reference " REFERENCE_OFF " is of --val too; leave --val-reference out");
+    if (base && layout->pp > 1)
+        return fail_with(error, "--reference " REFERENCE_OFF " needs ranks that have all layers; leave --pp out, or "
+                         "give a file of build/evaluate --logps");
+    if (refers && !base && has_val != (o->val_reference != NULL))
         return fail_with(error, "--val and --val-reference go together with --objective %s; give both, or neither", name);
-    if (refers && too_long == TOO_LONG_CUT)
+    if (refers && !base && too_long == TOO_LONG_CUT)
         return fail_with(error, "--too-long cut would compare a part of an answer with the reference's whole one; leave "
                          "it out");
     if (!sft && drops)
@@ -188,6 +203,16 @@ static inline bool objective_check(const ObjectiveOptions* o, bool drops, bool h
     return true;
 }
 
+// Refuses --reference adapter-off for a model without pairs, or if these do not begin at zero. continues: they have
+// been trained before.
+static inline bool objective_check_pairs(const ObjectiveOptions* o, const Config* c, bool continues, Error* error) {
+    if (!objective_refers_to_base(o) || (c->lora > 0 && !continues)) return true;
+    if (c->lora == 0)
+        return fail_with(error, "--reference " REFERENCE_OFF " switches the pairs of --lora off; give --lora");
+    return fail_with(error, "--reference " REFERENCE_OFF " would compare with the model under the adapter, not with "
+                     "the one that training starts from; give a file of build/evaluate --logps, with the adapter");
+}
+
 // ------------------------------------------------------------------------------------------------
 // 3. Weights
 
@@ -200,9 +225,12 @@ typedef struct ObjectiveRun {
     Model* model;
     const Dataset *train, *val;
     uint64_t seed;
-    double *reference, *val_reference;   // (dataset_documents), owned; NULL: none is needed
+    double *reference, *val_reference;   // (dataset_documents), owned, NAN: not known yet; NULL: none is needed
     float *losses, *weights, *values;    // (N) on the host, owned
     double counted[OBJECTIVE_SUMS];      // in this step, by this rank
+    bool unknown;                        // the reference does not know an answer of the batch yet
+    double apart;                        // the most that a token's mean differs from the file's in the first batch
+    bool compared;                       // that is known
 } ObjectiveRun;
 
 static inline void objective_close(ObjectiveRun* r) {
@@ -216,6 +244,10 @@ static inline void objective_close(ObjectiveRun* r) {
 
 static inline const Dataset* objective_data(const ObjectiveRun* r) {
     return r->model->objective.validates ? r->val : r->train;
+}
+
+static inline double* objective_reference(const ObjectiveRun* r) {
+    return r->model->objective.validates ? r->val_reference : r->reference;
 }
 
 static inline Window objective_window(const ObjectiveRun* r, uint64_t sample, size_t T) {
@@ -238,19 +270,21 @@ static inline size_t objective_count(void* context, size_t B) {
 // reference say of these.
 typedef struct {
     size_t first, rows, count;
+    size_t number;           // of its document: dataset_document
     double logp, reference;
     SpanKind kind;
 } Answer;
 
 static inline Answer answer_read(const ObjectiveRun* r, size_t shard, size_t document, size_t first, size_t T) {
     const Dataset* data = objective_data(r);
-    const double* reference = r->model->objective.validates ? r->val_reference : r->reference;
+    const double* reference = objective_reference(r);
     const SpanFile* f = &data->spans[shard];
     const SpanDocument* d = &f->documents[document];
-    Answer a = {.first = first, .rows = min_size(d->tokens - (size_t)1, T - first % T), .kind = (SpanKind)d->kind};
+    Answer a = {.first = first, .rows = min_size(d->tokens - (size_t)1, T - first % T), .kind = (SpanKind)d->kind,
+                .number = dataset_document(data, shard, document)};
     for (size_t s = d->span; s < span_file_end(f, document); s++) a.count += f->spans[s].tokens;
     for (size_t row = first; row < first + a.rows; row++) a.logp -= (double)r->losses[row];
-    if (reference) a.reference = reference[dataset_document(data, shard, document)];
+    if (reference) a.reference = reference[a.number];
     return a;
 }
 
@@ -304,30 +338,92 @@ static inline ObjectiveLog objective_log(int kind, const double counted[OBJECTIV
     return log;
 }
 
-// Objective.weigh: from the slot's losses.
-static inline void objective_weigh(void* context) {
-    ObjectiveRun* r = (ObjectiveRun*)context;
-    Model* model = r->model;
-    const Activations* a = model->activations;
+// Looks at the pairs, or answers of kto, of B sequences from first_token on.
+typedef void (*ObjectiveVisit)(ObjectiveRun* r, const Answer* chosen, const Answer* rejected);
+static inline void objective_visit(ObjectiveRun* r, uint64_t first_token, size_t B, ObjectiveVisit visit) {
     const Dataset* data = objective_data(r);
-    size_t T = a->T, bytes = a->B * T * sizeof(float);
-    device_download(r->losses, a->losses, bytes, model->stream);
-    memset(r->weights, 0, bytes);
-    memset(r->values, 0, bytes);
-    for (size_t b = 0; b < a->B; b++) {
-        Window w = objective_window(r, a->first_token / T + b, T);
+    size_t T = r->model->options.T;
+    for (size_t b = 0; b < B; b++) {
+        Window w = objective_window(r, first_token / T + b, T);
         for (size_t g = w.packed->first[w.row], row = b * T; g < w.packed->first[w.row + 1]; g++) {
             const PackedGroup* group = &w.packed->groups[g];
             const SpanDocument* d = &data->spans[group->shard].documents[group->document];
             Answer first = answer_read(r, group->shard, group->document, row, T), second = {0};
             bool pair = d->kind == SPAN_CHOSEN;
             if (pair) second = answer_read(r, group->shard, group->document + 1, row + d->tokens, T);
-            objective_weigh_group(r, &first, pair ? &second : NULL);
+            visit(r, &first, pair ? &second : NULL);
             row += group->tokens;
         }
     }
+}
+
+static inline void objective_compare(ObjectiveRun* r, const Answer* chosen, const Answer* rejected) {
+    r->apart = fmax(r->apart, fabs(chosen->logp - chosen->reference) / (double)chosen->count);
+    if (rejected) objective_compare(r, rejected, NULL);
+}
+
+// Says so if a file of log-probabilities is not of the model that training starts from: most often a mistake. Other
+// builds and processors round otherwise, by much less.
+static inline void objective_compare_first(ObjectiveRun* r) {
+    const Activations* a = r->model->activations;
+    if (r->compared || a->first_token > 0 || r->model->objective.validates || r->reference == NULL) return;
+    r->compared = true;
+    objective_visit(r, 0, a->B, objective_compare);
+    if (r->apart > 0.05)
+        say(stdout, "note: --reference is of another model than the one that training starts from: in the first batch "
+            "a token's log-probability differs by up to %.2g on average over an answer", r->apart);
+}
+
+// Objective.weigh: from the slot's losses.
+static inline void objective_weigh(void* context) {
+    ObjectiveRun* r = (ObjectiveRun*)context;
+    Model* model = r->model;
+    const Activations* a = model->activations;
+    size_t bytes = a->B * a->T * sizeof(float);
+    device_download(r->losses, a->losses, bytes, model->stream);
+    memset(r->weights, 0, bytes);
+    memset(r->values, 0, bytes);
+    objective_visit(r, a->first_token, a->B, objective_weigh_group);
+    objective_compare_first(r);
     device_upload(model->objective.weights, r->weights, bytes, model->stream);
     device_upload(model->objective.values, r->values, bytes, model->stream);
+}
+
+static inline void objective_look_up(ObjectiveRun* r, const Answer* chosen, const Answer* rejected) {
+    if (isnan(chosen->reference) || (rejected && isnan(rejected->reference))) r->unknown = true;
+}
+
+static inline void objective_keep(ObjectiveRun* r, const Answer* chosen, const Answer* rejected) {
+    objective_reference(r)[chosen->number] = chosen->logp;
+    if (rejected) objective_reference(r)[rejected->number] = rejected->logp;
+}
+
+// Objective.refer, of --reference adapter-off: a forward without pairs, if the reference is not known of all answers in
+// the batch. B may be 0: other ranks have a batch.
+static inline void objective_refer(void* context, const int32_t* tokens, const int32_t* targets, size_t B) {
+    ObjectiveRun* r = (ObjectiveRun*)context;
+    Model* model = r->model;
+    float scale = model->layers.adapters.scale;
+    uint64_t first = model->dropout.first_token;
+    r->unknown = false;
+    objective_visit(r, first, B, objective_look_up);
+    if (r->unknown) {
+        model->layers.adapters.scale = 0;
+        model_score(model, tokens, targets, B, model->options.T, r->losses);
+        model->layers.adapters.scale = scale;
+        objective_visit(r, first, B, objective_keep);
+    } else {  // others may have a forward, in which they need this rank's parameters
+        flat_barrier(&model->flat);
+        flat_accompany(&model->flat);
+    }
+}
+
+// The numbers of a reference that are found out as they are needed: *values, which the caller frees.
+static inline bool objective_forget(double** values, const Dataset* data, Error* error) {
+    size_t count = dataset_documents(data);
+    *values = (double*)memory_allocate(max_size(count, 1) * sizeof(double));
+    for (size_t i = 0; *values && i < count; i++) (*values)[i] = NAN;
+    return *values || fail_with(error, "out of memory for the log-probabilities of %zu documents", count);
 }
 
 // Reads a reference, which must have a number for each answer that is used.
@@ -353,7 +449,11 @@ static inline bool objective_open(ObjectiveRun* r, const ObjectiveOptions* o, Mo
     ObjectiveRun run = {.options = o, .model = model, .train = train, .val = val, .seed = seed};
     *r = run;
     if (o->kind == OBJECTIVE_SFT) return true;
-    if (o->reference && !objective_read(&r->reference, o->reference, train, error)) return false;
+    if (objective_refers_to_base(o)) {
+        model->objective.refer = objective_refer;
+        if (!objective_forget(&r->reference, train, error) || !objective_forget(&r->val_reference, val, error))
+            return false;
+    } else if (o->reference && !objective_read(&r->reference, o->reference, train, error)) return false;
     if (o->val_reference && !objective_read(&r->val_reference, o->val_reference, val, error)) return false;
     r->losses = (float*)memory_allocate(bytes);
     r->weights = (float*)memory_allocate(bytes);

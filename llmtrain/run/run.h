@@ -80,7 +80,7 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
                   "without --model or sizes, its configuration: a checkpoint or run (optimizer state, step and "
                   "schedule are not used), a Hugging Face directory, or an llm.c file"),
         FLAG_TEXT("adapter", &o->adapter, NULL, "DIR", FREE, "with --init-from: directory of a LoRA adapter of PEFT, "
-                  "merged into its weights (DIR,DIR: the sum), or with --lora where its training continues"),
+                  "merged into its weights (DIR:0.7,DIR:0.3: the weighted sum), or with --lora where its training continues"),
         FLAG_TEXT("ckpt-every", &o->ckpt_every, "0", "N|Nmin|auto", FREE,
                   "save every N steps, every N minutes, or at the interval optimal for --mtbf; 0: only at the end"),
         FLAG_SWITCH("ckpt-async", &o->ckpt_async, true, FREE,
@@ -597,6 +597,11 @@ static inline bool run_choose_layout(Run* run, Layout* layout, uint64_t world, s
     run->record.kv_copies = layout->kv_copies;
     run->record.row_leaves = layout->row_leaves;
     return layout_check(layout, world, &run->record.config, T, samples, error);
+}
+
+// Whether a new run's pairs of LoRA begin as those of an adapter, or of another run. Known once its data is open.
+static inline bool run_continues_pairs(const Run* run) {
+    return run->options->adapter || (run->source.files && run->source.config.lora > 0);
 }
 
 // Loads the pairs of --adapter.

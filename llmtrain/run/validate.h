@@ -53,8 +53,10 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
             memset(v->tokens, 0, v->B * v->T * sizeof(int32_t));
             memset(v->targets, -1, v->B * v->T * sizeof(int32_t));
         }
+        model->dropout.first_token = first * v->T;  // of which an objective knows the answers
+        if (model->objective.refer)
+            model->objective.refer(model->objective.context, v->tokens, v->targets, good ? batch : 0);
         if (batch > 0 && (good || model_is_divided(model))) {
-            model->dropout.first_token = first * v->T;  // of which an objective knows the answers
             pipeline_losses(model, v->tokens, v->targets, batch, v->T);
             if (model_has_head(model)) own[TOKENS] += (double)model_targets(model, v->targets, batch * v->T);
         } else {
