@@ -214,8 +214,9 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 # ---------------------------------------------------------------------------------------------------------------------
 # 5. Tests
 
-# SKIP=names leaves tests out of make test-more and make sanitize; .ci/run says which it skips, and why.
+# SKIP=names leaves tests and what only they need out of make test-more and make sanitize; .ci/run says which, and why.
 export SKIP
+NOT_SKIPPED = $(filter-out $(SKIP:%=$(B)/%),$(1))
 # Checks of sources, of what is installed, of bits: in a build with sanitizers they would find the same, or are of
 # pieces of ordinary size.
 PROGRAMS_CHECKS := golden compilers inlined tour single install chat_path floors
@@ -231,7 +232,7 @@ TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokeni
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
     export evaluate-FP32 plan-BF16 corpus tokenize tensorboard report figures $(if $(MPICC),train-mpi-FP32))
-CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(RANKS_TESTS) $(CALLS) \
+CPU_TESTS := $(TESTS:%=$(B)/%) $(call NOT_SKIPPED,$(B)/gemm-amx $(RANKS_TESTS)) $(CALLS) \
     $(if $(PROGRAMS_CHECKS),$(addprefix $(B)/,golden-FP32 golden-BF16 bench-FP32 llmtrain_single.h $(ISAS:%=golden-%)))
 # The programs whose flags have rows in dev/test/pairs.txt.
 PAIRED := $(addprefix $(B)/,pairs supervise train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export \
@@ -256,7 +257,8 @@ test-cpu: test-cpu-programs test-cpu-processes
 test-cpu-programs: $(CPU_TESTS)
 	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" $(filter-out $(PROCESS_TESTS),$(TESTS)) $(PROGRAMS_CHECKS)
 test-cpu-processes: $(CPU_TESTS)
-	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) machines $(PROCESSES_CHECKS)
+	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" \
+	    $(filter-out $(SKIP),$(PROCESS_TESTS) machines $(PROCESSES_CHECKS))
 test-cpu-only: test-cpu
 	@rm -f $(B)/test-cuda-*.sum
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"
@@ -272,7 +274,6 @@ test-cuda-runs: $(RUNS_TESTS)
 	@$(call TEST_EMULATED,runs)
 
 ## test-more: longer tests: FP16, ladders under sanitizers and race check, the emulator's own, macOS; SKIP=names
-NOT_SKIPPED = $(filter-out $(SKIP:%=$(B)/%),$(1))
 MORE_CUDA := $(call NOT_SKIPPED,$(EMULATED_MORE) $(call TRAINERS_OF,BF16) $(COMPILED_MORE) $(addprefix $(B)/, \
     test_model-emulated-FP32 test_model-emulated-BF16 emulated-plain-BF16-ladders test_tune))
 test-more-cuda: $(MORE_CUDA)
