@@ -8,8 +8,8 @@
 //    6. step            micro-batches, loss and norm of a step, the optimizer: model_step, model_update
 //
 // Sizes are in llmtrain/model/config.h, the tensors in llmtrain/model/weights.h. The training loop is in train.cu;
-// saving and loading a model in llmtrain/checkpoint/record.h; the validation loss in llmtrain/run/validate.h; text from
-// a model in llmtrain/text/generate.h; the smallest complete program is examples/first.c.
+// saving and loading in llmtrain/checkpoint/record.h; the validation loss in llmtrain/run/validate.h; text from a model
+// in llmtrain/text/generate.h; calls for programs of your own in llmtrain/run/score.h; the smallest: examples/first.c.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
