@@ -401,17 +401,22 @@ static void test_layouts(void) {
 static void test_resume(void) {
     static const char line[] = SMALL " " LLAMA " --steps 4 --lora-dropout 0.2 --train '*norm*' --ckpt-every 2 "
                                "--ckpt-async off";
-    const char* lora = "--lora 4";
+    const char* lora = "--lora 4 --lora-plus 3";
+    static const char* const places[] = {"1 at load", "2 at forward", "2 at rename", "3 at load", "3 at reduce",
+                                         "3 at update", "4 at backward"};
     remove_tree("a");
     remove_tree("b");
     expect(run_program(train_program, text_of("%s %s --out a", line, lora)) == 0, "unbroken");
-    setenv("LLMTRAIN_TEST_FAULT", "rank 0 step 3 at load do kill", 1);
-    expect(run_program(train_program, text_of("%s %s --out b", line, lora)) != 0, "it is not killed");
+    for (size_t i = 0; i < COUNT_OF(places); i++) {
+        setenv("LLMTRAIN_TEST_FAULT", text_of("rank 0 step %s do kill", places[i]), 1);
+        expect(run_program(train_program, text_of("%s %s --out b --resume", line, lora)) != 0, "step %s: not killed",
+               places[i]);
+        expect(hash_of("b", 4) == 0, "step %s: it ended", places[i]);
+    }
     unsetenv("LLMTRAIN_TEST_FAULT");
-    expect(hash_of("b", 4) == 0, "it ended");
     expect(run_program(train_program, text_of("%s %s --out b --resume", line, lora)) == 0, "resumed");
     expect(hash_of("a", 4) != 0 && hash_of("a", 4) == hash_of("b", 4), "other bits");
-    verdict("--train norms with --lora: killed and resumed, the bits of the unbroken run");
+    verdict("--train norms with --lora: killed at any point and resumed, the bits of the unbroken run");
     static const char* const others[] = {"--lora 3 --lora-alpha 8", "--lora 4 --lora-alpha 5",
                                          "--lora 4 --lora-scale rs", "--lora 4 --lora-targets q"};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
@@ -436,6 +441,27 @@ static void make_runs(void) {
               run_program(export_program, "--out run --to peft --dir adapter") == 0;
     if (!ok) print_indented(text_read("output", NULL));
     need(ok, "runs");
+}
+
+// A tensor of a file, as it stores floats.
+static float* file_values(size_t* elements, const char* file, const char* name) {
+    SafetensorsFile f;
+    Error error;
+    need(safetensors_open(&f, file, &error), "%s", error.text);
+    const SafetensorsTensor* t = safetensors_find(&f, name);
+    need(t && t->type == DTYPE_F32, "%s", name);
+    float* values = (float*)memory_allocate(t->bytes);
+    need(safetensors_read(&f, t, values, t->bytes, NULL, &error), "%s", error.text);
+    *elements = t->bytes / sizeof(float);
+    safetensors_close(&f);
+    return values;
+}
+
+static float* exported(const char* directory, const char* name, size_t elements) {
+    size_t found;
+    float* values = file_values(&found, text_of("%s/model.safetensors", directory), name);
+    need(found == elements, "%s", name);
+    return values;
 }
 
 static bool same_files(const char* a, const char* b) {
@@ -551,6 +577,31 @@ static void test_in_and_out(void) {
     verdict("other flags than the adapter's are refused");
 }
 
+// --lora-plus F: a first step of SGD moves B F times as far from zero, and A, whose gradient is zero, not at all.
+static void test_lora_plus(void) {
+    float* moved[2][2];
+    const char* names[2] = {"lora_A", "lora_B"};
+    size_t elements[2];
+    for (int i = 0; i < 2; i++) {
+        remove_tree("plus");
+        remove_tree("plus.adapter");
+        expect(run_program(train_program, text_of(SMALL " --init-from base --lora 4 --optimizer sgd --clip 0 --steps 1 "
+                                                  "--out plus %s", i ? "--lora-plus 8" : "")) == 0 &&
+               run_program(export_program, "--out plus --to peft --dir plus.adapter --dtype f32") == 0, "step %d", i);
+        for (int k = 0; k < 2; k++)
+            moved[i][k] = file_values(&elements[k], "plus.adapter/" PEFT_TENSORS, text_of(
+                PEFT_PREFIX "model.layers.1.mlp.down_proj.%s.weight", names[k]));
+    }
+    double worst = 0, most = 0;
+    for (size_t e = 0; e < elements[1]; e++) {
+        worst = fmax(worst, fabs(moved[1][1][e] - 8 * moved[0][1][e]));
+        most = fmax(most, fabs(moved[1][1][e]));
+    }
+    check(memcmp(moved[0][0], moved[1][0], elements[0] * sizeof(float)) == 0 && most > 0 && worst <= 2e-7 * most,
+          "--lora-plus 8: B moves 8 times as far, by up to %g with an error of %g; A does not", most, worst);
+    for (int i = 0; i < 4; i++) free(moved[i / 2][i % 2]);
+}
+
 // A copy of an adapter whose tensors have all values times `scale`, with one more tensor of rows x cols (cols 0: a
 // vector) if it has a name, which "modules_to_save" names as `module`.
 static void put_adapter(const char* to, const char* adapter, float scale, const char* name, const char* module,
@@ -589,19 +640,6 @@ static void put_adapter(const char* to, const char* adapter, float scale, const 
     put_text(text_of("%s/adapter_config.json", to),
              text_of("%.*s\"modules_to_save\": [\"%s\"], %s", (int)(at - text), text, module, at));
     free(text);
-}
-
-// A tensor of an exported model, as floats.
-static float* exported(const char* directory, const char* name, size_t elements) {
-    SafetensorsFile f;
-    Error error;
-    float* values = (float*)memory_allocate(elements * sizeof(float));
-    need(safetensors_open(&f, text_of("%s/model.safetensors", directory), &error), "%s", error.text);
-    const SafetensorsTensor* t = safetensors_find(&f, name);
-    need(t && t->bytes == elements * sizeof(float), "%s", name);
-    need(safetensors_read(&f, t, values, t->bytes, NULL, &error), "%s", error.text);
-    safetensors_close(&f);
-    return values;
 }
 
 // Whole tensors of "modules_to_save" replace those of the base, and pairs are merged as without them.
@@ -909,6 +947,7 @@ int main(int argc, char** argv) {
     test_resume();
     make_runs();
     test_in_and_out();
+    test_lora_plus();
     test_whole_tensors();
     test_gguf();
     test_refusals();

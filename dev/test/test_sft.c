@@ -786,6 +786,14 @@ static void test_layouts(void) {
         remove_tree("other");
         run(train, packed_run_of("other", STEPS, text_of("%s --reduce exact --threads 2 --lr 3e-3", parts)));
         expect(run_hash("other", STEPS) == one, "%s--threads 2: other weights", parts);
+        uint64_t single[2];  // a micro-batch of one row: 8 on a rank, or one on each of 8 ranks
+        for (int k = 0; k < 2; k++) {
+            remove_tree("other");
+            run(train, packed_run("other", text_of("--family %s --batch 1 --clip 0.5 --reduce exact %s",
+                                                   family ? "llama --kv-heads 2" : "gpt2", k ? "--ranks 8 --zero 2" : "")));
+            single[k] = run_hash("other", STEPS);
+        }
+        expect(single[0] && single[0] == single[1], "%s--ranks 8: other weights", parts);
         verdict("%s: however micro-batches are dealt to ranks of any kind, the same weights and losses",
                 family ? "llama" : "gpt2");
     }
@@ -793,7 +801,7 @@ static void test_layouts(void) {
 
 static void test_kills(void) {
     enum { KILLS = 5 };
-    static const char* const places[] = {"load", "reduce", "update", "commit", "copy"};
+    static const char* const places[] = {"load", "reduce", "update", "rename", "copy"};
     const char* flags = GPT2_PARTS "--reduce exact --ckpt-every 2 --ckpt-async off";
     remove_tree("one");
     remove_tree("other");
