@@ -219,7 +219,7 @@ export SKIP
 NOT_SKIPPED = $(filter-out $(SKIP:%=$(B)/%),$(1))
 # Checks of sources, of what is installed, of bits: in a build with sanitizers they would find the same, or are of
 # pieces of ordinary size.
-PROGRAMS_CHECKS := golden compilers inlined tour single install chat_path floors
+PROGRAMS_CHECKS := golden compilers inlined tour single install chat_path floors export_runs
 PROCESSES_CHECKS := same_weights
 # With sanitizers it would take as long as all others; test_runs has its kills.
 SOAK := soak

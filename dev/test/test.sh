@@ -224,6 +224,12 @@ for test in "$@"; do
         include) suite "the headers in a user's program" env CC="$cc" sh dev/test/include.sh "$build" ;;
         gpu_check) suite "dev/gpu/gpu_check.sh, with fakes" sh dev/test/test_gpu_check.sh "$build" ;;
         chat_path) suite "README.md's path from conversations to a chat" sh dev/test/chat_path.sh "$build" ;;
+        export_runs)
+            if command -v python3 > /dev/null; then
+                suite dev/export_runs.py python3 dev/test/test_export_runs.py
+            else
+                echo "skipped dev/export_runs.py: there is no python3"
+            fi ;;
         machines) suite "several machines" sh dev/test/test_machines.sh "$build/train-FP32" "$build" ;;
         # shellcheck disable=SC2046
         *) suite "$test" "$build/$test" $(arguments "$test") ;;
