@@ -559,6 +559,11 @@ static inline bool chat_find_ranges(const ChatRecord* r, ChatDrop* drop, Templat
         free(before);
         if (same && i + 1 < count) {
             ok = chat_render(r, &until, &end, NULL, s, i + 1, false);
+            // Phi 3 has the end-of-text token after the last turn alone.
+            const char* last = r->rules->end;
+            size_t tail = strlen(last);
+            if (ok && !chat_begins_with(text, bytes, until, end) && end >= tail &&
+                memcmp(until + end - tail, last, tail) == 0) end -= tail;
             same = ok && chat_begins_with(text, bytes, until, end) && end >= first;
             free(until);
         }
