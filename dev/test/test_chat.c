@@ -6,9 +6,10 @@
 //
 //   1. forms      every form of a line, as the text that it becomes, with the trained part in brackets
 //   2. masks      by generation tags and by prefixes, messages that are switched off, --turns, borders within a token
-//   3. refusals   what is wrong with a line, with file and line
-//   4. files      .spans: every byte changed, every length, another shard's, none; structure; training's targets
-//   5. programs   the same shards for any number of threads, groups in one shard, kills, what is printed
+//   3. published  ids and masks of transformers for published templates (dev/peers/chat_ids.py)
+//   4. refusals   what is wrong with a line, with file and line
+//   5. files      .spans: every byte changed, every length, another shard's, none; structure; training's targets
+//   6. programs   the same shards for any number of threads, groups in one shard, kills, what is printed
 //
 // The reference for a prompt's tokens is what generate --chat reads: the encoded text of template_render.
 
@@ -320,7 +321,118 @@ static void test_begin(const char* path) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Refusals
+// 3. Published templates
+
+static const char* string_of(const Json* json, const char* name) {
+    uint32_t node = json_get(json, 0, name);
+    need(json_is(json, node, JSON_STRING), "%s", name);
+    return json->text + json->nodes[node].start;
+}
+
+// Puts the tokenizer of a line with its added tokens into the directory "published", and opens it.
+static void open_published(const Json* line, const char* tokenizers) {
+    char* text = text_read(text_of("%s/%s.json", tokenizers, string_of(line, "tokenizer")), NULL);
+    const char* end = strstr(text, "],\"normalizer\"");  // of the added tokens
+    FILE* file = fopen("published/tokenizer.json", "wbe");
+    need(end && file && fprintf(file, "%.*s%s%s", (int)(end - text), text, string_of(line, "added"), end) > 0 &&
+             fclose(file) == 0, "a tokenizer");
+    put_text("published/tokenizer_config.json", string_of(line, "config"));
+    put_text("published/generation_config.json", string_of(line, "generation"));
+    put_text("published/chat_template.jinja", string_of(line, "template"));
+    put_text("published/marks.jinja", string_of(line, "marks"));
+    need(tokenizer_open(&tokenizer, "published", NULL, &error), "%s", error.text);
+    free(text);
+}
+
+// The document of a conversation against the ids of a case and its list of answers, of which all are wanted or the
+// last; it ends with the last trained token. An answer that is null drops it: an earlier turn is rewritten, or a token
+// reaches across a border.
+static void compare_case(const Json* json, const char* list, bool last, const char* line, const char* name) {
+    enum { ANSWERS = 8 };
+    uint32_t ids = json_get(json, 0, "ids");
+    if (json_is(json, json_get(json, 0, list), JSON_NULL)) return;
+    uint64_t first[ANSWERS], count[ANSWERS];
+    size_t answers = 0, dropped = 0;
+    for (uint32_t node = json_first(json, json_get(json, 0, list)); node != JSON_NONE; node = json_next(json, node)) {
+        if (last) answers = dropped = 0;
+        uint32_t number = json_first(json, node);
+        if (json_is(json, node, JSON_NULL)) dropped++;
+        else need(answers < ANSWERS && json_u64(json, number, &first[answers]) &&
+                  json_u64(json, json_next(json, number), &count[answers]), "an answer"), answers++;
+    }
+    ChatOutput out = {0};
+    WordEncoder encoder = tokenizer_encoder(&tokenizer);
+    bool ok = chat_line(&out, &result, &rules, &encoder, line, strlen(line), "x.jsonl, line 7", &error);
+    const char* what = text_of("%s, %s%s: %.3000s", name, list, last ? ", the last" : "", line);
+    word_encoder_close(&encoder);
+    if (json_is(json, ids, JSON_NULL)) {
+        expect_refusal(ok, &error, "the chat template refuses the conversation", what);
+    } else if (!ok || dropped > 0) {
+        expect(ok && out.document_count == 0 && result.dropped[DROP_REWRITTEN] + result.dropped[DROP_MERGED] == 1,
+               "%s\n  is not dropped: %s", what, ok ? "" : error.text);
+    } else if (expect(out.document_count == 1 && out.span_count == answers && answers > 0,
+                      "%s\n  has %zu answers, and not %zu; dropped: %u, %u, %u, %u", what, out.span_count, answers,
+                      result.dropped[1], result.dropped[2], result.dropped[3], result.dropped[4])) {
+        for (size_t i = 0; i < answers; i++)
+            expect(out.spans[i].first == first[i] && out.spans[i].tokens == count[i],
+                   "%s\n  has trained from %llu %u tokens, and not from %llu %llu", what,
+                   (unsigned long long)out.spans[i].first, out.spans[i].tokens, (unsigned long long)first[i],
+                   (unsigned long long)count[i]);
+        uint32_t node = json_first(json, ids);
+        uint64_t id = 0;
+        for (size_t i = 0; i < out.tokens.count; i++, node = json_next(json, node))
+            if (!expect(json_u64(json, node, &id) && out.tokens.ids[i] == (int32_t)id,
+                        "%s\n  has token %zu %d, and not %d", what, i, out.tokens.ids[i], (int)id)) break;
+        expect(out.tokens.count == first[answers - 1] + count[answers - 1], "%s\n  has %zu tokens", what,
+               out.tokens.count);
+    }
+    chat_output_free(&out);
+}
+
+// Ids and masks that transformers gives; dev/peers/chat_ids.py, which wrote the fixture, says what its lines are.
+static void test_published(const char* fixture, const char* tokenizers) {
+    enum { CONVERSATIONS = 20 };
+    const char* conversations[CONVERSATIONS];
+    char *text = text_read(fixture, NULL), *rest = text, name[40] = "";
+    Tokenizer outer = tokenizer;
+    ChatRules before = rules;
+    size_t count = 0, templates = 0, cases = 0;
+    need(mkdir("published", 0755) == 0, "a directory");
+    for (char* line; (line = strsep(&rest, "\n")) != NULL && line[0];) {
+        Json json;
+        need(json_parse(&json, line, strlen(line), fixture, &error), "%s", error.text);
+        if (json_get(&json, 0, "messages") != JSON_NONE) {
+            need(count < CONVERSATIONS, "room for the conversations");
+            conversations[count++] = line;
+        } else if (json_get(&json, 0, "template") != JSON_NONE) {
+            if (templates++ > 0) tokenizer_close(&tokenizer);
+            open_published(&json, tokenizers);
+            snprintf(name, sizeof name, "%s", string_of(&json, "name"));
+        } else {
+            for (int last = 0; last < 2; last++)
+                for (int marked = 0; marked < 2; marked++) {
+                    need(chat_rules_set(&rules, &tokenizer, "published", marked ? "published/marks.jinja" : NULL,
+                                        &error), "%s", error.text);
+                    rules.turns = last ? TURNS_LAST : TURNS_ALL;
+                    compare_case(&json, marked ? "marked" : "prefix", last, conversations[cases % CONVERSATIONS],
+                                 name);
+                    chat_rules_free(&rules);
+                }
+            cases++;
+        }
+        json_free(&json);
+    }
+    expect(count == CONVERSATIONS && templates >= 8 && cases == templates * count, "%zu cases", cases);
+    if (templates > 0) tokenizer_close(&tokenizer);
+    tokenizer = outer;
+    rules = before;
+    free(text);
+    verdict("masks: %zu published templates, %d conversations: the ids and masks of transformers, with marks and by "
+            "prefixes", templates, CONVERSATIONS);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Refusals
 
 static void test_refusals(void) {
     use(CHATML, TURNS_ALL);
@@ -388,7 +500,7 @@ static void test_refusals(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Files
+// 5. Files
 
 enum { V = 420 };
 
@@ -579,7 +691,7 @@ static void test_targets(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Programs
+// 6. Programs
 
 static Program job;
 
@@ -827,7 +939,9 @@ int main(int argc, char** argv) {
     tokenize = realpath(program, NULL);
     char* qwen = realpath("dev/test/fixtures/tokenizers/qwen2.json", NULL);
     char* mistral = realpath("dev/test/fixtures/tokenizers/mistral.json", NULL);
-    need(qwen && mistral, "run it in the root of the checkout");
+    char* tokenizers = realpath("dev/test/fixtures/tokenizers", NULL);
+    char* published = realpath("dev/test/fixtures/chat_ids.jsonl", NULL);
+    need(qwen && mistral && tokenizers && published, "run it in the root of the checkout");
     root_enter();
     need(mkdir("qwen", 0755) == 0, "a directory");
     copy_tree(qwen, "qwen/tokenizer.json");
@@ -841,6 +955,7 @@ int main(int argc, char** argv) {
     test_masks();
     test_inference();
     test_begin(mistral);
+    test_published(published, tokenizers);
     test_refusals();
     test_spans();
     test_structure();
@@ -853,5 +968,7 @@ int main(int argc, char** argv) {
     free(tokenize);
     free(qwen);
     free(mistral);
+    free(tokenizers);
+    free(published);
     return tests_end();
 }
