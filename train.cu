@@ -156,7 +156,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (!config_complete(c, error)) return false;
     if (c->lora == 0 && (o->lora_dropout > 0 || o->optimizer.lora_plus != 1))
         return fail_with(error, "--lora-dropout and --lora-plus are for --lora; give it, or leave them out");
-    if (!objective_check_pairs(&o->objective, c, run_continues_pairs(run), error)) return false;
+    if (!objective_check_pairs(&o->objective, c, run_continues_pairs(run), o->train, error)) return false;
     if (o->seq == 0) o->seq = c->context;
     if (!samples_pack(run, &o->samples, o->seq, error)) return false;
     if (!run_choose_layout(run, &o->layout, world, o->seq, o->sample_every > 0, error)) return false;

@@ -214,7 +214,7 @@ $(B)/gemm-aarch64: dev/bench/gemm.c $(HEADERS) | $(B)
 # ---------------------------------------------------------------------------------------------------------------------
 # 5. Tests
 
-# SKIP=names leaves tests and what only they need out of make test-more and make sanitize; .ci/run says which, and why.
+# SKIP=names leaves tests, and programs that it names, out of make test-more and make sanitize: .ci/run says why.
 export SKIP
 NOT_SKIPPED = $(filter-out $(SKIP:%=$(B)/%),$(1))
 # Checks of sources, of what is installed, of bits: in a build with sanitizers they would find the same, or are of

@@ -16,7 +16,8 @@
 
 #include "../llmtrain/checkpoint/peft.h"
 
-#define ADAPTER_HELP "LoRA adapter of PEFT to merge into the model's weights; DIR:0.7,DIR:0.3: the weighted sum of several"
+#define ADAPTER_HELP \
+    "LoRA adapter of PEFT to merge into the model's weights; DIR:0.7,DIR:0.3: the weighted sum of several"
 
 // Where a model is, and how to create it.
 typedef struct {

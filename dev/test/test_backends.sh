@@ -280,9 +280,12 @@ adapters() {
     for i in 1 2 3 4 5 6 7 8 9; do
         echo "{\"prompt\": \"cat $i\", \"chosen\": \" sat\", \"rejected\": \" ran\"}"
     done > "$out/liked.jsonl"
-    "$build/tokenize" --chat "$out/liked.jsonl" --tokenizer "$out/words" --val 0 --out "$out/liked" > "$out/liked.log" &&
-        run train cpu-liked 10 --objective simpo && run "$gpu" liked 10 --objective simpo
-    losses_agree cpu-liked liked "$bound" "$name, --objective simpo: losses against the CPU's, relative"
+    "$build/tokenize" --chat "$out/liked.jsonl" --tokenizer "$out/words" --val 0 --out "$out/liked" > "$out/liked.log"
+    for flags in "--objective simpo" "--lora 4 --objective dpo --reference adapter-off --init-from $out/cpu-$name"; do
+        # shellcheck disable=SC2086
+        run train cpu-liked 10 $flags && run_with EMULATE_STREAMS=delayed "$gpu" liked 10 $flags
+        losses_agree cpu-liked liked "$bound" "$name, ${flags% --init-from*}: losses against the CPU's, relative"
+    done
     unset DATA
 }
 

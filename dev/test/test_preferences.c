@@ -820,6 +820,29 @@ static void test_two_models(void) {
     verdict("calls: two models, one with LoRA and an objective, have the bits of each alone");
 }
 
+// A batch is scored after another without a backward between them, also if activations are offloaded.
+static void test_scored_twice(void) {
+    Config c = answers_config(FAMILY_LLAMA);
+    float losses[2][3][CN];
+    Batches b = batches_make(11);
+    c.layers = 6;
+    for (int offloads = 0; offloads < 2; offloads++) {
+        Model model;
+        ModelOptions options = calls_options(true);
+        if (offloads) options.offload = OFFLOAD_ACTIVATIONS, options.offload_dir = ".";
+        small_create(&model, &c, options, 5);
+        alarm(60);  // it hung
+        for (int i = 0; i < 3; i++)
+            model_score(&model, b.tokens[i % 2], b.targets[i % 2], CB, CT, losses[offloads][i]);
+        alarm(0);
+        model_free(&model);
+    }
+    check(memcmp(losses[0], losses[1], sizeof losses[0]) == 0 &&
+          memcmp(losses[0][0], losses[0][2], sizeof losses[0][0]) == 0 &&
+          memcmp(losses[0][0], losses[0][1], sizeof losses[0][0]) != 0,
+          "calls: batches that are scored one after the other, also with offloaded activations");
+}
+
 static void test_calls(void) {
     for (Family family = FAMILY_GPT2; family <= FAMILY_LLAMA; family++) {
         test_weighted(family, false);
@@ -830,6 +853,7 @@ static void test_calls(void) {
     test_sequences();
     test_tensors();
     test_two_models();
+    test_scored_twice();
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -992,7 +1016,8 @@ static void test_adapter_off(void) {
     static const struct { const char *data, *of_file, *of_base; const char* flags[8]; } cases[] = {
         {PAIRS, DPO, "--objective dpo --reference adapter-off ",
          {"", "--ranks 2 --zero 1", "--ranks 4 --zero 3", "--ranks 2 --zero 3",
-          "--recompute block", "--offload activations --offload-dir .", "--spike-trace 1 --spike-loss 0.0001", "--ranks 2 --check-every 1"}},
+          "--recompute block", "--offload activations --offload-dir .", "--spike-trace 1 --spike-loss 0.0001",
+          "--ranks 2 --check-every 1"}},
         {KINDS, KTO, "--objective kto --margin 0 --reference adapter-off ", {"--ranks 2 --zero 2", "--pack off"}}};
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         for (size_t k = 0; k < COUNT_OF(cases[i].flags) && cases[i].flags[k]; k++) {
@@ -1026,9 +1051,18 @@ static void test_adapter_off(void) {
     expect(one.values[3][0] == 0, "with weights in 4 bits the margin begins at %g", one.values[3][0]);
     verdict("programs: --reference adapter-off has the bits of the base's file, over ranks and after kills");
 
+    // Answers that are cut are compared as they are cut.
+    double margin = NAN;
+    remove_tree("new");
+    run(train, "--init-from base --out new --data k_train_*.bin --objective kto --margin 0 --reference adapter-off "
+               "--lora 4 --too-long cut --seq 20 --batch 2 --steps 1 --warmup 0 --threads 1");
+    expect(log_numbers(&margin, 1, "new", "reward_margin") == 1 && margin == 0, "cut answers have a margin of %g", margin);
+    verdict("programs: --reference adapter-off with --too-long cut");
+
     // The model that training starts from is another one than that of the file.
-    run(train, "--init-from base --out more --data text.bin --steps 4 --batch 2 --seq 64 --warmup 0 --lr 1e-2 --threads 1");
-    static const char note[] = "note: --reference is of another model than the one that training starts from";
+    run(train, "--init-from base --out more --data text.bin --steps 4 --batch 2 --seq 64 --warmup 0 --lr 1e-2 "
+               "--threads 1");
+    static const char note[] = "note: --reference seems to be of another model than the one that training starts from";
     for (int k = 0; k < 2; k++) {
         remove_tree("new");
         run(train, text_of("--init-from %s --out new " BATCHES PAIRS DPO "--threads 1", k ? "more" : "base"));
@@ -1133,7 +1167,9 @@ static void test_refused(void) {
         {"--val and --val-reference go together with --objective dpo",
          "--data p_train_*.bin --objective dpo --reference p.ref --val-reference p.val.ref"},
         {"--too-long cut would compare a part of an answer", PAIRS DPO "--too-long cut"},
-        {"--reference adapter-off is of --val too; leave --val-reference out",
+        {"--reference adapter-off needs weights that stay as they are",
+         PAIRS "--objective dpo --lora 2 --reference adapter-off --train *norm*"},
+        {"--reference adapter-off covers --val too; leave --val-reference out",
          PAIRS "--objective dpo --lora 2 --reference adapter-off --val-reference p.val.ref"},
         {"--reference adapter-off needs ranks that have all layers; leave --pp out",
          PAIRS "--objective dpo --lora 2 --reference adapter-off --ranks 2 --pp 2"},

@@ -6,7 +6,7 @@
 //
 //   Adapter adapter;
 //   if (adapter_open(&adapter, "adapters/x", &source, &error)) ...          for the model of that source
-//   if (source_add_adapters(&source, "adapters/x,adapters/y:0.5", stderr, &error)) ...    source_read then has their sum
+//   if (source_add_adapters(&source, "adapters/x,adapters/y:0.5", stderr, &error)) ...  source_read then has their sum
 //   if (adapter_set(&model, &adapter, &error)) ...                          the pairs of a model with --lora
 //   adapter_close(&adapter);
 //
@@ -407,9 +407,10 @@ static inline bool adapter_weigh(Adapter* a, double weight, Error* error) {
     for (size_t i = 0; weight != 1 && i < a->pairs.count; i++) {
         SourcePair* pair = &a->pairs.pairs[i];
         if (pair->r == 0 || pair->magnitude)
-            return fail_with(error, "%.600s replaces weights (DoRA, modules_to_save), which cannot count %g times; leave "
-                             "the number out", a->path, weight);
+            return fail_with(error, "%.600s replaces weights (DoRA, modules_to_save), which cannot count %g times; "
+                             "leave the number out", a->path, weight);
         pair->scale = (float)(pair->scale * weight);
+        if (!isfinite(pair->scale)) return fail_with(error, "%.600s cannot count %g times", a->path, weight);
     }
     return true;
 }

@@ -1,6 +1,6 @@
 // objective.h: what a step minimizes, if it is not the mean loss of its targets: the mean over all pairs of answers, say,
 // of a value that follows from the losses of their tokens. Its gradient is that of the tokens' losses, each times a
-// weight. run/objective.h has the objectives of ./train; a program of your own can set one too.
+// weight. run/objectives.h has the objectives of ./train; a program of your own can set one too.
 
 #ifndef LLMTRAIN_OBJECTIVE_H
 #define LLMTRAIN_OBJECTIVE_H
@@ -10,7 +10,8 @@
 typedef struct {
     void (*weigh)(void* context);               // fills weights and values from the slot's losses; NULL: no objective
     size_t (*count)(void* context, size_t B);   // what the mean is over, in B sequences from dropout.first_token on
-    void (*refer)(void* context, const int32_t* tokens, const int32_t* targets, size_t B);  // before a batch, or NULL
+    // Computes the reference of a batch's answers before it. All ranks call it; B may be 0. NULL: there is none.
+    void (*refer)(void* context, const int32_t* tokens, const int32_t* targets, size_t B);
     void* context;
     bool validates;                             // the batch is one of a validation
     float *weights, *values;                    // (N) each, on the device; the values add up to that of the batch

@@ -12,10 +12,10 @@
 #ifndef LLMTRAIN_OBJECTIVES_H
 #define LLMTRAIN_OBJECTIVES_H
 
+#include "../../llmtrain.h"
 #include "../base/flags.h"
 #include "../ranks/layout.h"
 #include "../text/logps.h"
-#include "score.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Table
@@ -127,10 +127,10 @@ static inline void objective_flags(Flags* flags, ObjectiveOptions* o) {
                   "way round"),
         FLAG_REAL("sft-weight", &o->sft_weight, 0, 0, 1e6, 0,
                   "pairs: add X times the mean loss of the chosen answer's tokens"),
-        FLAG_TEXT("reference", &o->reference, NULL, "FILE", FLAG_FREE,
+        FLAG_TEXT("reference", &o->reference, NULL, "FILE", 0,
                   "dpo, ipo, kto, hinge: log-probabilities of --data by the reference model (build/evaluate --logps); "
                   REFERENCE_OFF ": those of the model without the pairs of --lora"),
-        FLAG_TEXT("val-reference", &o->val_reference, NULL, "FILE", FLAG_FREE,
+        FLAG_TEXT("val-reference", &o->val_reference, NULL, "FILE", 0,
                   "the same of --val; " REFERENCE_OFF " needs none"),
     };
     flags_append(flags, table, sizeof table / sizeof table[0]);
@@ -181,7 +181,7 @@ static inline bool objective_check(const ObjectiveOptions* o, bool drops, bool h
                          "starts from; make it with build/evaluate --init-from MODEL --data ... --logps FILE, or give "
                          "--reference " REFERENCE_OFF " with --lora", name);
     if (base && o->val_reference)
-        return fail_with(error, "--reference " REFERENCE_OFF " is of --val too; leave --val-reference out");
+        return fail_with(error, "--reference " REFERENCE_OFF " covers --val too; leave --val-reference out");
     if (base && layout->pp > 1)
         return fail_with(error, "--reference " REFERENCE_OFF " needs ranks that have all layers; leave --pp out, or "
                          "give a file of build/evaluate --logps");
@@ -203,10 +203,14 @@ static inline bool objective_check(const ObjectiveOptions* o, bool drops, bool h
     return true;
 }
 
-// Refuses --reference adapter-off for a model without pairs, or if these do not begin at zero. continues: they have
-// been trained before.
-static inline bool objective_check_pairs(const ObjectiveOptions* o, const Config* c, bool continues, Error* error) {
-    if (!objective_refers_to_base(o) || (c->lora > 0 && !continues)) return true;
+// Refuses --reference adapter-off for a model without pairs, or if these do not begin at zero, or if more is trained.
+// continues: they have been trained before; train: what --train names, NULL: nothing.
+static inline bool objective_check_pairs(const ObjectiveOptions* o, const Config* c, bool continues, const char* train,
+                                         Error* error) {
+    if (!objective_refers_to_base(o) || (c->lora > 0 && !continues && !train)) return true;
+    if (train)
+        return fail_with(error, "--reference " REFERENCE_OFF " needs weights that stay as they are, except for the "
+                         "pairs of --lora; leave --train out, or give a file of build/evaluate --logps");
     if (c->lora == 0)
         return fail_with(error, "--reference " REFERENCE_OFF " switches the pairs of --lora off; give --lora");
     return fail_with(error, "--reference " REFERENCE_OFF " would compare with the model under the adapter, not with "
@@ -358,20 +362,22 @@ static inline void objective_visit(ObjectiveRun* r, uint64_t first_token, size_t
 }
 
 static inline void objective_compare(ObjectiveRun* r, const Answer* chosen, const Answer* rejected) {
-    r->apart = fmax(r->apart, fabs(chosen->logp - chosen->reference) / (double)chosen->count);
+    double apart = fabs(chosen->logp - chosen->reference) / (double)chosen->count;
+    if (chosen->logp != 0) r->apart = fmax(r->apart, apart);  // it is 0 if the batch could not be read
     if (rejected) objective_compare(r, rejected, NULL);
 }
 
 // Says so if a file of log-probabilities is not of the model that training starts from: most often a mistake. Other
-// builds and processors round otherwise, by much less.
+// builds and processors round otherwise, by less: a logit of 16 bits by up to 0.1 or so.
 static inline void objective_compare_first(ObjectiveRun* r) {
+    double rounding = FLOATX_DTYPE == DTYPE_F32 ? 0.01 : 0.25;
     const Activations* a = r->model->activations;
     if (r->compared || a->first_token > 0 || r->model->objective.validates || r->reference == NULL) return;
     r->compared = true;
     objective_visit(r, 0, a->B, objective_compare);
-    if (r->apart > 0.05)
-        say(stdout, "note: --reference is of another model than the one that training starts from: in the first batch "
-            "a token's log-probability differs by up to %.2g on average over an answer", r->apart);
+    if (r->apart > rounding)
+        say(stdout, "note: --reference seems to be of another model than the one that training starts from: in the "
+            "first batch a token's log-probability differs by up to %.2g on average over an answer", r->apart);
 }
 
 // Objective.weigh: from the slot's losses.
@@ -404,18 +410,22 @@ static inline void objective_refer(void* context, const int32_t* tokens, const i
     ObjectiveRun* r = (ObjectiveRun*)context;
     Model* model = r->model;
     float scale = model->layers.adapters.scale;
+    size_t T = model->options.T;
     uint64_t first = model->dropout.first_token;
     r->unknown = false;
     objective_visit(r, first, B, objective_look_up);
-    if (r->unknown) {
-        model->layers.adapters.scale = 0;
-        model_score(model, tokens, targets, B, model->options.T, r->losses);
-        model->layers.adapters.scale = scale;
-        objective_visit(r, first, B, objective_keep);
-    } else {  // others may have a forward, in which they need this rank's parameters
-        flat_barrier(&model->flat);
+    flat_barrier(&model->flat);
+    if (!r->unknown) {  // others may have a forward, in which they need this rank's parameters
         flat_accompany(&model->flat);
+        return;
     }
+    model->layers.adapters.scale = 0;
+    model_upload(model, tokens, targets, B, T, false);
+    model_forward(model);
+    model_head(model, NULL, 0.0f);
+    model->layers.adapters.scale = scale;
+    device_download(r->losses, model->activations->losses, B * T * sizeof(float), model->stream);
+    objective_visit(r, first, B, objective_keep);
 }
 
 // The numbers of a reference that are found out as they are needed: *values, which the caller frees.

@@ -80,7 +80,8 @@ static inline void run_flags(Flags* flags, RunOptions* o) {
                   "without --model or sizes, its configuration: a checkpoint or run (optimizer state, step and "
                   "schedule are not used), a Hugging Face directory, or an llm.c file"),
         FLAG_TEXT("adapter", &o->adapter, NULL, "DIR", FREE, "with --init-from: directory of a LoRA adapter of PEFT, "
-                  "merged into its weights (DIR:0.7,DIR:0.3: the weighted sum), or with --lora where its training continues"),
+                  "merged into its weights (DIR:0.7,DIR:0.3: the weighted sum), or with --lora where its training "
+                  "continues"),
         FLAG_TEXT("ckpt-every", &o->ckpt_every, "0", "N|Nmin|auto", FREE,
                   "save every N steps, every N minutes, or at the interval optimal for --mtbf; 0: only at the end"),
         FLAG_SWITCH("ckpt-async", &o->ckpt_async, true, FREE,
