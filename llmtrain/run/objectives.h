@@ -284,8 +284,8 @@ static inline Answer answer_read(const ObjectiveRun* r, size_t shard, size_t doc
     const double* reference = objective_reference(r);
     const SpanFile* f = &data->spans[shard];
     const SpanDocument* d = &f->documents[document];
-    Answer a = {.first = first, .rows = min_size(d->tokens - (size_t)1, T - first % T), .kind = (SpanKind)d->kind,
-                .number = dataset_document(data, shard, document)};
+    Answer a = {.first = first, .rows = min_size(d->tokens - (size_t)1, T - first % T),
+                .number = dataset_document(data, shard, document), .kind = (SpanKind)d->kind};
     for (size_t s = d->span; s < span_file_end(f, document); s++) a.count += f->spans[s].tokens;
     for (size_t row = first; row < first + a.rows; row++) a.logp -= (double)r->losses[row];
     if (reference) a.reference = reference[a.number];
