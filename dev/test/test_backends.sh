@@ -281,10 +281,10 @@ adapters() {
         echo "{\"prompt\": \"cat $i\", \"chosen\": \" sat\", \"rejected\": \" ran\"}"
     done > "$out/liked.jsonl"
     "$build/tokenize" --chat "$out/liked.jsonl" --tokenizer "$out/words" --val 0 --out "$out/liked" > "$out/liked.log"
-    for flags in "--objective simpo" "--lora 4 --objective dpo --reference adapter-off --init-from $out/cpu-$name"; do
+    for flags in "--objective simpo" "--lora 4 --objective dpo --reference adapter-off"; do
         # shellcheck disable=SC2086
         run train cpu-liked 10 $flags && run_with EMULATE_STREAMS=delayed "$gpu" liked 10 $flags
-        losses_agree cpu-liked liked "$bound" "$name, ${flags% --init-from*}: losses against the CPU's, relative"
+        losses_agree cpu-liked liked "$bound" "$name, $flags: losses against the CPU's, relative"
     done
     unset DATA
 }
