@@ -27,6 +27,7 @@ $(B)/published: dev/bench/published.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 $(B)/gemm-amx: dev/bench/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)
+$(B)/test_grpo: examples/grpo.c
 $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 $(B)/test_watch: | $(B)/watch $(B)/tokenize
 # A library of the GPU driver that answers what a script says, and one of an old driver.
@@ -42,7 +43,7 @@ QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
 QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
     test_optimizers_matrix test_telemetry test_nf4 test_preferences test_report test_schedule test_seams test_sft \
     test_text test_tfevents test_zero test_calls test_facts test_watch soak pairs first test_generate \
-    test_kernels-BF16 test_kernels-FP16 \
+    test_grpo test_kernels-BF16 test_kernels-FP16 \
     $(foreach t,parts train,$(PRECISIONS:%=test_$t-%))
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
@@ -226,8 +227,8 @@ SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
     test_gguf test_evaluate test_plan test_text test_chat test_sft test_preferences test_corpus test_errors test_trace \
     test_watch test_report test_optimizers test_optimizers_matrix test_telemetry test_comm test_zero test_schedule \
-    test_seams test_lora test_ranks test_tfevents test_supervise $(SOAK) pairs first grpo $(if $(CALLS),test_calls) \
-    test_nf4 test_generate test_facts test_runs-FP32 \
+    test_seams test_lora test_ranks test_tfevents test_supervise $(SOAK) pairs first grpo \
+    $(if $(CALLS),test_calls) test_grpo test_nf4 test_generate test_facts test_runs-FP32 \
     $(foreach t,FP32 BF16,test_parts-$t test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \

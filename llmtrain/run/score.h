@@ -183,8 +183,8 @@ static inline bool tensor_find_gradient(float** at, size_t* n, const Model* mode
 
 // The step's gradient of a tensor: of the mean, without the loss scale.
 static inline bool model_gradient_read(Model* model, const char* name, float* values, Error* error) {
-    float* at;
-    size_t n;
+    float* at = NULL;
+    size_t n = 0;
     if (!tensor_find_gradient(&at, &n, model, name, error)) return false;
     device_download(values, at, n * sizeof(float), model->stream);
     for (size_t i = 0; i < n; i++) values[i] *= (float)flat_scale(&model->flat);
@@ -193,8 +193,8 @@ static inline bool model_gradient_read(Model* model, const char* name, float* va
 
 // Puts another in its place. The norm in the StepResult remains that of what was there.
 static inline bool model_gradient_write(Model* model, const char* name, const float* values, Error* error) {
-    float* at;
-    size_t n;
+    float* at = NULL;
+    size_t n = 0;
     if (!tensor_find_gradient(&at, &n, model, name, error)) return false;
     float* scaled = (float*)memory_allocate(n * sizeof(float));
     if (scaled == NULL) return fail_with(error, "out of memory for the gradient of %s", name);
