@@ -39,7 +39,7 @@ $(B)/test_telemetry: | $(FAKE_NVML) $(B)/supervise
 
 # Tests that compute little take longer to optimize than to run. The code that they share with the trainer is tested at
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
-QUICK := golden-BF16 $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
+QUICK := golden-BF16 distill $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
 QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
     test_optimizers_matrix test_telemetry test_nf4 test_preferences test_report test_schedule test_seams test_sft \
     test_text test_tfevents test_zero test_calls test_facts test_watch soak pairs first test_generate \
@@ -227,7 +227,7 @@ SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
     test_gguf test_evaluate test_plan test_text test_chat test_sft test_preferences test_corpus test_errors test_trace \
     test_watch test_report test_optimizers test_optimizers_matrix test_telemetry test_comm test_zero test_schedule \
-    test_seams test_lora test_ranks test_tfevents test_supervise $(SOAK) pairs first grpo \
+    test_seams test_lora test_ranks test_tfevents test_supervise $(SOAK) pairs first grpo distill \
     $(if $(CALLS),test_calls) test_grpo test_nf4 test_generate test_facts test_runs-FP32 \
     $(foreach t,FP32 BF16,test_parts-$t test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
