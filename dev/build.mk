@@ -316,7 +316,7 @@ races:
 	@TSAN_OPTIONS=exitcode=66 $(MAKE) --no-print-directory B=build/races WARNINGS= OPENMP=-Wno-unknown-pragmas \
 	    OPTIMIZE="-Og -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
 # test_comm mostly waits; the others compute meanwhile.
-test-races: test-races-comm test-races-runs
+test-races: $(filter-out $(SKIP),test-races-comm) test-races-runs
 test-races-comm: $(B)/test_comm
 	@sh dev/test/test.sh races-comm $(B) "$(CC)" test_comm
 test-races-runs: $(addprefix $(B)/,test_data test_offload train-FP32 tokenize)
