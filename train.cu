@@ -81,8 +81,8 @@ static void options_flags(Flags* flags, Options* o) {
         FLAG_HEADING("Batches"),
         FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch"),
         FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
-        FLAG_COUNT("total-batch", &o->total_batch, 0, 0, 1e12, 0,
-                   "tokens per step over all ranks, by gradient accumulation; 0: no accumulation"),
+        FLAG_COUNT("total-batch", &o->total_batch, 0, 0, 1e12, FREE, "tokens per step over all ranks, by gradient "
+                   "accumulation; 0: as the run had before --resume, or no accumulation"),
         FLAG_COUNT("steps", &o->schedule.steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
     };
     const Flag after_optimizer[] = {
@@ -161,11 +161,9 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (!samples_pack(run, &o->samples, o->seq, error)) return false;
     if (!run_choose_layout(run, &o->layout, world, o->seq, o->sample_every > 0, error)) return false;
     uint64_t replicas = layout_replicas(&o->layout, world), tokens = o->batch * o->seq * replicas;
-    if (o->total_batch % tokens != 0)
-        return fail_with(error, "--total-batch %llu is not a multiple of the %llu tokens that all ranks compute at a "
-                         "time; choose one that is", (unsigned long long)o->total_batch, (unsigned long long)tokens);
+    if (!run_choose_batch(run, o->total_batch, tokens, error)) return false;
     if (!validation_overlap_check(&o->validation, o->seq, run->val.spans != NULL, error)) return false;
-    o->plan.micro_batches = o->total_batch ? o->total_batch / tokens : 1;
+    o->plan.micro_batches = run->record.total_batch / tokens;
     if (!samples_count_steps(&o->schedule.steps, run, &o->samples, o->seq,
                              o->plan.micro_batches * o->batch * replicas, error)) return false;
     o->plan.snapshots = run_takes_snapshots(run);

@@ -226,14 +226,14 @@ static char* command_ranks(size_t* ranks, char* const* words, size_t world) {
 }
 
 // The largest number of ranks from `min` to `ranks` - 1 that divides the micro-batches of a step; 0: there is none. If
-// the command gives --total-batch but not the tokens of a micro-batch, one that divides `ranks`: that divides them too.
+// the command does not say how many these are, one that divides `ranks`: that divides them too.
 static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) {
     uint64_t micro = command_number(command_find(words, "--batch")) * command_number(command_find(words, "--seq"));
     uint64_t total = command_number(command_find(words, "--total-batch"));
     uint64_t cp = max_size(command_number(command_find(words, "--cp")), 1);
     uint64_t tp = max_size(command_number(command_find(words, "--tp")), 1);
     uint64_t group = tp * cp * max_size(command_number(command_find(words, "--pp")), 1);  // that share a micro-batch
-    uint64_t parts = total == 0 ? 0 : micro ? total / micro : ranks / group;
+    uint64_t parts = total > 0 && micro > 0 ? total / micro : ranks / group;
     uint64_t shard = command_number(command_find(words, "--shard"));  // must divide the ranks of a stage
     size_t fewer = (ranks - 1) / group;
     while (fewer > 0 && (parts % fewer != 0 || (shard > 0 && fewer * cp % shard != 0))) fewer--;
@@ -632,10 +632,24 @@ static bool supervise_find_failure(Failure* f, const Supervisor* s) {
     return supervise_find_hang(f, s, worst);
 }
 
+// Learns how ranks ended whose parent, the command, has read that before us: it has printed it (launch_reap).
+static void supervise_read_printed(Supervisor* s) {
+    char text[64];
+    for (Relay* r = s->relays; r < s->relays + 2; r++) relay_move(r, &s->tail);
+    for (RankView* view = s->views; view < s->views + s->view_count; view++) {
+        snprintf(text, sizeof text, "rank %llu was terminated by signal ", (unsigned long long)view->seen.rank);
+        for (size_t i = 0; i < min_size(s->tail.count, TAIL_LINES) && view->status == 0; i++) {
+            const char* at = strstr(s->tail.lines[i], text);
+            if (at) view->status = atoi(at + strlen(text));  // as waitpid encodes it
+        }
+    }
+}
+
 // Explains a command that has ended with a failure.
 static void supervise_explain_end(Failure* f, Supervisor* s) {
     RankView* itself = supervise_rank(s, s->child);
     if (itself) rank_has_ended(itself, now_ms(), s->status);
+    supervise_read_printed(s);
     const RankView* worst = supervise_worst(s);
     RankFate fate = worst ? rank_fate(worst) : RANK_DONE;
     size_t absent = supervise_absent(s);
@@ -705,8 +719,8 @@ static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) 
     json_member_u64(w, "best_step", s->best_step);
     json_member_number(w, "rank", f->rank ? (double)f->rank->seen.rank : NAN);
     if (f->rank) json_members_of_heartbeat(w, &f->rank->seen);
-    // How the rank to blame ended, if that is known; otherwise how the command did.
-    json_members_of_end(w, f->rank && f->rank->status ? f->rank->status : s->status);
+    // How the rank to blame ended; without one, how the command did.
+    json_members_of_end(w, f->rank && (pid_t)f->rank->seen.pid != s->child ? f->rank->status : s->status);
     json_write_key(w, "ranks");
     json_write_begin(w, '[');
     for (size_t i = 0; i < s->view_count; i++) {

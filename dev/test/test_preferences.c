@@ -1252,7 +1252,7 @@ static void test_refused(void) {
     // Resuming with another objective or reference.
     remove_tree("one");
     run(train, preference_run("one", PAIRS DPO LEARNS));
-    run_refuses(1, "belongs to another run: there --objective is 'dpo', here it is 'hinge'", "new", train,
+    run_refuses(2, "belongs to another run: there --objective is 'dpo', here it is 'hinge'", "new", train,
                 preference_run("one", PAIRS "--objective hinge --reference p.ref --val-reference p.val.ref " LEARNS
                                "--resume"));
     verdict("programs: a run cannot be resumed with another --objective");

@@ -511,6 +511,16 @@ static void test_resume(void) {
               "stage 3 and 2: the bits of one rank",
               SHAPES[shape].name);
     }
+    // 144 tokens: of 3 ranks at a time, or of 3 micro-batches.
+    static const struct { size_t world, until; } shared[] = {{3, 4}, {1, 8}, {3, 12}};
+    const char* shape = "--family gpt2 --data train.bin --layers 2 --heads 2 --channels 32 --seq 24 --batch 2 "
+                        "--lr 3e-3 --warmup 3 --schedule constant --reduce exact";
+    run_make("three", forked(3), shape, "--steps 12");
+    for (size_t i = 0; i < COUNT_OF(shared); i++)
+        run_make("three-one-three", forked(shared[i].world), shape,
+                 kept("--steps %zu --resume on --ckpt-keep 1", shared[i].until));
+    check(same_tensors("three-one-three", "three", 12),
+          "without --total-batch a step keeps its tokens on fewer ranks: 3, 1, 3 of them have the bits of 3");
     const char* whole = run_usual(GPT2, 3, 2);
     run_make("begun-elsewhere", forked(2),
              "--family gpt2 --data train.bin --val val.bin --layers 2 --heads 2 --channels 32 --seq 24 --batch 2 "

@@ -917,16 +917,16 @@ static void test_refused(void) {
     run(train, packed_run("other", GPT2_PARTS "--too-long cut"));
     expect(strstr(job.text[0], "are longer than --seq 96, and are cut after an answer") &&
            strstr(job.text[0], "--val: ") && !strstr(job.text[0], "are left out"), "%s", job.text[0]);
-    run_says(1, "belongs to another run: there --pack is 'on', here it is 'off'", train,
+    run_says(2, "belongs to another run: there --pack is 'on', here it is 'off'", train,
              packed_run("other", GPT2_PARTS "--too-long cut --pack off --resume"));
-    run_says(1, "belongs to another run: there --too-long is 'cut', here it is 'drop'", train,
+    run_says(2, "belongs to another run: there --too-long is 'cut', here it is 'drop'", train,
              packed_run("other", GPT2_PARTS "--too-long drop --resume"));
     run_says(2, "--documents mask ends documents at the end-of-text token", train,
              packed_run("new", GPT2_PARTS "--documents mask"));
     run_says(2, "--end-of-text is for --documents mask", train, packed_run("new", GPT2_PARTS "--end-of-text 5"));
     run_says(2, "--val-overlap is for texts: a conversation is validated as a whole", train,
              packed_run("new", GPT2_PARTS "--val-overlap 5"));
-    run_says(1, "has conversations (tokenize --chat), the other text", train, "--data x_train_*.bin,text.bin " MODEL
+    run_says(2, "has conversations (tokenize --chat), the other text", train, "--data x_train_*.bin,text.bin " MODEL
              "--steps 1");
     expect(!file_exists("new/step_00000005"), "a run was made");
     need(rename("x_train_000001.spans", "away.spans") == 0, "a .spans");

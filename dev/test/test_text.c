@@ -1062,10 +1062,10 @@ static void test_sets(void) {
     expect(run("mv away set_train_000004.bin; cp set_train_000002.bin away; cp away good") == 0, "a shard");
     expect(run("cp set_val_000000.bin other") == 0, "a shard");
     expect(run("cp set_train_000004.bin set_train_000002.bin") == 0, "a shard");
-    expect_run(1, "set_train_000002.bin has the tokens of another shard, train number 000004 of its set", train,
+    expect_run(2, "set_train_000002.bin has the tokens of another shard, train number 000004 of its set", train,
                text_of("%s --steps 1", line));
-    expect_run(1, "train number 000004", train, text_of("--data set_train_000002.bin %s --steps 1", model));
-    expect_run(1, "to use it so on purpose, give it a name not ending in six digits", train,
+    expect_run(2, "train number 000004", train, text_of("--data set_train_000002.bin %s --steps 1", model));
+    expect_run(2, "to use it so on purpose, give it a name not ending in six digits", train,
                text_of("%s --steps 1", line));
     expect(run("ln set_train_000002.bin again.bin") == 0, "a link");
     expect_run(0, "", train, text_of("--data 'set_train_00000[01].bin,again.bin' --val again.bin %s --steps 1", model));
@@ -1073,7 +1073,7 @@ static void test_sets(void) {
     patch("set_train_000002.bin", offsetof(ShardHeader, number), &unknown, sizeof unknown);
     expect_run(0, "", train, text_of("%s --steps 1", line));
     expect(run("cp away set_train_000002.bin; cp two/set_train_000000.bin set_val_000000.bin") == 0, "shards");
-    expect_run(1, "set_val_000000.bin has the tokens of another shard, train", train,
+    expect_run(2, "set_val_000000.bin has the tokens of another shard, train", train,
                text_of("%s --val set_val_000000.bin --steps 1", line));
     expect(run("cp other set_val_000000.bin") == 0, "a shard");
     verdict("shards of a set: whole, or refused with what is missing");

@@ -25,6 +25,7 @@ typedef struct {
     uint64_t leaves;        // RankOptions.leaves, which the bits of activations depend on
     uint64_t kv_copies;     // RankOptions.kv_copies, which the bits of attention's gradients depend on
     uint64_t row_leaves;    // RankOptions.row_leaves, which the bits of gradients depend on
+    uint64_t total_batch;   // tokens of a step, over all ranks; 0 in checkpoints that lack it
     RunState state;
     RunBase base;           // of a run with LoRA
     SaveKind kind;
@@ -72,6 +73,7 @@ static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVec
     json_member_u64(w, "leaves", max_size(r->leaves, 1));
     json_member_u64(w, "kv_copies", max_size(r->kv_copies, 1));
     json_member_u64(w, "row_leaves", max_size(r->row_leaves, 1));
+    json_member_u64(w, "total_batch", r->total_batch);
     json_member_string(w, "kind", SAVE_KIND_NAMES[r->kind]);
     if (r->base.path[0]) {
         json_member_begin(w, "base", '{');
@@ -104,6 +106,7 @@ static inline bool record_open(Json* manifest, RunRecord* r, const char* path, E
     r->leaves = r->row_leaves = r->kv_copies = 1;  // of a checkpoint that lacks them
     json_u64(manifest, json_get(manifest, 0, "leaves"), &r->leaves);
     json_u64(manifest, json_get(manifest, 0, "row_leaves"), &r->row_leaves);
+    json_u64(manifest, json_get(manifest, 0, "total_batch"), &r->total_batch);
     json_u64(manifest, json_get(manifest, 0, "kv_copies"), &r->kv_copies);
     if (ok) return true;
     json_free(manifest);

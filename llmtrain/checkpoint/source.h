@@ -901,7 +901,8 @@ static inline bool source_load(Model* model, ModelSource* s, const char* flag, E
     if (added) config_copy_lora(there, here);
     if (model->config.family == FAMILY_LLAMA || model->config.context < there->context)
         there->context = model->config.context;
-    if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error)) return false;
+    if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error))
+        return fail_as(error, ERROR_USAGE);
     bool ok = true;
     Hash hash = hash_begin(0);
     Progress progress = progress_begin("loading", model->parameters.true_size);

@@ -305,9 +305,10 @@ static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
 
 // For rank 0 of launch_fork, called last: waits for the others to end, and kills those that have not after grace_ms.
 // Returns the code to exit with: its own if that is not 0, or the first that is not 0 of another rank (128 + the
-// signal, if one killed it). If another rank failed, error says which, and that is reported too, in case no rank has
-// reported anything; otherwise error->text is empty. Under a launcher it does nothing.
+// signal, if one killed it). If another rank failed, error says which, otherwise it is empty; that is reported too, in
+// case no rank has reported anything, and printed if rank 0 failed because a signal killed that one.
 static inline int launch_reap(Launch* launch, const char* program, int exit_code, double grace_ms, Error* error) {
+    bool reported = exit_code != 0;
     error->text[0] = 0;
     if (launch->children == NULL) return exit_code;
     double deadline = now_ms() + grace_ms;
@@ -324,9 +325,10 @@ static inline int launch_reap(Launch* launch, const char* program, int exit_code
         if (late) fail_with(error, "rank %zu did not end within %.1f s of rank 0 and was killed", rank, grace_ms / 1e3);
         else fail_with(error, "rank %zu %s%s", rank, status_text(status),
                        WIFSIGNALED(status) ? "" : " and without a message");
+        if (reported && !late && WIFSIGNALED(status)) fprintf(stderr, "%s: %s\n", program, error->text);
         if (exit_code == 0) exit_code = code;
     }
-    if (error->text[0]) launch_report(launch, program, error->text);
+    if (error->text[0] && !reported) launch_report(launch, program, error->text);
     socket_close(&launch->reports);
     pthread_join(launch->printer, NULL);  // the others have closed the pipe by ending
     free(launch->children);

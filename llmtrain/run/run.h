@@ -516,7 +516,7 @@ static inline bool run_choose_lora(Run* run, Flags* flags, Error* error) {
     if (from == NULL || !adapter_open(&adapter, o->adapter, from, error)) return false;
     bool ok = adapter_configure(c, &adapter, from, given, error);
     adapter_close(&adapter);
-    return ok;
+    return ok || fail_as(error, ERROR_USAGE);
 }
 
 // Opens the shards of --data and --val, if given, and the tokenizer that made them. The model of --init-from must have
@@ -560,16 +560,16 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
     return true;
 }
 
-// Sets the configuration of the run: a preset's, or that of the sizes that flags give; with neither, that of
-// --init-from, overridden by the flags that were given for other members. A run that resumes takes it from its own
-// checkpoint, since the model it began with may be gone.
+// Sets the configuration of the run: a preset's, or that of the sizes that flags give; with neither, that of the
+// checkpoint to resume from, or of --init-from, overridden by the flags that were given for other members.
 static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flags* flags, Error* error) {
     Config* c = &run->record.config;
     RunRecord saved;
-    if (run->options->init_from == NULL || preset || (asked->layers && asked->heads && asked->channels))
+    bool sized = preset || (asked->layers && asked->heads && asked->channels);
+    bool resumes = !sized && run_saved_record(&saved, run->options);
+    if (sized || (!resumes && run->options->init_from == NULL))
         return (config_choose(c, preset, asked, flags, error) || fail_as(error, ERROR_USAGE)) &&
                run_choose_lora(run, flags, error);
-    bool resumes = run_saved_record(&saved, run->options);
     const ModelSource* from = resumes ? NULL : run_source(run, error);
     if (!resumes && from == NULL) return false;
     *c = resumes ? saved.config : from->config;
@@ -598,6 +598,19 @@ static inline bool run_choose_layout(Run* run, Layout* layout, uint64_t world, s
     run->record.kv_copies = layout->kv_copies;
     run->record.row_leaves = layout->row_leaves;
     return layout_check(layout, world, &run->record.config, T, samples, error);
+}
+
+// Sets the tokens of a step: --total-batch, which is `asked`; if that is 0 those of the checkpoint to resume from, in
+// more or fewer micro-batches, unless its ranks are too many for them; otherwise `tokens`, what all ranks compute at a
+// time.
+static inline bool run_choose_batch(Run* run, uint64_t asked, uint64_t tokens, Error* error) {
+    RunRecord saved;
+    if (asked % tokens != 0)
+        return fail_with(error, "--total-batch %llu is not a multiple of the %llu tokens that all ranks compute at a "
+                         "time; choose one that is", (unsigned long long)asked, (unsigned long long)tokens);
+    if (asked == 0 && run_saved_record(&saved, run->options)) asked = saved.total_batch;
+    run->record.total_batch = asked > 0 && asked % tokens == 0 ? asked : tokens;
+    return true;
 }
 
 // Whether a new run's pairs of LoRA begin as those of an adapter, or of another run. Known once its data is open.

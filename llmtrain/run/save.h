@@ -203,7 +203,8 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
         *found = true;
         checkpoint_path(path, run->tiers[tier].directory, step, "");
         bool good = record_open(&manifest, &saved, path, error);
-        bool fits = !good || resume_agrees(&saved, &run->record, &manifest, path, error);
+        bool fits = !good || resume_agrees(&saved, &run->record, &manifest, path, error) ||
+                    fail_as(error, ERROR_USAGE);
         if (good && fits) good = checkpoint_load(&run->model.flat, &manifest, path, false, error);
         if (!good && error->kind == ERROR_PROCESS) fits = false;  // no reason to use an older one
         bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);
@@ -213,6 +214,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
             resume_compare_parts("leaves", saved.leaves, run->record.leaves);
             resume_compare_parts("row-leaves", saved.row_leaves, run->record.row_leaves);
             resume_compare_parts("kv-copies", saved.kv_copies, run->record.kv_copies);
+            if (saved.total_batch) resume_compare_parts("total-batch", saved.total_batch, run->record.total_batch);
             char precision[16];
             run->record.state = saved.state;
             run->record.base = saved.base;

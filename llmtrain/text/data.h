@@ -63,6 +63,9 @@ typedef struct {
 } ShardHeader;
 static_assert(sizeof(ShardHeader) == 1024, "the header of a shard is int32[256]");
 
+// The data, or what was asked of them, are wrong; nothing that a restart would mend.
+#define fail_usage(error, ...) (fail_with(error, __VA_ARGS__) || fail_as(error, ERROR_USAGE))
+
 typedef struct {
     char* path;            // owned
     const void* tokens;    // (count), uint16 or uint32
@@ -91,12 +94,12 @@ static inline bool shard_read_header(Shard* shard, const ShardHeader* header, ui
     const char* path = shard->path;
     bool is_16 = header->magic == SHARD_MAGIC_16;
     if (!is_16 && header->magic != SHARD_MAGIC_32)
-        return fail_with(error, "%s is not a token shard: it begins with %d, not %d or %d; make shards with tokenize",
-                         path, header->magic, SHARD_MAGIC_16, SHARD_MAGIC_32);
+        return fail_usage(error, "%s is not a token shard: it begins with %d, not %d or %d; make shards with tokenize",
+                          path, header->magic, SHARD_MAGIC_16, SHARD_MAGIC_32);
     int32_t version = is_16 ? SHARD_VERSION_16 : SHARD_VERSION_32;
     if (header->version != version)
-        return fail_with(error, "%s is a token shard of version %d, but only %d can be read; tokenize the text again",
-                         path, header->version, version);
+        return fail_usage(error, "%s is a token shard of version %d, but only %d can be read; tokenize the text again",
+                          path, header->version, version);
     shard->token_bytes = is_16 ? 2 : 4;
     shard->vocabulary = header->vocabulary;
     shard->entropy_floor = header->entropy_floor;
@@ -108,15 +111,15 @@ static inline bool shard_read_header(Shard* shard, const ShardHeader* header, ui
     shard->count = (size_t)((uint64_t)header->count_high << 32 | header->count_low);
     uint64_t payload = file_bytes - sizeof *header;
     if (payload % shard->token_bytes != 0 || payload / shard->token_bytes != shard->count)
-        return fail_with(error, "%s is damaged or half copied: its header promises %zu tokens of %zu bytes, but %llu "
-                         "bytes follow; copy or make it again", path, shard->count, shard->token_bytes,
-                         (unsigned long long)payload);
+        return fail_usage(error, "%s is damaged or half copied: its header promises %zu tokens of %zu bytes, but %llu "
+                          "bytes follow; copy or make it again", path, shard->count, shard->token_bytes,
+                          (unsigned long long)payload);
     if (shard->vocabulary < 0 || (is_16 && shard->vocabulary > 65536))
-        return fail_with(error, "%s is damaged: its header gives a vocabulary of %d to tokens of %zu bytes; copy or "
-                         "make it again", path, shard->vocabulary, shard->token_bytes);
+        return fail_usage(error, "%s is damaged: its header gives a vocabulary of %d to tokens of %zu bytes; copy or "
+                          "make it again", path, shard->vocabulary, shard->token_bytes);
     if (!entropy_is_possible(shard->entropy_floor))
-        return fail_with(error, "%s is damaged: its header gives an entropy of %g nats per token; copy or make it "
-                         "again", path, shard->entropy_floor);
+        return fail_usage(error, "%s is damaged: its header gives an entropy of %g nats per token; copy or make it "
+                          "again", path, shard->entropy_floor);
     return true;
 }
 
@@ -129,8 +132,8 @@ static inline void shard_close(Shard* shard) {
 static inline bool shard_map(Shard* shard, int file, size_t bytes, Error* error) {
     ShardHeader header;
     if (bytes < sizeof header)
-        return fail_with(error, "%s is not a token shard: it has %zu bytes, and the header alone has %zu; make shards "
-                         "with tokenize", shard->path, bytes, sizeof header);
+        return fail_usage(error, "%s is not a token shard: it has %zu bytes, and the header alone has %zu; make shards "
+                          "with tokenize", shard->path, bytes, sizeof header);
     if (!file_read_at(file, &header, sizeof header, 0, shard->path, error)) return false;
     if (!shard_read_header(shard, &header, bytes, error)) return false;
     void* mapping = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
@@ -282,12 +285,12 @@ static inline bool dataset_sets_whole(const Dataset* dataset, Error* error) {
         bool same = i > 0 && shards_are_neighbors(shard - 1, shard);
         for (const Shard* before = same ? shard - 1 : dataset->shards; before < shard; before++)
             if (before->set != shard->set && shards_are_neighbors(before, shard))
-                return fail_with(error, "%s and %s are not of one set: tokenize was stopped while it replaced them; "
-                                 "run it again", before->path, shard->path);
+                return fail_usage(error, "%s and %s are not of one set: tokenize was stopped while it replaced them; "
+                                  "run it again", before->path, shard->path);
         if (!shard_has_its_name(shard, length))
-            return fail_with(error, "%s has the tokens of another shard, %s number %06lld of its set; copy it again "
-                             "or run tokenize; to use it so on purpose, give it a name not ending in six digits",
-                             shard->path, shard->number > 0 ? "train" : "val", llabs((long long)shard->number) - 1);
+            return fail_usage(error, "%s has the tokens of another shard, %s number %06lld of its set; copy it again "
+                              "or run tokenize; to use it so on purpose, give it a name not ending in six digits",
+                              shard->path, shard->number > 0 ? "train" : "val", llabs((long long)shard->number) - 1);
         for (size_t number = 0; !same && shard->set != 0 && number < shard->set_shards; number++) {
             char path[FILE_PATH_MAX];
             snprintf(path, sizeof path, "%.*s%06zu.bin", (int)min_size(length, 4000), shard->path, number);
@@ -309,9 +312,9 @@ static inline bool dataset_parts_agree(const Dataset* dataset, Error* error) {
     for (const DatasetPart* part = dataset->parts; part < dataset->parts + dataset->part_count; part++)
         for (size_t i = part->first + 1; i < part->end; i++)
             if ((dataset->shards[i].spans != 0) != (dataset->shards[part->first].spans != 0))
-                return fail_with(error, "one of %.400s and %.400s has conversations (tokenize --chat), the other text; "
-                                 "give one of them, or both with weights, as in 'a_*.bin:0.7,b_*.bin:0.3'",
-                                 dataset->shards[part->first].path, dataset->shards[i].path);
+                return fail_usage(error, "one of %.400s and %.400s has conversations (tokenize --chat), the other "
+                                  "text; give one of them, or both with weights, as in 'a_*.bin:0.7,b_*.bin:0.3'",
+                                  dataset->shards[part->first].path, dataset->shards[i].path);
     return true;
 }
 
@@ -337,11 +340,11 @@ static inline bool dataset_summarise(Dataset* dataset, Error* error) {
     for (size_t i = 0; i < dataset->shard_count; i++) {
         const Shard* shard = &dataset->shards[i];
         if (shard->token_bytes != dataset->shards[0].token_bytes)
-            return fail_with(error, "%s has tokens of %zu bytes, but %s of %zu; give shards of one tokenizer",
-                             dataset->shards[0].path, dataset->shards[0].token_bytes, shard->path, shard->token_bytes);
+            return fail_usage(error, "%s has tokens of %zu bytes, but %s of %zu; give shards of one tokenizer",
+                              dataset->shards[0].path, dataset->shards[0].token_bytes, shard->path, shard->token_bytes);
         if (stated && shard->vocabulary != 0 && shard->vocabulary != stated->vocabulary)
-            return fail_with(error, "%s has a vocabulary of %d, but %s of %d; give shards of one tokenizer",
-                             stated->path, stated->vocabulary, shard->path, shard->vocabulary);
+            return fail_usage(error, "%s has a vocabulary of %d, but %s of %d; give shards of one tokenizer",
+                              stated->path, stated->vocabulary, shard->path, shard->vocabulary);
         if (!stated && shard->vocabulary != 0) stated = shard;
         entropy_known = entropy_known && (shard->entropy_floor > 0 || shard->count == 0);
         nats += shard->entropy_floor * (double)shard->count;
@@ -372,8 +375,8 @@ static inline bool dataset_open_spans(Dataset* dataset, Error* error) {
         if (!span_file_open(file, shard->path, shard->count, shard->checksum, shard->spans, error)) return false;
         for (size_t s = 0; s < file->span_count; s++)
             if (file->spans[s].weight != 1)
-                return fail_with(error, "%s has a span of weight %g, and only 1 is supported; run tokenize --chat "
-                                 "again", shard->path, (double)file->spans[s].weight);
+                return fail_usage(error, "%s has a span of weight %g, and only 1 is supported; run tokenize --chat "
+                                  "again", shard->path, (double)file->spans[s].weight);
     }
     return true;
 }
@@ -419,13 +422,13 @@ static inline bool pattern_cut_weight(char* pattern, double* weight) {
 // Makes the files found from `first` on the next part; a file of an earlier part is refused.
 static inline bool dataset_add_part(Dataset* dataset, const glob_t* found, size_t first, Error* error) {
     if (dataset->part_count == DATASET_PARTS)
-        return fail_with(error, "a mixture has at most %d parts; let one pattern match more", DATASET_PARTS);
+        return fail_usage(error, "a mixture has at most %d parts; let one pattern match more", DATASET_PARTS);
     qsort(found->gl_pathv + first, found->gl_pathc - first, sizeof(char*), dataset_compare_names);
     for (size_t part = 0; part < dataset->part_count; part++)
         for (size_t i = first, begin = dataset->parts[part].first; i < found->gl_pathc; i++)
             if (bsearch(&found->gl_pathv[i], found->gl_pathv + begin, dataset->parts[part].end - begin, sizeof(char*),
                         dataset_compare_names))
-                return fail_with(error, "%s is in two parts of the mixture; give it one weight", found->gl_pathv[i]);
+                return fail_usage(error, "%s is in two parts of the mixture; give it one weight", found->gl_pathv[i]);
     DatasetPart* part = &dataset->parts[dataset->part_count++];
     part->first = first;
     part->end = found->gl_pathc;
@@ -443,8 +446,8 @@ static inline bool dataset_weigh(Dataset* dataset, const double* weights, Error*
         part->of_cycle = (uint64_t)round((double)MIXTURE_CYCLE * (sum / total)) - given;
         given += part->of_cycle;
         if (part->of_cycle == 0)
-            return fail_with(error, "the weight of %s, %g, is less than 1/%d of the sum, %g; give it more, or leave it "
-                             "out", dataset->shards[part->first].path, weights[i], MIXTURE_CYCLE, total);
+            return fail_usage(error, "the weight of %s, %g, is less than 1/%d of the sum, %g; give it more, or leave "
+                              "it out", dataset->shards[part->first].path, weights[i], MIXTURE_CYCLE, total);
     }
     return true;
 }
@@ -458,13 +461,13 @@ static inline bool dataset_find_all(Dataset* dataset, glob_t* found, double* wei
         double weight = 0;
         bool weighs = pattern_cut_weight(pattern, &weight);
         if (weighs && weights == NULL)
-            return fail_with(error, "'%s' has the weight %g; weights are for training, here every token is read once; "
-                             "leave it out", pattern, weight);
+            return fail_usage(error, "'%s' has the weight %g; weights are for training, here every token is read once; "
+                              "leave it out", pattern, weight);
         if (weighs && !(weight >= 1e-100 && weight <= 1e100))
-            return fail_with(error, "the weight of '%s' is %g; give a number above 0", pattern, weight);
+            return fail_usage(error, "the weight of '%s' is %g; give a number above 0", pattern, weight);
         if (first > 0 && weighs != (dataset->part_count > 0))
-            return fail_with(error, "'%s' has %s weight; give one to each pattern or to none, as in 'a_*.bin:0.7,"
-                             "b_*.bin:0.3'", pattern, weighs ? "a" : "no");
+            return fail_usage(error, "'%s' has %s weight; give one to each pattern or to none, as in 'a_*.bin:0.7,"
+                              "b_*.bin:0.3'", pattern, weighs ? "a" : "no");
         if (!dataset_find(found, pattern, error)) return false;
         if (weighs && !dataset_add_part(dataset, found, first, error)) return false;
         if (weighs) weights[dataset->part_count - 1] = weight;
@@ -651,19 +654,18 @@ static inline size_t dataset_windows(const Dataset* dataset, size_t T, size_t ov
 
 // False if the dataset, or a part of it, has no window at all. The functions below need one.
 static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* error) {
-    if (T == 0 || T >= (size_t)1 << 31) return fail_with(error, "a sequence of %zu tokens is impossible", T);
+    if (T == 0 || T >= (size_t)1 << 31) return fail_usage(error, "a sequence of %zu tokens is impossible", T);
     for (const DatasetPart* part = dataset->parts; part < dataset->parts + dataset->part_count; part++) {
         if (part_samples(dataset, part, T) > 0) continue;
         const Shard* longest = &dataset->shards[part->first];
         if (part_is_packed(dataset, part))
-            return fail_with(error, "no conversation of %.600s fits a sequence of %zu tokens; give a longer --seq, or "
-                             "--too-long cut", longest->path, T);
+            return fail_usage(error, "no conversation of %.600s fits a sequence of %zu tokens; give a longer --seq, or "
+                              "--too-long cut", longest->path, T);
         for (size_t i = part->first + 1; i < part->end; i++)
             if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
-        return fail_with(error,
-                         "%s%s has %zu tokens, but one sequence of %zu needs %zu; give more text or a shorter sequence",
-                         part->end - part->first > 1 ? "the longest shard, " : "", longest->path, longest->count, T,
-                         T + 1);
+        return fail_usage(error, "%s%s has %zu tokens, but one sequence of %zu needs %zu; give more text or a shorter "
+                          "sequence", part->end - part->first > 1 ? "the longest shard, " : "", longest->path,
+                          longest->count, T, T + 1);
     }
     return true;
 }
