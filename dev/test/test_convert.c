@@ -1655,7 +1655,7 @@ static void test_programs(void) {
     expect(same_weights("t.nf4", fixture("llama_nf4")), "llama_nf4: weights of the run");
     expect_program(0, "starting from the weights", text_of("%s llmc/model.bin --out t.llmc", usual));
     expect_program(0, "context 12", text_of("%s %s --context 12 --out t.12", usual, fixture("gpt2")));
-    expect_program(1, "--heads is 4", text_of("%s %s --layers 2 --heads 2 --channels 16 --vocab 40 --out t.no", usual,
+    expect_program(2, "--heads is 4", text_of("%s %s --layers 2 --heads 2 --channels 16 --vocab 40 --out t.no", usual,
                                               fixture("gpt2")));
     expect_program(0, "qkv_bias on",
                    text_of("%s --data tokens.bin --steps 1 --seq 8 --family llama --layers 1 --heads 2 "

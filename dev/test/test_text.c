@@ -1047,9 +1047,9 @@ static void test_sets(void) {
     expect_run(0, "", train, text_of("--data 'set_train_00000[1-3].bin' %s --steps 1", model));
     for (int shard = 0; shard < 3; shard++) {  // killed after so many renames
         expect(run(text_of("cp two/set_train_%06d.bin .", shard)) == 0, "a shard");
-        expect_run(1, "tokenize was stopped", train, text_of("%s --steps 1", line));
+        expect_run(2, "tokenize was stopped", train, text_of("%s --steps 1", line));
     }
-    expect_run(1, "tokenize was stopped", train, text_of("--data 'set_train_000003.bin:1,two/set_val_000000.bin:1,"
+    expect_run(2, "tokenize was stopped", train, text_of("--data 'set_train_000003.bin:1,two/set_val_000000.bin:1,"
                                                          "set_train_000000.bin:1' %s --steps 1", model));
     expect_run(0, "", tokenize, "--bytes one.txt --out set --shard-tokens 5000");
     expect_run(0, "", tokenize, "--bytes two.txt --out set --val 1");  // a set of its own
