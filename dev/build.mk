@@ -39,11 +39,11 @@ $(B)/test_telemetry: | $(FAKE_NVML) $(B)/supervise
 
 # Tests that compute little take longer to optimize than to run. The code that they share with the trainer is tested at
 # full optimization by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
-QUICK := golden-BF16 distill $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
+QUICK := golden-BF16 distill grpo reward $(foreach t,model runs,$(PRECISIONS:%=test_$t-%))
 QUICKEST := test_files test_offload test_gguf test_convert test_trace test_evaluate test_plan test_optimizers \
     test_optimizers_matrix test_telemetry test_nf4 test_preferences test_report test_schedule test_seams test_sft \
     test_text test_tfevents test_zero test_calls test_facts test_watch soak pairs first test_generate \
-    test_grpo test_kernels-BF16 test_kernels-FP16 \
+    test_grpo test_lora test_kernels-BF16 test_kernels-FP16 \
     $(foreach t,parts train,$(PRECISIONS:%=test_$t-%))
 $(QUICK:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-O1)
 $(QUICKEST:%=$(B)/%): CFLAGS := $(CFLAGS:-O3=-Og)
@@ -279,7 +279,7 @@ MORE_CUDA := $(call NOT_SKIPPED,$(EMULATED_MORE) $(call TRAINERS_OF,BF16) $(COMP
     test_model-emulated-FP32 test_model-emulated-BF16 emulated-plain-BF16-ladders test_tune))
 test-more-cuda: $(MORE_CUDA)
 	@$(call TEST_EMULATED,more) $(call NOT_SKIPPED,$(EMULATED_MORE))
-MORE_CPU := $(filter-out $(SKIP),test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
+MORE_CPU := $(filter-out $(SKIP),reward test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
     $(if $(shell command -v clang 2>/dev/null),golden-clang))
 MORE_CHECKS := $(filter-out $(SKIP),other_isas macos $(foreach s,1 2 3 4,more_pairs-$s) layouts gpu_check include)
 test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(B)/test_ranks $(call NOT_SKIPPED,$(ISA_TESTS))

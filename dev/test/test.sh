@@ -164,6 +164,7 @@ for test in "$@"; do
         races) races ;;
         first) check "examples/first.c trains and writes" "$build/first" ;;
         grpo) check "examples/grpo.c: the rates of all sentences are those of two formulas" "$build/grpo" ;;
+        reward) check "examples/reward.c: a reward model agrees with labels almost as often as the true reward" "$build/reward" ;;
         distill) check "examples/distill.c: soft targets of 1% of the texts are as good as all texts" "$build/distill" ;;
         tour)
             check "a step of GPT-2 has 90 operations, none of which writes a NaN" tour gpt2 90

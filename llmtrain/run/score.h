@@ -2,7 +2,7 @@
 // of them or of the hidden states, the gradient norm of each sequence, and weights and gradients by name.
 //
 //   1. losses      model_score, model_backward_weighted: policy gradients, preferences, distillation of sequences
-//   2. hidden      model_hidden, model_backward_hidden: a head of your own, as of a reward or value model
+//   2. hidden      model_hidden, model_backward_hidden: a head of your own, as of a reward model (examples/reward.c)
 //   3. sequences   sequence_norms: the gradient norm of each, as for clipping per sample
 //   4. tensors     model_weight_read and _write, model_gradient_read and _write, model_copy_weights
 //
