@@ -279,8 +279,8 @@ MORE_CUDA := $(call NOT_SKIPPED,$(EMULATED_MORE) $(call TRAINERS_OF,BF16) $(COMP
     test_model-emulated-FP32 test_model-emulated-BF16 emulated-plain-BF16-ladders test_tune))
 test-more-cuda: $(MORE_CUDA)
 	@$(call TEST_EMULATED,more) $(call NOT_SKIPPED,$(EMULATED_MORE))
-MORE_CPU := $(filter-out $(SKIP),reward test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 test_runs-BF16 \
-    $(if $(shell command -v clang 2>/dev/null),golden-clang))
+MORE_CPU := $(filter-out $(SKIP),reward test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 \
+    test_runs-BF16 $(if $(shell command -v clang 2>/dev/null),golden-clang))
 MORE_CHECKS := $(filter-out $(SKIP),other_isas macos $(foreach s,1 2 3 4,more_pairs-$s) layouts gpu_check include)
 test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(B)/test_ranks $(call NOT_SKIPPED,$(ISA_TESTS))
 	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) $(MORE_CHECKS)

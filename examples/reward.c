@@ -4,12 +4,12 @@
 //
 //   mkdir -p build && cc -O3 -ffp-contract=off -I. examples/reward.c -o build/reward -lm -pthread && build/reward
 //
-// Who prefers is known: a table has a number for each two tokens, the true reward r of an answer is the mean of those of
-// its neighbors, and answer a is preferred to b with probability sigmoid(r(a) - r(b)) (Bradley and Terry, 1952). So it
-// is known how often the reward itself agrees with the labels, and the loss that no model can beat: their entropy.
+// Who prefers is known: a table has a number for each two tokens, the true reward r of an answer is the mean over its
+// neighbors, and answer a is preferred to b with probability sigmoid(r(a) - r(b)) (Bradley and Terry, 1952). So it is
+// known how often the reward itself agrees with the labels, and the loss that no model can beat: their entropy.
 //
-// The program fails if the model agrees with fewer labels than the reward by 4 points of a hundred, if the answers that
-// it picks have less than 90% of the reward of the best ones, or if its gradient is not that of differences of the loss.
+// The program fails if the model agrees with 4% fewer of the labels than the reward does, if the answers that it picks
+// have less than 90% of the reward of the best ones, or if its gradient is not that of differences of the loss.
 
 #include "llmtrain.h"            // Model
 #include "llmtrain/run/score.h"  // model_hidden, model_backward_hidden
@@ -120,7 +120,8 @@ static void head_update(uint64_t step, double lr) {
     for (size_t c = 0; c < C; c++) {
         head.m[c] = 0.9f * head.m[c] + 0.1f * head.gradient[c];
         head.v[c] = 0.95f * head.v[c] + 0.05f * head.gradient[c] * head.gradient[c];
-        double m = (double)head.m[c] / (1 - pow(0.9, (double)step)), v = (double)head.v[c] / (1 - pow(0.95, (double)step));
+        double m = (double)head.m[c] / (1 - pow(0.9, (double)step));
+        double v = (double)head.v[c] / (1 - pow(0.95, (double)step));
         head.weight[c] -= (float)(lr * m / (sqrt(v) + 1e-8));
     }
 }
