@@ -230,12 +230,12 @@ static inline bool matmul_choices_workspace(const char* path, size_t* bytes, Err
 static inline bool matmul_choices_open(const char* path, bool tells, Stream stream, Error* error) {
     MatmulChoices c, here;
     size_t used = 0;
+    struct Matmul* matmul = matmul_state(stream);  // now: making the library's handle may wait for kernels that run
     if (path == NULL) return true;
     if (!matmul_choices_read(&c, path, error)) return false;
     matmul_choices_here(&here);
     bool fits = strcmp(c.gpu, here.gpu) == 0 && c.version == here.version;
     if (fits) {
-        struct Matmul* matmul = matmul_state(stream);
         for (size_t i = 0; i < c.count; i++) used += matmul_choice_use(matmul, &c.choices[i]);
         matmul->chosen = matmul_choices_checksum(&c);
     }
