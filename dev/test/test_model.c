@@ -1570,7 +1570,7 @@ static void test_initial_weights(Family family) {
     c.heads = 8;
     c.channels = 192;
     c.ffn = 1000;
-    c.vocab = 1001;
+    c.vocab = 5501;  // over two pieces
     options.training = false;
     small_create(&model, &c, options, 3);
     double worst = 0, usual = sqrt(2.0 / (5.0 * 192)), residual = usual / sqrt(2.0 * 2);
