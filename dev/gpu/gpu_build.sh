@@ -14,7 +14,7 @@ python=${PYTHON:-python3}
 programs_of() {
     case $1 in
         A) echo "test_cuda-BF16 train-cuda-BF16 test_emulator" ;;
-        B) echo "ladders bench-cuda-BF16 train-cuda-BF16 tune" ;;
+        B) echo "ladders bench-cuda-BF16 train-cuda-BF16 tune test_cuda-BF16" ;;
         C) echo "ladders train-cuda-BF16" ;;
         D) [ -z "$budget" ] || { echo "test_cuda-FP16 test_cuda-FP32 test_cuda-BF16"; return; }
             for type in FP16 FP32 BF16; do

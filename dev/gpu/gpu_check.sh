@@ -4,8 +4,9 @@
 #
 #     sh dev/gpu/gpu_check.sh A          3 minutes: what is there; every kernel, synchronized after each launch, so that a
 #                                    fault names its kernel; PTX tests; every operation in BF16; GPT-2 124M
-#     sh dev/gpu/gpu_check.sh B          6.5 minutes: time by operation and by kernel in one step of 124M and 1558M; the
-#                                    best of cuBLASLt's algorithms, and training with them; every matmul shape; attention and norms at the same shapes; the other ladders
+#     sh dev/gpu/gpu_check.sh B          7.5 minutes: time by operation and by kernel in one step of 124M and 1558M; the
+#                                    best of cuBLASLt's algorithms, and training with them; every matmul shape; attention
+#                                    and norms at the same shapes; the other ladders; every operation at sizes of models
 #     sh dev/gpu/gpu_check.sh C          8 minutes: GPT-2 124M and 1558M against PyTorch and llm.c; attention at the
 #                                    peers' shapes
 #     sh dev/gpu/gpu_check.sh D          9.5 minutes: FP16, FP32, whole runs against the CPU's, NCCL, compute-sanitizer
@@ -21,6 +22,10 @@
 #     --minutes 5     keeps to this time instead;  --limit 20: no part takes longer, in seconds
 #     --budget 15m    short runs that together take this time at most, with 130 s for the machine to start; nothing is
 #                     built there. A trains 1558M too, C compares 124M with llm.c and PyTorch, D has FP16, FP32, memcheck
+#                     Where one command may take 10 minutes, two do it, if the folders of the programs and the reports
+#                     stay there in between (C reads A's report):
+#                         sh dev/gpu/gpu_check.sh A B --budget 15m --out build/gpu_out     at most 430 s
+#                         sh dev/gpu/gpu_check.sh C D --budget 15m --out build/gpu_out     at most 350 s
 #     --dry-run       prints the commands, and the sum of their limits next to each run's time; fails if it is over
 #     --try build     no GPU: gives every command line of the trainer to build/train-emulated-BF16, or build/train-BF16,
 #                     as far as its memory plan, and those of the ladders, with small sizes, to the emulated ones; fails
@@ -70,11 +75,11 @@ done
 run_seconds() {
     [ -z "$minutes" ] || { awk -v m="$minutes" 'BEGIN { printf "%d", 60 * m }'; return; }
     if [ -n "$budget" ]; then  # the shares of four runs
-        case $1 in A) share=180 ;; B) share=240 ;; C) share=240 ;; D) share=110 ;; esac
+        case $1 in A) share=160 ;; B) share=265 ;; C) share=235 ;; D) share=110 ;; esac
         awk -v m="$budget" -v share=$share 'BEGIN { printf "%d", (60 * m - 130) * share / 770 }'
         return
     fi
-    case $1 in A) echo 180 ;; B) echo 390 ;; C) echo 480 ;; D) echo 570 ;; esac
+    case $1 in A) echo 180 ;; B) echo 450 ;; C) echo 480 ;; D) echo 570 ;; esac
 }
 
 # seconds_of FULL SHORT: the limit of a part, in the full run and with --budget.
@@ -343,7 +348,7 @@ run_A() {
     part 12 "every operation, synchronized after each kernel" "CUDA_LAUNCH_BLOCKING=1 $work/test_cuda-BF16 --shapes tiny" \
         test_cuda-BF16
     part 6 "PTX, whose emulation is proved by the same tests" "$work/test_emulator" test_emulator
-    part 25 "test_cuda BF16" "$work/test_cuda-BF16" test_cuda-BF16
+    part "$(seconds_of 25 20)" "test_cuda BF16" "$work/test_cuda-BF16 --shapes odd" test_cuda-BF16
     train_model 40 124M
     [ -z "$budget" ] || train_model 40 1558M
 }
@@ -370,7 +375,8 @@ bench() {
 --steps $3 --kernels $out/gpu_check_$2.kernels" bench-cuda-BF16
 }
 
-# Kernels by Nsight Compute: per kernel name, in two steps, calls, milliseconds, GB and GB/s.
+# Kernels by Nsight Compute: per kernel name, in two steps, calls, milliseconds, GB and GB/s. Each launch takes ncu tens
+# of milliseconds.
 # shellcheck disable=SC2016,SC2089  # those of awk
 NCU_TABLE='
     /^"ID"/ { for (i = 1; i <= NF; i++) { if ($i ~ /Kernel Name/) k = i; if ($i ~ /gpu__time_duration/) t = i
@@ -387,6 +393,7 @@ tuned_model() {
     model "$2" || { skipped "algorithms of GPT-2 $2" "not even a batch of 1 fits, $megabytes MB"; return; }
     part "$1" "cuBLASLt's algorithms for GPT-2 $2, batch $batch" \
         "$work/tune --model gpt2:$2 --batch $batch --seq 1024 --out $out/$2.json" tune
+    [ "$2" = 124M ] || steps=12  # beside its initial weights, which take the host seconds
     part "$1" "train GPT-2 $2, batch $batch, with the best of them" "$train $(train_flags "gpt2:$2" "$batch" "$steps") \
 --matmul-algorithms $out/$2.json${peak:+ --peak-tflops $peak}" train-cuda-BF16
 }
@@ -400,7 +407,7 @@ run_B() {
     tuned_model 25 1558M
     model 124M
     if [ -n "$dry" ] || command -v ncu > /dev/null; then
-        part "$(seconds_of 38 34)" "kernels of GPT-2 124M, batch $batch, two steps, by ncu" "ncu --clock-control none --cache-control none --csv --page raw \
+        part "$(seconds_of 38 34)" "kernels of GPT-2 124M, batch $batch, two steps, by ncu" "ncu --launch-count 900 --clock-control none --cache-control none --csv --page raw \
 --print-units base --metrics gpu__time_duration.sum,dram__bytes.sum --log-file $scratch/ncu.csv $work/bench-cuda-BF16 \
 --model gpt2:124M --batch $batch --seq 1024 --steps 1 > $scratch/ncu.txt 2>&1
 awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn $scratch/ncu.table ||
@@ -422,12 +429,18 @@ awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn
             "--batch 64 --seq 1024 --heads 12 --kv-heads 12" "--batch 32 --seq 1024 --heads 25 --kv-heads 25"
     done
     ladder layernorm "$(seconds_of 10 6)" "norms of 124M and 1558M" "--rows 65536 --channels 768" "--rows 32768 --channels 1600"
-    [ -z "$budget" ] || return
+    # The CPU computes them too, in most of this time.
+    large="$work/test_cuda-BF16 --shapes large"
+    if [ -n "$budget" ]; then
+        part 35 "test_cuda BF16, sizes of models" "$large" test_cuda-BF16
+        return
+    fi
     for name in classifier embedding gelu global_norm; do
         needs 6000 "ladder $name" && part 3 "ladder $name" "$work/ladders $name --json --rounds 20" ladders
     done
     # 6 times what a large L2 cache holds.
     part 3 "ladder adamw" "$work/ladders adamw --json --rounds 20 --parameters 30000000" ladders
+    part 60 "test_cuda BF16, sizes of models" "$large" test_cuda-BF16
 }
 
 # ------------------------------------------------------------------------------------------------
@@ -505,7 +518,7 @@ sanitize() {
 run_D() {
     builds 120
     for precision in FP16 FP32; do
-        part 15 "test_cuda $precision" "$work/test_cuda-$precision" "test_cuda-$precision"
+        part 15 "test_cuda $precision" "$work/test_cuda-$precision --shapes odd" "test_cuda-$precision"
     done
     if [ -n "$budget" ]; then
         sanitizers && sanitize 45 memcheck test_cuda-BF16 --shapes tiny --exact
