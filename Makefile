@@ -72,7 +72,7 @@ NCCL_FOUND := $(if $(filter off,$(NCCL)),,$(if $(wildcard $(CUDA_HOME)/include/n
     /usr/local/include/nccl.h),yes))
 $(if $(filter on,$(NCCL)$(NCCL_FOUND)),$(error NCCL=on, but there is no nccl.h; apt-get install -y libnccl-dev))
 NVCCFLAGS := -std=c++20 -O3 -DLLMTRAIN_CUDA $(NCCL_FOUND:yes=-DLLMTRAIN_NCCL) -I. \
-    -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp
+    -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp,-ffp-contract=off
 NVCCARCH := $(if $(filter native,$(ARCH)),-arch=native,$(foreach a,$(ARCH:sm_%=%),\
     -gencode arch=compute_$(a),code=sm_$(a)))
 NVCCLIBS := -lcublasLt $(NCCL_FOUND:yes=-lnccl)

@@ -72,7 +72,7 @@ find_libraries() {
 build_lines() {
     case $* in *ladders*) make -s CUDA=off MPI=off NCCL=off B="$work" "$work/ladders.cu" || return 1 ;; esac
     cuda="$nvcc -std=c++20 -O3 -gencode arch=compute_${arch#sm_},code=$arch -DLLMTRAIN_CUDA -I. $blas_include"
-    cuda="$cuda -Xcompiler -fopenmp -Xlinker -s"
+    cuda="$cuda -Xcompiler -fopenmp,-ffp-contract=off -Xlinker -s"
     cpu="$cc -std=c11 -O3 $([ -n "$carry" ] && echo "-march=x86-64-v3 -static -s" || echo -march=native)"
     cpu="$cpu -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -pthread -I."
     for program in "$@"; do

@@ -110,7 +110,7 @@ grep 'train.cu' "$T/compiled" | grep -e "$lib" | grep -qe "-DLLMTRAIN_NCCL -I$T/
 verdict $? "cuBLASLt and NCCL are found in wheels"
 has "test_cuda-BF16 1 $T/site/nvidia/cu13/lib:$T/site/nvidia/nccl/lib" "$T/runs" && has "train-cuda-BF16 1 " "$T/runs"
 verdict $? "programs run with these folders, and synchronized in the smoke runs"
-has "code=sm_90a" "$T/compiled" && has "--peak-tflops 989.4" "$report" && has "H100" "$report"
+has "code=sm_90a" "$T/compiled" && has "-ffp-contract=off -Xlinker" "$T/compiled" && has "--peak-tflops 989.4" "$report" && has "H100" "$report"
 verdict $? "the GPU is asked for its architecture, the trainer for its peak"
 
 # The other runs.
