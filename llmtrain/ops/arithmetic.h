@@ -32,7 +32,7 @@
 // 1. Fused
 
 // Whether the target processor multiplies and adds with one rounding.
-#if defined(__FMA__) || defined(__aarch64__)
+#if defined(__FMA__) || defined(__aarch64__) || defined(__CUDA_ARCH__)
 enum { ARITHMETIC_FUSED = 1 };
 #else
 enum { ARITHMETIC_FUSED = 0 };
@@ -40,11 +40,7 @@ enum { ARITHMETIC_FUSED = 0 };
 
 // a * b + c, rounded once; twice where ARITHMETIC_FUSED is 0, since doing it in software takes a hundred times as long.
 HOST_DEVICE ALWAYS_INLINE float multiply_add(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-    return fmaf(a, b, c);
-#else
-    return ARITHMETIC_FUSED ? __builtin_fmaf(a, b, c) : a * b + c;
-#endif
+    return ARITHMETIC_FUSED ? fmaf(a, b, c) : a * b + c;
 }
 
 // ------------------------------------------------------------------------------------------------

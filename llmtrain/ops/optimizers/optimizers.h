@@ -359,7 +359,11 @@ static inline ElementStep element_step(const OptimizerStep* o) {
 HOST_DEVICE ALWAYS_INLINE void optimizer_element(OptimizerKind kind, float* w, float* m, float* v, float grad,
                                                  const ElementStep* e) {
     const OptimizerStep* o = &e->step;
+#ifdef __CUDA_ARCH__
+    float g = __fmul_rn(grad, o->grad_scale), direction;  // which no compiler fuses with the subtraction of m
+#else
     float g = grad * o->grad_scale, direction;
+#endif
     if (kind == OPTIMIZER_SGD) {
         *w = multiply_add(-o->lr, multiply_add(grad, o->grad_scale, o->weight_decay * *w), *w);
         return;
