@@ -129,7 +129,7 @@ static bool replace_base(ModelSource* source, const char* path, Error* error) {
     return ok;
 }
 
-// Makes the weights of a source those that are exported: merged with its own pairs and with --adapter.
+// Makes the weights of a source those that are exported: merged with its own pairs, or with --adapter.
 static bool prepare(Export* e, const Options* o, bool pairs_alone, Error* error) {
     ModelSource* s = e->source;
     e->lora = s->config;

@@ -573,8 +573,21 @@ static void test_in_and_out(void) {
     expect(run_program(train_program, SMALL " --init-from base --adapter adapter --lora 4 --lora-targets q "
                        "--out no") != 0 && output_has("28 pairs"), "other targets");
     expect(run_program(train_program, SMALL " " LLAMA " --adapter adapter --out no") == 2, "no --init-from");
+    static const char* const many[] = {"adapter,adapter", "adapter:0.5"};
+    for (size_t i = 0; i < COUNT_OF(many); i++)
+        expect(run_program(train_program, text_of(SMALL " --init-from base --lora 4 --adapter %s --out no", many[i])) &&
+               output_has(text_of("--adapter %s is a list or has a weight", many[i])), "%s", many[i]);
     expect(!file_exists("no"), "a refused start left its directory");
     verdict("other flags than the adapter's are refused");
+    const char* twice = "has pairs of LoRA of its own, and --adapter others; give the model that it began with";
+    expect(run_program(export_program, "--out run --adapter adapter --to hf --dir no") == 1 && output_has(twice) &&
+           run_program(export_program, "--out run --base base --adapter adapter --to hf --dir no") == 1 &&
+           output_has(twice), "export");
+    expect(run_program(generate_program, "--out run --adapter adapter --prompt-ids 1") == 1 && output_has(twice),
+           "generate");
+    expect(run_program(train_program, SMALL " --init-from run --adapter adapter --out no") == 1 &&
+           output_has(twice) && !file_exists("no"), "train");
+    verdict("an adapter is not added to a run's own pairs");
 }
 
 // --lora-plus F: a first step of SGD moves B F times as far from zero, and A, whose gradient is zero, not at all.

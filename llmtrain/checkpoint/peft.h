@@ -341,6 +341,16 @@ static inline bool peft_read_config(PeftReading* p, Error* error) {
                              "another copy", p->path);
 }
 
+// Takes the weight off "DIR:WEIGHT"; without one it is 1.
+static inline double adapter_weight(char* path) {
+    char *colon = strrchr(path, ':'), *end;
+    if (colon == NULL || directory_exists(path)) return 1;
+    double weight = strtod(colon + 1, &end);
+    if (end == colon + 1 || *end || !isfinite(weight)) return 1;  // a part of the path, which opening it reports
+    *colon = 0;
+    return weight;
+}
+
 // Opens the adapter at a path, for the model of a source. The caller closes it after success.
 static inline bool adapter_open(Adapter* a, const char* path, const ModelSource* s, Error* error) {
     PeftReading p = {.adapter = a, .source = s};
@@ -350,6 +360,10 @@ static inline bool adapter_open(Adapter* a, const char* path, const ModelSource*
     a->plain = true;
     p.file.file = -1;
     if (!path_copy(a->path, path, error)) return false;
+    adapter_weight(a->path);
+    if (!directory_exists(path) && (strchr(path, ',') || strcmp(a->path, path) != 0))
+        return fail_with(error, "--adapter %.600s is a list or has a weight, but --lora continues the training of one "
+                         "adapter; give its directory alone", path);
     snprintf(p.path, sizeof p.path, "%.4000s/" PEFT_CONFIG, path);
     if (!hf_json_open(&p.json, p.path, error)) return false;
     bool ok = json_is(&p.json, 0, JSON_OBJECT) || fail_with(error, "%.600s is not an object; use another copy", p.path);
@@ -376,6 +390,15 @@ static inline bool adapter_open(Adapter* a, const char* path, const ModelSource*
 // ------------------------------------------------------------------------------------------------
 // 3. Use
 
+// Refuses a source with pairs of its own: those of an adapter would be added to them.
+static inline bool adapter_check_alone(const ModelSource* s, Error* error) {
+    bool has = s->merged.count > 0;
+    for (size_t i = 0; i < s->parameters.count; i++) has |= s->parameters.tensors[i].adapter != 0;
+    return !has ||
+           fail_with(error, "%.600s has pairs of LoRA of its own, and --adapter others; give the model that it began "
+                     "with by --init-from, or leave out --adapter", s->path);
+}
+
 // Refuses an adapter that names another base than the model of a source. It reads the weights, for their hash.
 static inline bool adapter_check_base(const Adapter* a, ModelSource* s, Error* error) {
     uint64_t hash;
@@ -390,16 +413,6 @@ static inline bool adapter_check_base(const Adapter* a, ModelSource* s, Error* e
 static inline void adapter_describe(FILE* file, const Adapter* a) {
     say(file, "adapter %s: %zu tensors, rank %zu, norms of the products from %.3g to %.3g%s", a->path, a->pairs.count,
         a->r, a->smallest, a->largest, a->names_base ? "" : "; it does not name its base, so only shapes are compared");
-}
-
-// Takes the weight off "DIR:WEIGHT"; without one it is 1.
-static inline double adapter_weight(char* path) {
-    char *colon = strrchr(path, ':'), *end;
-    if (colon == NULL || directory_exists(path)) return 1;
-    double weight = strtod(colon + 1, &end);
-    if (end == colon + 1 || *end || !isfinite(weight)) return 1;  // a part of the path, which opening it reports
-    *colon = 0;
-    return weight;
 }
 
 // Makes the pairs of an adapter count `weight` times.
@@ -421,6 +434,7 @@ static inline bool source_add_adapters(ModelSource* s, const char* list, FILE* n
     SourcePairs all = {0};
     bool ok = true;
     if (list[0] == 0) return fail_with(error, "--adapter is empty; give the directory of an adapter");
+    if (!adapter_check_alone(s, error)) return false;
     for (const char* item = list; ok && *item; item += *item == ',') {
         char path[FILE_PATH_MAX];
         size_t length = strcspn(item, ",");
@@ -447,17 +461,8 @@ static inline bool source_add_adapters(ModelSource* s, const char* list, FILE* n
         }
         adapter_close(&a);
     }
-    size_t count = s->merged.count + all.count;
-    SourcePair* both = ok ? (SourcePair*)realloc(s->merged.pairs, count * sizeof(SourcePair)) : NULL;
-    if (ok && both == NULL) ok = fail_memory(error, s->path, all.count * sizeof(SourcePair));
-    if (ok) {
-        memcpy(both + s->merged.count, all.pairs, all.count * sizeof(SourcePair));
-        s->merged.pairs = both;
-        s->merged.count = s->merged.capacity = count;
-        s->held = SIZE_MAX;
-        all.count = 0;
-    }
-    source_pairs_free(&all);
+    if (ok) s->merged = all, s->held = SIZE_MAX;
+    else source_pairs_free(&all);
     return ok;
 }
 
@@ -507,9 +512,7 @@ static inline bool adapter_configure(Config* c, const Adapter* a, const ModelSou
     if (!a->plain)
         return fail_with(error, "%.600s has pairs of several ranks or scales, or more than pairs, and cannot be "
                          "trained further; without --lora it is merged into the weights", a->path);
-    if (s->config.lora)
-        return fail_with(error, "%.600s has pairs of LoRA of its own, and --adapter others; leave out one of the two",
-                         s->path);
+    if (!adapter_check_alone(s, error)) return false;
     if (c->lora != a->r || (given[0] && c->lora_alpha != a->alpha) || (given[1] && c->lora_scale != a->scale))
         return fail_with(error, "%.600s has --lora %zu --lora-alpha %g --lora-scale %s, not those that are given; give "
                          "these", a->path, a->r, a->alpha, a->scale == LORA_RS ? "rs" : "plain");
