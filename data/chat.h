@@ -3,10 +3,10 @@
 //   ChatRules rules;
 //   ChatOutput output = {0};
 //   ChatResult result;
-//   if (!chat_rules_set(&rules, &tokenizer, path, template_file, &error)) ...    rules.turns and others may be set then
+//   if (!chat_rules_set(&rules, &tokenizer, path, &error)) ...           rules.turns and others may be set then
 //   if (!chat_line(&output, &result, &rules, encoder, line, bytes, "x.jsonl, line 7", &error)) ...  it cannot be read
 //   output.documents (document_count), output.spans, output.tokens, result.dropped
-//   chat_output_free(&output); chat_rules_free(&rules);
+//   chat_output_free(&output);
 //
 //   1. records    the forms of lines, told apart by their keys
 //   2. borders    where answers are in the tokens of a conversation
@@ -39,7 +39,6 @@ enum { CHAT_TEMPLATE_MAX = 1 << 20 };
 typedef struct {
     Tokenizer* tokenizer;        // its generation.ends are read by chat_rules_set
     const char* chat_template;   // NULL: there is none
-    char* owned_template;        // of a file
     char begin[TOKEN_BYTES_MAX + 1], end[TOKEN_BYTES_MAX + 1];  // what a template calls bos_token and eos_token
     const char* system;          // first message of conversations that have no system message; NULL: none
     int turns;                   // TURNS_ALL ...
@@ -801,26 +800,14 @@ static inline void chat_token_text(char text[TOKEN_BYTES_MAX + 1], const Tokeniz
     text[bytes] = 0;
 }
 
-static inline void chat_rules_free(ChatRules* rules) {
-    free(rules->owned_template);
-    memset(rules, 0, sizeof *rules);
-}
-
-// path: of the tokenizer. template_file: NULL, or a file with the template instead of the tokenizer's. After a failure
-// there is nothing to free.
-static inline bool chat_rules_set(ChatRules* rules, Tokenizer* tokenizer, const char* path, const char* template_file,
-                                  Error* error) {
-    size_t bytes;
+// path: of the tokenizer, which must outlive the rules.
+static inline bool chat_rules_set(ChatRules* rules, Tokenizer* tokenizer, const char* path, Error* error) {
     memset(rules, 0, sizeof *rules);
     rules->tokenizer = tokenizer;
     rules->chat_template = tokenizer->chat_template;
     chat_token_text(rules->begin, tokenizer, tokenizer->begin_token);
     chat_token_text(rules->end, tokenizer, tokenizer->end_of_text);
-    if (directory_exists(path) && !chat_read_ends(&tokenizer->generation, path, error)) return false;
-    if (!template_file) return true;
-    if (!file_read(template_file, CHAT_TEMPLATE_MAX, &rules->owned_template, &bytes, error)) return false;
-    rules->chat_template = rules->owned_template;
-    return true;
+    return !directory_exists(path) || chat_read_ends(&tokenizer->generation, path, error);
 }
 
 #endif  // LLMTRAIN_CHAT_H

@@ -81,7 +81,8 @@ static Flags options_flags(Options* o) {
         FLAG_CHOICE("turns", &o->turns, TURNS_ALL, CHAT_TURNS, 0, "answers of a conversation that are trained: all; "
                     "the last; or each, in a document of its own with the conversation before it"),
         FLAG_TEXT("system", &o->system, NULL, "TEXT", 0, "system message of conversations that have none"),
-        FLAG_TEXT("template", &o->template_file, NULL, "FILE", 0, "chat template (Jinja) instead of the tokenizer's"),
+        FLAG_TEXT("template", &o->template_file, NULL, "FILE", 0, "chat template (Jinja) instead of the tokenizer's; "
+                  "it is kept in PREFIX_tokenizer/, and with each model trained on the shards"),
         FLAG_SWITCH("alpaca-text", &o->alpaca_text, false, 0, "write instructions as Stanford's Alpaca does, instead "
                     "of with the chat template"),
         FLAG_HEADING("Tokenizer"),
@@ -671,7 +672,6 @@ static void conversion_free(Conversion* c) {
     tokens_free(&c->starts);
     for (size_t i = 0; i < JOBS_MAX; i++) tokens_free(&c->jobs[i].tokens), chat_output_free(&c->jobs[i].chat);
     free(c->chat.results);
-    chat_rules_free(&c->rules);
     tokenizer_close(&c->tokenizer);
     file_abort(&c->report);
     free(c->left_out);
@@ -736,7 +736,7 @@ static bool conversion_run(Conversion* c, Error* error) {
     if (!documents_open(&c->documents, options_source(o), options_field(o), error)) return false;
     c->documents.skips = o->bad_lines == 1;
     c->documents.raw = o->chat != NULL;
-    if (o->chat && !chat_rules_set(&c->rules, &c->tokenizer, o->tokenizer, o->template_file, error)) return false;
+    if (o->chat && !chat_rules_set(&c->rules, &c->tokenizer, o->tokenizer, error)) return false;
     c->rules.system = o->system;
     c->rules.turns = o->turns;
     c->rules.alpaca_text = o->alpaca_text;
@@ -776,7 +776,7 @@ static bool documents_to_shards(const Options* o, Error* error) {
     if (!c) return fail_with(error, "out of memory for %zu bytes", sizeof *c);
     c->options = o;
     c->report.file = -1;
-    if (!tokenizer_open(&c->tokenizer, o->tokenizer, o->pattern, error)) {
+    if (!tokenizer_open_with(&c->tokenizer, o->tokenizer, o->pattern, o->template_file, error)) {
         free(c);
         return false;
     }

@@ -110,7 +110,8 @@ static bool chat_answer(Chat* chat, const Options* o, const Tokenizer* tokenizer
 
 static bool chat(const Options* o, Model* model, const Tokenizer* tokenizer, Error* error) {
     if (tokenizer->chat_template == NULL)
-        return fail_with(error, "the model has no chat template next to it (tokenizer_config.json); leave --chat out");
+        return fail_with(error, "the model has no chat template; put chat_template.jinja next to its tokenizer, or "
+                         "leave --chat out");
     Chat* c = (Chat*)memory_allocate(sizeof(Chat));
     if (!c) return fail_with(error, "out of memory for a conversation; close other programs");
     memset(c, 0, sizeof *c);

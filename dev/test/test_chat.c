@@ -296,7 +296,7 @@ static void test_begin(const char* path) {
     put_text("mistral/tokenizer_config.json", "{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\"}");
     put_text("mistral/generation_config.json", "{\"eos_token_id\": [2, 5]}");
     need(tokenizer_open(&other, "mistral", NULL, &error), "%s", error.text);
-    need(chat_rules_set(&rules, &other, "mistral", NULL, &error), "%s", error.text);
+    need(chat_rules_set(&rules, &other, "mistral", &error), "%s", error.text);
     expect(other.generation.count == 2 && other.generation.ends[1] == 5 && tokenizer_ends(&other, 5) &&
                strcmp(rules.begin, "<s>") == 0 && strcmp(rules.end, "</s>") == 0, "its tokens");
     tokenizer = other;
@@ -311,9 +311,8 @@ static void test_begin(const char* path) {
             "neither 0");
     rules.chat_template = NULL;
     refuses("{\"messages\": [" USER("q") ", " ANSWER("a") "]}", "no chat template for a conversation");
-    expect(!chat_rules_set(&rules, &other, "mistral", "none.jinja", &error), "a template that is not there");
     put_text("mistral/generation_config.json", "{");
-    expect(!chat_rules_set(&rules, &other, "mistral", NULL, &error), "a damaged generation_config.json");
+    expect(!chat_rules_set(&rules, &other, "mistral", &error), "a damaged generation_config.json");
     tokenizer_close(&tokenizer);
     tokenizer = outer;
     rules = before;
@@ -393,7 +392,7 @@ static void compare_case(const Json* json, const char* list, bool last, const ch
 static void test_published(const char* fixture, const char* tokenizers) {
     enum { CONVERSATIONS = 20 };
     const char* conversations[CONVERSATIONS];
-    char *text = text_read(fixture, NULL), *rest = text, name[40] = "";
+    char *text = text_read(fixture, NULL), *rest = text, *marks = NULL, name[40] = "";
     Tokenizer outer = tokenizer;
     ChatRules before = rules;
     size_t count = 0, templates = 0, cases = 0;
@@ -407,16 +406,17 @@ static void test_published(const char* fixture, const char* tokenizers) {
         } else if (json_get(&json, 0, "template") != JSON_NONE) {
             if (templates++ > 0) tokenizer_close(&tokenizer);
             open_published(&json, tokenizers);
+            free(marks);
+            marks = text_read("published/marks.jinja", NULL);
             snprintf(name, sizeof name, "%s", string_of(&json, "name"));
         } else {
             for (int last = 0; last < 2; last++)
                 for (int marked = 0; marked < 2; marked++) {
-                    need(chat_rules_set(&rules, &tokenizer, "published", marked ? "published/marks.jinja" : NULL,
-                                        &error), "%s", error.text);
+                    need(chat_rules_set(&rules, &tokenizer, "published", &error), "%s", error.text);
+                    if (marked) rules.chat_template = marks;
                     rules.turns = last ? TURNS_LAST : TURNS_ALL;
                     compare_case(&json, marked ? "marked" : "prefix", last, conversations[cases % CONVERSATIONS],
                                  name);
-                    chat_rules_free(&rules);
                 }
             cases++;
         }
@@ -427,6 +427,7 @@ static void test_published(const char* fixture, const char* tokenizers) {
     tokenizer = outer;
     rules = before;
     free(text);
+    free(marks);
     verdict("masks: %zu published templates, %d conversations: the ids and masks of transformers, with marks and by "
             "prefixes", templates, CONVERSATIONS);
 }
@@ -844,6 +845,9 @@ static void test_flags(void) {
     expect_run(0, "warning: 1 documents end without a stop token (<|im_end|>); the first of them ends with ' b'",
                "--tokenizer qwen --chat mixed.jsonl --val 0 --out m");
     expect_run(0, "2 documents", FEW "--out e --template qwen/marked.jinja --system Short. --turns each");
+    char* kept = text_read("e_tokenizer/chat_template.jinja", NULL);
+    expect(strcmp(kept, MARKED) == 0, "the template is not kept");
+    free(kept);
     expect_run(0, "system\nShort.<|im_end|>", "--show e_train_000000.bin --tokens 100");
     put_text("long.jsonl", "{\"text\": \"A text of some more tokens than that.\"}\n");
     expect_run(1, "long.jsonl, line 1: 19 tokens that must be in one shard are more than --shard-tokens 5",
@@ -948,8 +952,9 @@ int main(int argc, char** argv) {
     put_text("qwen/tokenizer_config.json", "{\"eos_token\": \"<|im_end|>\"}");
     put_text("qwen/chat_template.jinja", CHATML);
     put_text("qwen/marked.jinja", MARKED);
-    need(tokenizer_open(&tokenizer, "qwen", NULL, &error) &&
-             chat_rules_set(&rules, &tokenizer, "qwen", "qwen/marked.jinja", &error), "%s", error.text);
+    expect(!tokenizer_open_with(&tokenizer, "qwen", NULL, "none.jinja", &error), "a template that is not there");
+    need(tokenizer_open_with(&tokenizer, "qwen", NULL, "qwen/marked.jinja", &error) &&
+             chat_rules_set(&rules, &tokenizer, "qwen", &error), "%s", error.text);
     expect(strcmp(rules.chat_template, MARKED) == 0 && strcmp(rules.end, "<|im_end|>") == 0, "the template of a file");
     test_forms();
     test_masks();
@@ -963,7 +968,6 @@ int main(int argc, char** argv) {
     if (tokenize) test_conversion(), test_flags(), test_stopped(), test_kills();
     else skip("the program tokenize", text_of("there is none at %s", program));
     program_free(&job);
-    chat_rules_free(&rules);
     tokenizer_close(&tokenizer);
     free(tokenize);
     free(qwen);

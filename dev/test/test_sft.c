@@ -984,6 +984,27 @@ static void test_traced(void) {
     free(text);
 }
 
+// A tokenizer without a chat template, a model of texts, and conversations with --template.
+static void test_template(void) {
+    need(mkdir("plain", 0755) == 0, "a directory");
+    copy_tree("qwen/tokenizer.json", "plain/tokenizer.json");
+    copy_tree("qwen/tokenizer_config.json", "plain/tokenizer_config.json");
+    bool ok = run(tokenize, "--tokenizer plain --text x.jsonl --val 0 --out texts") &&
+              run(tokenize, "--tokenizer plain --chat x.jsonl --template qwen/chat_template.jinja --out told") &&
+              run(train, "--data texts_train_*.bin --out texts.run " SIZES "--seq 96 --batch 1 --steps 1") &&
+              run(train, "--data told_train_*.bin --init-from texts.run --out told.run --batch 1 --steps 1") &&
+              run(train, "--data texts_train_*.bin --init-from told.run --out more.run --batch 1 --steps 1");
+    char* template = text_read("qwen/chat_template.jinja", NULL);
+    static const char* const kept[] = {"told_tokenizer", "told.run/tokenizer", "more.run/tokenizer"};
+    for (size_t i = 0; ok && i < COUNT_OF(kept); i++) {
+        char* copy = text_read(text_of("%s/chat_template.jinja", kept[i]), NULL);
+        expect(strcmp(copy, template) == 0, "%s has another template, or none", kept[i]);
+        free(copy);
+    }
+    free(template);
+    verdict("--template: kept with the shards, and with a run from a model without one, or on other shards");
+}
+
 int main(int argc, char** argv) {
     const char* programs[] = {"build/train-FP32", "build/tokenize", "build/evaluate-FP32"};
     const Flag rows[] = {{"train", KIND_TEXT, &programs[0], "PATH", 0, 0, "the program", 0},
@@ -1019,6 +1040,7 @@ int main(int argc, char** argv) {
         test_batches();
         test_refused();
         test_traced();
+        test_template();
     } else skip("programs", "train, tokenize or evaluate is not built");
     program_free(&job);
     tokenizer_close(&tokenizer);

@@ -39,13 +39,20 @@ static inline bool found_tokenizer_open(FoundTokenizer* found, const char* direc
     return known && (!there || tokenizer_open(&found->tokenizer, directory, NULL, error));
 }
 
-// Refuses two known tokenizers that differ.
+// Refuses two known tokenizers that differ in more than the chat template.
 static inline bool found_tokenizers_agree(const FoundTokenizer* a, const FoundTokenizer* b, Error* error) {
     const Tokenizer *ours = &a->tokenizer, *other = &b->tokenizer;
-    if (!tokenizer_is_known(ours) || !tokenizer_is_known(other) || ours->hash == other->hash) return true;
+    if (!tokenizer_is_known(ours) || !tokenizer_is_known(other) || ours->tokens == other->tokens) return true;
     return fail_with(error, "%.300s is the tokenizer %s (%016llx), but %.300s is %s (%016llx), and tokens of one mean "
                      "nothing to the other; give shards, a run and a model of one tokenizer", a->where, ours->name,
-                     (unsigned long long)ours->hash, b->where, other->name, (unsigned long long)other->hash);
+                     (unsigned long long)ours->tokens, b->where, other->name, (unsigned long long)other->tokens);
+}
+
+// Takes a tokenizer in place of one that is not known, or has no chat_template.jinja, or closes it.
+static inline void tokenizer_take(Tokenizer* to, Tokenizer* from) {
+    bool better = !tokenizer_is_known(to) || (!to->paths[FILE_TEMPLATE] && from->paths[FILE_TEMPLATE]);
+    tokenizer_close(better ? to : from);
+    if (better) *to = *from;
 }
 
 // Opens the tokenizer of a dataset's shards, which must agree. Without one, a vocabulary of 256 means bytes.
@@ -57,8 +64,8 @@ static inline bool dataset_tokenizer_open(FoundTokenizer* found, const Dataset* 
         if (!shard_tokenizer_directory(directory, dataset->shards[i].path) || strcmp(directory, last) == 0) continue;
         memcpy(last, directory, sizeof last);
         bool ok = found_tokenizer_open(&next, directory, error) && found_tokenizers_agree(found, &next, error);
-        if (ok && !tokenizer_is_known(&found->tokenizer)) *found = next;
-        else tokenizer_close(&next.tokenizer);
+        if (tokenizer_is_known(&next.tokenizer)) memcpy(found->where, directory, sizeof directory);
+        tokenizer_take(&found->tokenizer, &next.tokenizer);
         if (ok) continue;
         tokenizer_close(&found->tokenizer);
         return false;
@@ -93,10 +100,8 @@ static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train
     if (ok && (from || out)) ok = source_read_ids(&generation, from ? from->tokenizer : directory, true, error);
     for (int i = 0; i < SOURCES; i++)
         for (int j = 0; ok && j < i; j++) ok = found_tokenizers_agree(&found[j], &found[i], error);
-    for (int i = 0; i < SOURCES; i++) {
-        if (ok && !tokenizer_is_known(tokenizer)) *tokenizer = found[i].tokenizer;
-        else tokenizer_close(&found[i].tokenizer);
-    }
+    for (int i = 0; i < SOURCES; i++) tokenizer_take(tokenizer, &found[i].tokenizer);
+    if (!ok) tokenizer_close(tokenizer);
     free(found);
     tokenizer->generation = generation;
     return ok;

@@ -38,19 +38,26 @@
 // The byte tokenizer: a token is a byte, the vocabulary 256. There is nothing to close.
 static inline Tokenizer tokenizer_of_bytes(void) {
     Tokenizer tokenizer = {.name = "bytes", .vocabulary = 256, .begin_of_text = -1, .begin_token = -1,
-                           .end_of_text = -1, .hash = BYTES_TOKENIZER_HASH};
+                           .end_of_text = -1, .hash = BYTES_TOKENIZER_HASH, .tokens = BYTES_TOKENIZER_HASH};
     return tokenizer;
 }
 
 // Opens a directory of Hugging Face or GPT-2, or a file: tokenizer.json, vocab.json, or a rank file of tiktoken. For a
-// rank file `pattern` (gpt2, cl100k, o200k) says how words are split; otherwise it is NULL. After a failure there is
-// nothing to close.
-static inline bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* pattern, Error* error) {
-    bool ok = tokenizer_files_find(tokenizer, path, pattern, error) && tokenizer_files_read(tokenizer, error);
+// rank file `pattern` (gpt2, cl100k, o200k) says how words are split; otherwise it is NULL. chat_template: NULL, or a
+// file with the chat template, instead of the tokenizer's own. After a failure there is nothing to close.
+static inline bool tokenizer_open_with(Tokenizer* tokenizer, const char* path, const char* pattern,
+                                       const char* chat_template, Error* error) {
+    bool ok = tokenizer_files_find(tokenizer, path, pattern, error) &&
+              (!chat_template || tokenizer_files_path(tokenizer, FILE_TEMPLATE, "", chat_template, error)) &&
+              tokenizer_files_read(tokenizer, error);
     if (ok && tokenizer->hash != BYTES_TOKENIZER_HASH) return true;
     tokenizer_close(tokenizer);
     if (ok) *tokenizer = tokenizer_of_bytes();
     return ok;
+}
+
+static inline bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* pattern, Error* error) {
+    return tokenizer_open_with(tokenizer, path, pattern, NULL, error);
 }
 
 // The bytes of one token, without a zero byte at their end; none for an id without a token.
@@ -130,7 +137,10 @@ static inline bool tokenizer_save(const Tokenizer* tokenizer, const char* direct
     if (!directory_make(directory, error)) return false;
     snprintf(path, sizeof path, "%s/%s", directory, TOKENIZER_FILES[FILE_JSON]);
     if (!tokenizer->rules) return tokenizer_write_bytes(path, error);
-    if (tokenizer->pattern) ranks_name(ranks, tokenizer->pattern);
+    if (tokenizer->pattern) {
+        ranks_name(ranks, tokenizer->pattern);
+        hash_add(&hash, tokenizer->pattern->name, strlen(tokenizer->pattern->name));
+    }
     for (int i = 0; i < FILES_KEPT; i++) {
         char* data = NULL;
         size_t bytes = 0;
@@ -144,7 +154,6 @@ static inline bool tokenizer_save(const Tokenizer* tokenizer, const char* direct
         free(data);
         if (!ok) return false;
     }
-    if (tokenizer->pattern) hash_add(&hash, tokenizer->pattern->name, strlen(tokenizer->pattern->name));
     return hash_end(&hash) == tokenizer->hash ||
            fail_with(error, "the files of the tokenizer changed while it was in use; start again");
 }

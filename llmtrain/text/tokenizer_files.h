@@ -182,6 +182,7 @@ static inline bool read_ranks(TokenizerReader* r, const char* text, size_t bytes
 
 static inline bool tokenizer_files_path(Tokenizer* t, int file, const char* directory, const char* name, Error* error) {
     size_t bytes = strlen(directory) + strlen(name) + 2;
+    free(t->paths[file]);
     t->paths[file] = (char*)malloc(bytes);
     if (!t->paths[file]) return fail_with(error, "out of memory for a path");
     snprintf(t->paths[file], bytes, "%s%s%s", directory, directory[0] && name[0] ? "/" : "", name);
@@ -322,8 +323,11 @@ static inline bool tokenizer_files_read(Tokenizer* t, Error* error) {
     t->rules = (Rules*)memory_allocate(sizeof(Rules));
     bool ok = t->rules || fail_with(error, "out of memory for a tokenizer");
     ok = ok && (t->rules->unicode = unicode_open(error)) != NULL;
-    for (int i = 0; ok && i < FILES_COUNT; i++) ok = tokenizer_files_load(t, i, &texts[i], &bytes[i], &hash, error);
     if (t->pattern) hash_add(&hash, t->pattern->name, strlen(t->pattern->name));
+    for (int i = 0; ok && i < FILES_COUNT; i++) {
+        if (i == FILE_TEMPLATE) t->tokens = hash_end(&hash);
+        ok = tokenizer_files_load(t, i, &texts[i], &bytes[i], &hash, error);
+    }
     t->hash = hash_end(&hash);
     if (ok && texts[FILE_TEMPLATE]) {
         t->chat_template = strdup(texts[FILE_TEMPLATE]);

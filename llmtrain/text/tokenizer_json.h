@@ -18,11 +18,11 @@
 
 // Files that a tokenizer may consist of, by the names that they have when it is saved. The first of each kind decides.
 // The last one is only checked: it says nothing that the others do not say.
-enum { FILE_JSON, FILE_CONFIG, FILE_TEMPLATE, FILE_SPECIAL, FILE_ENCODER, FILE_MERGES, FILE_RANKS, FILES_KEPT,
+enum { FILE_JSON, FILE_CONFIG, FILE_SPECIAL, FILE_ENCODER, FILE_MERGES, FILE_RANKS, FILE_TEMPLATE, FILES_KEPT,
        FILE_ADDED = FILES_KEPT, FILES_COUNT };
 static const char* const TOKENIZER_FILES[FILES_COUNT] = {
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
-    "vocab.json", "merges.txt", "ranks.tiktoken", "added_tokens.json"};
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "ranks.tiktoken",
+    "chat_template.jinja", "added_tokens.json"};
 #define TOKENIZER_SAVE_AGAIN "save it as tokenizer.json (in Python, AutoTokenizer.from_pretrained(DIR)." \
                              "save_pretrained(DIR))"
 
@@ -41,7 +41,7 @@ typedef struct {
     int32_t begin_token;                // what chat templates call bos_token, put there or not; -1: none
     int32_t end_of_text;                // -1: none
     TokenIds generation;                // of the model that it was opened for, whose `ends` end a generated text too
-    uint64_t hash;                      // XXH64 of its files
+    uint64_t hash, tokens;              // XXH64 of its files; of those but the chat template
     char* chat_template;                // Jinja, owned; NULL: none
     Rules* rules;                       // owned; NULL: a token is a byte
     char* paths[FILES_COUNT];           // of its files, owned; NULL: not a part of it
