@@ -66,10 +66,10 @@ static inline bool open_checkpoint(Model* model, Tokenizer* tokenizer, const Mod
 
 // Opens the newest undamaged checkpoint of the run.
 static inline bool open_newest(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
-    bool found, any = false;
+    bool looked, found, any = false;
     uint64_t step = UINT64_MAX, told = 0, last = 0, first = UINT64_MAX;  // reported: first to last, then up to told
     int tries = 10;
-    while (checkpoint_find_before(&step, &found, opening->out, step, error) && found) {
+    while ((looked = checkpoint_find_before(&step, &found, opening->out, step, error)) && found) {
         char path[FILE_PATH_MAX];
         bool damaged;
         any = true;
@@ -82,6 +82,7 @@ static inline bool open_newest(Model* model, Tokenizer* tokenizer, const ModelOp
         if (!removed) told = max_size(told, step), first = min_size(first, step);
         else step = UINT64_MAX, last = told;
     }
+    if (!looked) return false;
     if (any) return fail_with(error, first == UINT64_MAX ? "the checkpoints in %s were removed meanwhile; try again"
                                      : "no checkpoint in %s can be used, for the reasons above", opening->out);
     return fail_with(error, "%s holds no checkpoint; give the --out of a run that has saved one", opening->out);

@@ -387,9 +387,9 @@ static inline bool run_lines(Run* run, const char* name, size_t most, bool (*tak
     size_t capacity = 0, bytes;
     uint64_t lines = 0;
     ssize_t length;
-    bool good = true;
     snprintf(path, sizeof path, "%.4000s/%s", run->directory, name);
-    if (access(path, F_OK) != 0) return true;
+    bool there, good = path_look(&there, path, error);
+    if (!there) return good;
     int file = file_open(&bytes, path, error);
     if (file < 0) return false;
     FILE* stream = fdopen(file, "rb");

@@ -635,9 +635,10 @@ static const Case CASES[] = {
     VALUE(GENERATE, "--kv-tokens", "-1", "a whole number from 0"),
     CASE(GENERATE, 1, "ids above the vocabulary", RUN, "--out run --prompt-ids 1,999", "has '999' ... 256"),
     CASE(GENERATE, 1, "ids that are no numbers", RUN, "--out run --prompt-ids 1,x", "--prompt-ids has 'x'"),
-    CASE(GENERATE, 1, "--chat without a template", RUN, "--out run --chat", "no chat template ... chat_template.jinja ... leave --chat"
-         " out"),
+    CASE(GENERATE, 1, "--chat without a template", RUN, "--out run --chat",
+         "no chat template ... chat_template.jinja ... leave --chat out"),
     CASE(GENERATE, 1, "no checkpoint", "mkdir run", "@", "run holds no checkpoint ... --out"),
+    CASE(GENERATE, 1, "out is no path", "link run run", "@", "cannot look for checkpoints in run: Too many ... check"),
     CASE(GENERATE, 1, "out is a file", "", "--out text.txt --prompt a", "text.txt holds no checkpoint ... --out"),
     CASE(GENERATE, 0, "newest damaged", RUN ";flip " TENSORS " 20000", "@ --tokens 4",
          NEWEST " ... checksum ... trying the checkpoint before", .sentences = 1),

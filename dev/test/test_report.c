@@ -608,10 +608,12 @@ static void test_program(void) {
     free(b);
     expect(run_program(report_program, "tiny slow --out c.html") == 0 && file_exists("c.html"), "%s", program.text[1]);
     verdict("the same files give the same bytes");
+    need(symlink("loop", "loop") == 0, "a link to itself");
     static const struct { const char* arguments; int code; const char* words; } bad[] = {
         {"--out x.html", 2, "no run is given"}, {"tiny", 2, "--out FILE is missing"},
         {"tiny --out x.html slow", 2, "'slow' is not a flag"},
         {"nothing --out x.html", 1, "nothing has no metrics.jsonl"},
+        {"loop --out x.html", 1, "cannot look at loop/events.jsonl: Too many levels of symbolic links"},
         {"tiny nothing --out x.html", 1, "nothing has no metrics.jsonl"}, {"tiny --out no/x.html", 1, "no/x.html"},
         {"tiny --out x.html --price -1", 2, "--price"}, {"a b c d e f g h i --out x.html", 2, "'i' is not a flag"}};
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
