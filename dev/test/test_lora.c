@@ -585,7 +585,7 @@ static void test_in_and_out(void) {
            output_has(twice), "export");
     expect(run_program(generate_program, "--out run --adapter adapter --prompt-ids 1") == 1 && output_has(twice),
            "generate");
-    expect(run_program(train_program, SMALL " --init-from run --adapter adapter --out no") == 1 &&
+    expect(run_program(train_program, SMALL " --init-from run --adapter adapter --out no") == 2 &&
            output_has(twice) && !file_exists("no"), "train");
     verdict("an adapter is not added to a run's own pairs");
 }
