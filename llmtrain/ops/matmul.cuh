@@ -83,7 +83,7 @@ typedef struct {
     uint64_t M, N, K;
 } MatmulShape;
 
-typedef struct {
+typedef struct MatmulPlan {
     bool taken;     // this entry of the table holds a plan
     bool possible;  // the library has an algorithm
     MatmulShape shape;
@@ -93,6 +93,7 @@ typedef struct {
     size_t workspace;  // bytes
     size_t alignment;  // of its arrays, in bytes
     uint64_t calls;    // so far
+    struct MatmulPlan* narrow;  // of a file's plan: the library's first proposal, for arrays that are aligned to less
 } MatmulPlan;
 
 struct Matmul {
@@ -141,6 +142,8 @@ static inline void* matmul_allocate(size_t bytes) {
 
 static inline void matmul_plan_free(const MatmulPlan* plan) {
     const MatmulShape* s = &plan->shape;
+    if (plan->narrow) matmul_plan_free(plan->narrow);
+    free(plan->narrow);
     MATMUL_CHECK(cublasLtMatmulDescDestroy(plan->operation), s);
     MATMUL_CHECK(cublasLtMatrixLayoutDestroy(plan->first), s);
     MATMUL_CHECK(cublasLtMatrixLayoutDestroy(plan->second), s);
@@ -318,6 +321,13 @@ static inline bool matmul_library_of(MatmulKind kind, Dtype type, bool tf32, voi
     MatmulPlan* plan = matmul_plan_find(matmul->plans, matmul->capacity, &shape);
     if (!plan->taken) plan = matmul_plan_add(matmul, matmul_plan_make(matmul, shape));
     uintptr_t addresses = (uintptr_t)out | (uintptr_t)first | (uintptr_t)second | (uintptr_t)bias | (uintptr_t)pre;
+    if (plan->alignment > MATMUL_ALIGNMENT && addresses % plan->alignment != 0) {
+        if (!plan->narrow) {
+            plan->narrow = (MatmulPlan*)matmul_allocate(sizeof(MatmulPlan));
+            *plan->narrow = matmul_plan_make(matmul, shape);
+        }
+        plan = plan->narrow;
+    }
     if (!plan->possible || addresses % plan->alignment != 0) return false;
     plan->calls++;
     matmul_check(matmul_plan_run(matmul, plan, out, first, second, bias, pre, adds, stream), "cublasLtMatmul", &shape,
