@@ -226,6 +226,7 @@ static Array* array(Case* c, const char* name, Role role, Kind kind, size_t n, d
 static double* doubles(const Array* a, const void* data) {
     if (a->n == 0) return NULL;
     double* r = hold_doubles(a->n);
+    #pragma omp parallel for
     for (size_t i = 0; i < a->n; i++) r[i] = array_get(a, data, i);
     return r;
 }
@@ -321,39 +322,66 @@ static void case_compare_codes(const Case* c, const Array* a, const char* where)
                off, a->n, far);
 }
 
+// The error of some elements of an output.
+typedef struct {
+    size_t wrong, first;         // how many are, and the first of them
+    size_t worst;                // the element whose error is the largest part of its bound, the first of several
+    double part, error, bound;   // of that one: error / bound; -1: there is none yet
+} Compared;
+
+// Adds an element, or others; a NaN is the largest error.
+static void compared_add(Compared* all, const Compared* more) {
+    if (more->wrong > 0 && (all->wrong == 0 || more->first < all->first)) all->first = more->first;
+    all->wrong += more->wrong;
+    bool equal = more->part == all->part || (isnan(more->part) && isnan(all->part));
+    if (equal ? more->worst >= all->worst : isnan(all->part) || more->part < all->part) return;
+    all->worst = more->worst;
+    all->part = more->part;
+    all->error = more->error;
+    all->bound = more->bound;
+}
+
 // An output against the CPU's, or on the CPU against the reference; prints the element whose error is the largest part
 // of its bound.
 static void case_compare(const Case* c, const Array* a, const char* where) {
-    double worst = -1.0, worst_error = 0.0, worst_bound = 0.0, tiny = a->kind == STORED && FP16 ? 0x1p-25 : 0x1p-125;
+    double tiny = a->kind == STORED && FP16 ? 0x1p-25 : 0x1p-125;
     double unit = a->kind == DOUBLE ? 0x1p-53 : 0x1p-24, epsilon = a->kind == STORED ? (double)FLOATX_EPSILON : 0.0;
     bool bits = ON_CUDA && (a->length == SAME_BITS || a->expected == NULL);
+    const Compared none = {0, 0, 0, -1.0, 0.0, 0.0};
+    Compared all = none;
     if (a->kind == BYTE || a->kind == HALF) {
         case_compare_codes(c, a, where);
         return;
     }
-    size_t wrong = 0, first = 0, bytes = kind_bytes(a->kind), length = a->length == SAME_BITS ? 1 : a->length;
-    for (size_t i = 0; i < a->n; i++) {
-        double start = a->role == ADDED ? array_get(a, a->start, i) : 0.0, got = array_get(a, made(a), i);
-        double expected = ON_CUDA ? array_get(a, a->host, i) : start + a->expected->value[i];
-        double error = fabs(got - expected), bound = 0.0;
-        bool right = bits && memcmp((char*)a->got + i * bytes, (char*)a->host + i * bytes, bytes) == 0;
-        if (!bits) {
-            bound = epsilon * fabs(expected) + (double)FLOATX_EPSILON * a->expected->rounded[i]
-                  + 4.0 * sqrt((double)length) * unit * (a->expected->size[i] + fabs(start)) + tiny;
-            bound *= ON_CUDA ? 2.0 : 1.0;
-            right = error <= bound;
+    size_t bytes = kind_bytes(a->kind), length = a->length == SAME_BITS ? 1 : a->length;
+    #pragma omp parallel
+    {
+        Compared own = none;
+        #pragma omp for
+        for (size_t i = 0; i < a->n; i++) {
+            double start = a->role == ADDED ? array_get(a, a->start, i) : 0.0, got = array_get(a, made(a), i);
+            double expected = ON_CUDA ? array_get(a, a->host, i) : start + a->expected->value[i];
+            double error = fabs(got - expected), bound = 0.0;
+            bool right = bits && memcmp((char*)a->got + i * bytes, (char*)a->host + i * bytes, bytes) == 0;
+            if (!bits) {
+                bound = epsilon * fabs(expected) + (double)FLOATX_EPSILON * a->expected->rounded[i]
+                      + 4.0 * sqrt((double)length) * unit * (a->expected->size[i] + fabs(start)) + tiny;
+                bound *= ON_CUDA ? 2.0 : 1.0;
+                right = error <= bound;
+            }
+            const Compared one = {!right, i, i, error / bound, error, bound};
+            compared_add(&own, &one);
         }
-        if (!right && wrong++ == 0) first = i;
-        if (isnan(worst) || error / bound <= worst) continue;
-        worst = error / bound;
-        worst_error = error;
-        worst_bound = bound;
+        #pragma omp critical
+        compared_add(&all, &own);
     }
-    case_check(c, wrong == 0, "%-6s %-16s %s", where, a->name,
-               bits ? "same bits" : text_of("err %.1e <= %.1e", worst_error, worst_bound));
-    if (wrong > 0)
-        printf("        %zu of %zu elements are wrong; the first is number %zu: %.9g in place of %.9g\n", wrong, a->n,
-               first, array_get(a, made(a), first), ON_CUDA ? array_get(a, a->host, first) : a->expected->value[first]);
+    size_t first = all.first;
+    case_check(c, all.wrong == 0, "%-6s %-16s %s", where, a->name,
+               bits ? "same bits" : text_of("err %.1e <= %.1e", all.error, all.bound));
+    if (all.wrong > 0)
+        printf("        %zu of %zu elements are wrong; the first is number %zu: %.9g in place of %.9g\n", all.wrong,
+               a->n, first, array_get(a, made(a), first),
+               ON_CUDA ? array_get(a, a->host, first) : a->expected->value[first]);
 }
 
 // ------------------------------------------------------------------------------------------------

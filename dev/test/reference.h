@@ -40,6 +40,9 @@ static void result_add(Result* r, size_t i, double value, double size) {
 
 static void result_term(Result* r, size_t i, double term) { result_add(r, i, term, fabs(term)); }
 
+// Loops of so many operations run on all processors; each element is added up by one of them, in the same order.
+static const size_t REFERENCE_LARGE = (size_t)1 << 20;
+
 // ------------------------------------------------------------------------------------------------
 // Embedding: in[0] token_weight (Vp, C), in[1] position_weight (context, C) or NULL; out (N, C)
 
@@ -164,6 +167,7 @@ static void reference_qk_norm_backward(Result* const* din, const double* dout, d
 // Matmul: in[0] in (M, K), in[1] weight (N, K), in[2] bias (N) or NULL; out (M, N)
 
 static void reference_matmul(Result* out, double* const* in, const Shape* s) {
+    #pragma omp parallel for if (s->M * s->N * s->K > REFERENCE_LARGE)
     for (size_t i = 0; i < s->M * s->N; i++) {
         size_t m = i / s->N, n = i % s->N;
         if (in[2]) result_term(out, i, in[2][n]);
@@ -172,14 +176,17 @@ static void reference_matmul(Result* out, double* const* in, const Shape* s) {
 }
 
 static void reference_matmul_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
-    for (size_t i = 0; i < s->M * s->N; i++) {
-        size_t m = i / s->N, n = i % s->N;
-        for (size_t k = 0; k < s->K; k++) {
-            result_term(din[0], m * s->K + k, dout[i] * in[1][n * s->K + k]);
-            result_term(din[1], n * s->K + k, dout[i] * in[0][m * s->K + k]);
+    const size_t piece = 64;
+    #pragma omp parallel for if (s->M * s->N * s->K > REFERENCE_LARGE)
+    for (size_t first = 0; first < s->K; first += piece)
+        for (size_t i = 0; i < s->M * s->N; i++) {
+            size_t m = i / s->N, n = i % s->N;
+            for (size_t k = first; k < s->K && k < first + piece; k++) {
+                result_term(din[0], m * s->K + k, dout[i] * in[1][n * s->K + k]);
+                result_term(din[1], n * s->K + k, dout[i] * in[0][m * s->K + k]);
+            }
         }
-        if (in[2]) result_term(din[2], n, dout[i]);
-    }
+    for (size_t i = 0; i < s->M * s->N && in[2]; i++) result_term(din[2], i % s->N, dout[i]);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -404,6 +411,7 @@ static void reference_softmax(double* maximum, double* log_sum, double* distance
 }
 
 static void reference_classifier(Result* losses, double* const* in, const Shape* s) {
+    #pragma omp parallel for if (s->N * s->V > REFERENCE_LARGE)
     for (size_t row = 0; row < s->N; row++) {
         double maximum, log_sum, distance;
         if (s->tokens[row] < 0) continue;
@@ -414,6 +422,7 @@ static void reference_classifier(Result* losses, double* const* in, const Shape*
 }
 
 static void reference_classifier_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
+    #pragma omp parallel for if (s->N * s->V > REFERENCE_LARGE)
     for (size_t row = 0; row < s->N; row++) {
         double maximum, log_sum, distance;
         if (s->tokens[row] < 0) continue;
