@@ -510,7 +510,8 @@ static inline bool chat_render(const ChatRecord* r, char** text, size_t* bytes, 
     const ChatRules* rules = r->rules;
     Error why;
     if (!rules->chat_template)
-        return chat_fail(r, "the tokenizer has no chat template for a conversation; give --template FILE");
+        return chat_fail(r, "the tokenizer has no chat template for a conversation; give --template FILE") ||
+               fail_as(r->error, ERROR_USAGE);  // the line is not bad
     return template_render_spans(text, bytes, spans, rules->chat_template, s->messages, count, rules->begin, rules->end,
                                  answers, &why) || chat_fail(r, "%s", why.text);
 }
@@ -793,11 +794,12 @@ static inline bool chat_read_ends(TokenIds* ids, const char* directory, Error* e
     return true;
 }
 
-static inline void chat_token_text(char text[TOKEN_BYTES_MAX + 1], const Tokenizer* tokenizer, int32_t token) {
+static inline char* chat_token_text(char text[TOKEN_BYTES_MAX + 1], const Tokenizer* tokenizer, int32_t token) {
     size_t bytes = 0;
     const char* piece = token < 0 ? "" : tokenizer_piece(&bytes, tokenizer, token);
     memcpy(text, piece, bytes);
     text[bytes] = 0;
+    return text;
 }
 
 // path: of the tokenizer, which must outlive the rules.

@@ -500,20 +500,21 @@ static inline bool documents_step(Documents* d, Batch* batch, Error* error) {
     return true;
 }
 
+// Takes a byte order mark and the white space at its end off a line of JSON; false: nothing is left.
+static inline bool piece_trim(Piece* piece, const char* text) {
+    bool marked = piece->line == 1 && piece->bytes >= 3 && memcmp(text + piece->start, "\xEF\xBB\xBF", 3) == 0;
+    if (marked) piece->start += 3, piece->bytes -= 3;
+    while (piece->bytes > 0 && memchr(" \t\r\n", text[piece->start + piece->bytes - 1], 4)) piece->bytes--;
+    return piece->bytes > 0;
+}
+
 // Replaces a line of JSON by its text, which is never longer.
 static inline bool piece_decode(Piece* piece, char* text, const char* field, Error* error) {
     char what[FILE_PATH_MAX + 64];
     Json json;
-    size_t blank = 0;
-    bool marked = piece->line == 1 && piece->bytes >= 3 && memcmp(text + piece->start, "\xEF\xBB\xBF", 3) == 0;
-    if (marked) piece->start += 3, piece->bytes -= 3;  // a byte order mark
-    while (blank < piece->bytes && strchr(" \t\r\n", text[piece->start + blank]) && text[piece->start + blank]) blank++;
-    if (blank == piece->bytes) {
-        piece->bytes = 0;
-        return true;
-    }
+    if (!piece_trim(piece, text)) return true;
     snprintf(what, sizeof what, "%.600s, line %llu", piece->file, (unsigned long long)piece->line);
-    if (text[piece->start + blank] == '[')
+    if (text[piece->start + strspn(text + piece->start, " \t\r")] == '[')
         return fail_with(error, "%s begins a JSON array, but --jsonl wants an object on each line; write the array's "
                          "elements on lines of their own (jq -c '.[]')", what);
     if (!json_parse_as_python(&json, text + piece->start, piece->bytes, what, error)) return false;
@@ -537,6 +538,14 @@ static inline bool piece_decode(Piece* piece, char* text, const char* field, Err
     return ok;
 }
 
+// Skips a line that is bad, or fails because of it.
+static inline bool documents_skip(Documents* d, const Error* why, Error* error) {
+    if (!d->skips) return fail_with(error, "%s; --bad-lines skip leaves out lines that are bad", why->text);
+    if (d->skipped < sizeof d->skipped_first / sizeof d->skipped_first[0]) d->skipped_first[d->skipped] = *why;
+    d->skipped++;
+    return true;
+}
+
 // Decodes the lines of a batch, on all threads. If several are bad, the first is reported, or all are skipped.
 static inline bool batch_decode(Documents* d, Batch* batch, Error* error) {
 #pragma omp parallel for schedule(dynamic, 16)
@@ -547,10 +556,9 @@ static inline bool batch_decode(Documents* d, Batch* batch, Error* error) {
     for (size_t i = 0; i < batch->count; i++) {
         Piece* piece = &batch->pieces[i];
         if (!piece->bad) continue;
-        if (!d->skips) return piece_decode(piece, batch->text, d->field, error);  // again, for the reason
-        if (d->skipped < sizeof d->skipped_first / sizeof d->skipped_first[0])
-            piece_decode(piece, batch->text, d->field, &d->skipped_first[d->skipped]);
-        d->skipped++;
+        Error why;
+        piece_decode(piece, batch->text, d->field, &why);  // again, for the reason
+        if (!documents_skip(d, &why, error)) return false;
         piece->bytes = 0;
     }
     return true;
@@ -559,14 +567,15 @@ static inline bool batch_decode(Documents* d, Batch* batch, Error* error) {
 // Fails because there is no document; patterns: of the files.
 static inline bool documents_fail_empty(const Documents* d, const char* patterns, Error* error) {
     if (d->skipped == 0) return fail_with(error, "'%.600s' has no text in it; check the files", patterns);
-    return fail_with(error, "'%.300s' has no text in it, and %llu bad lines; the first: %.800s", patterns,
-                     (unsigned long long)d->skipped, d->skipped_first[0].text);
+    return fail_with(error, "'%.300s' has no text in it, and %llu bad line%s; the first: %.800s", patterns,
+                     (unsigned long long)d->skipped, d->skipped == 1 ? "" : "s", d->skipped_first[0].text);
 }
 
 // Prints how many lines were skipped, and why the first were.
 static inline void documents_report(const Documents* d) {
     if (d->skipped == 0) return;
-    printf("%llu bad lines were skipped; the first:\n", (unsigned long long)d->skipped);
+    printf("%llu bad line%s skipped; the first:\n", (unsigned long long)d->skipped,
+           d->skipped == 1 ? " was" : "s were");
     for (size_t i = 0; i < d->skipped && i < sizeof d->skipped_first / sizeof d->skipped_first[0]; i++)
         printf("  %s\n", d->skipped_first[i].text);
 }

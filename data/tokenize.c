@@ -412,12 +412,6 @@ static bool chat_begin_batch(Conversion* c, Error* error) {
            fail_with(error, "out of memory for %zu lines", c->batch.count);
 }
 
-static bool piece_is_blank(const Piece* piece, const char* text) {
-    size_t blank = 0;
-    while (blank < piece->bytes && text[blank] && strchr(" \t\r\n", text[blank])) blank++;
-    return blank == piece->bytes;
-}
-
 static void piece_locate(char place[FILE_PATH_MAX + 64], const Piece* piece) {
     snprintf(place, FILE_PATH_MAX + 64, "%.600s, line %llu", piece->file, (unsigned long long)piece->line);
 }
@@ -437,10 +431,7 @@ static void job_chat(Conversion* c, Job* job, WordEncoder* encoder) {
         LineResult line;
         Error ignored;
         memset(&line, 0, sizeof line);
-        bool marked = piece->line == 1 && piece->bytes >= 3 &&
-                      memcmp(c->batch.text + piece->start, "\xEF\xBB\xBF", 3) == 0;
-        if (marked) piece->start += 3, piece->bytes -= 3;  // a byte order mark
-        line.blank = piece_is_blank(piece, c->batch.text + piece->start);
+        line.blank = !piece_trim(piece, c->batch.text);
         line.bad = !line.blank && !piece_chat(c, &job->chat, &line.result, piece, encoder, &ignored);
         c->chat.results[i] = line;
     }
@@ -454,11 +445,8 @@ static bool chat_bad_line(Conversion* c, const Piece* piece, Error* error) {
     bool read = piece_chat(c, &none, &result, piece, NULL, &why);  // again, for the reason
     chat_output_free(&none);
     if (read) return fail_with(error, "out of memory for documents; give fewer --threads");
-    if (!c->documents.skips) return fail_with(error, "%s", why.text);
-    if (c->documents.skipped < sizeof c->documents.skipped_first / sizeof c->documents.skipped_first[0])
-        c->documents.skipped_first[c->documents.skipped] = why;
-    c->documents.skipped++;
-    return true;
+    if (why.kind == ERROR_USAGE) return fail_with(error, "%s", why.text);
+    return documents_skip(&c->documents, &why, error);
 }
 
 // Writes the documents of a line, from document `first` of the job's on. Those of a group come after each other.

@@ -825,10 +825,17 @@ static void test_flags(void) {
     put_text("few.jsonl", "{\"messages\": [" USER("hi") ", " ANSWER("Hello!") "]}\n{\"text\": \"More.\"}\n");
     put_text("bad.jsonl", "{\"text\": \"a good line\"}\n{\"messages\": []}\n{\"messages\": [{\"role\": \"x\"}]}\n");
 #define BAD "--tokenizer qwen --chat bad.jsonl --val 0 --out b "
-    expect_run(1, "bad.jsonl, line 2: \"messages\" is an empty conversation", BAD);
+    expect_run(1, "bad.jsonl, line 2: \"messages\" is an empty conversation; --bad-lines skip leaves out lines", BAD);
     expect(directory_count(".", "b_") == 0, "something was written");
     expect_run(0, "2 bad lines were skipped", BAD "--bad-lines skip");
     expect(strstr(job.text[0], "bad.jsonl, line 3: message 1 has the unknown role 'x'"), "%s", job.text[0]);
+    put_text("bad.jsonl", "{\"text\": \"a good line\"}\n{\"messages\": []}\n");
+    expect_run(0, "1 bad line was skipped", BAD "--bad-lines skip");
+    need(mkdir("bare", 0755) == 0, "a directory");
+    copy_tree("qwen/tokenizer.json", "bare/tokenizer.json");
+    copy_tree("qwen/tokenizer_config.json", "bare/tokenizer_config.json");
+    expect_run(1, "tokenize: few.jsonl, line 1: the tokenizer has no chat template for a conversation; give --template",
+               "--tokenizer bare --chat few.jsonl --val 0 --out b --bad-lines skip");
     put_text("none.jsonl", "{\"prompt\": \"in \", \"completion\": \"the\"}\n");
     expect_run(1, "all 1 samples of 'none.jsonl' were dropped; the first because of a token that reaches across",
                "--tokenizer qwen --chat none.jsonl --val 0 --out n");

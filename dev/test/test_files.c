@@ -197,6 +197,7 @@ static void test_json_table(void) {
     for (size_t i = 0; i < COUNT_OF(zero_bytes); i++)
         expect(!json_accepts(zero_bytes[i].text, zero_bytes[i].bytes), "zero byte in text %zu", i);
     refused(json_accepts("[1,\n 2,\n  x]", 12), "line 3, byte 3", "the message names the place");
+    refused(json_accepts("[1,\n", 4), "is not valid JSON: byte 5", "the end of a line of a file is no line of its own");
     verdict("json: what is accepted and what is refused");
 }
 

@@ -294,8 +294,9 @@ static inline bool json_parse_kind(Json* json, const char* text, size_t bytes, b
     size_t line = 1, column = 1;
     char where[32] = "";  // empty for line 1: the text itself may be a line of a file
     for (size_t i = 0; i < at; i++) {
-        column = text[i] == '\n' ? 1 : column + 1;
-        line += text[i] == '\n';
+        bool ends = text[i] == '\n' && i + 1 < bytes;  // nothing follows the newline at the end
+        column = ends ? 1 : column + 1;
+        line += ends;
     }
     if (line > 1) snprintf(where, sizeof where, "line %zu, ", line);
     json_free(json);
