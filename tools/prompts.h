@@ -43,22 +43,14 @@ static inline void prompts_free(Prompts* p) {
     p->count = p->places = p->longest = 0;
 }
 
-static inline const char* token_text(char text[TOKEN_BYTES_MAX + 1], const Tokenizer* tokenizer, int32_t token) {
-    size_t bytes = 0;
-    const char* piece = token < 0 ? "" : tokenizer_piece(&bytes, tokenizer, token);
-    memcpy(text, piece, bytes);
-    text[bytes] = 0;
-    return text;
-}
-
 // Appends the tokens of a conversation, up to where the model's answer begins, by the tokenizer's chat template.
 static inline bool conversation_encode(Tokens* ids, const Tokenizer* tokenizer, const ChatMessage* messages,
                                        size_t count, size_t V, Error* error) {
     char begin[TOKEN_BYTES_MAX + 1], end[TOKEN_BYTES_MAX + 1], *text;
     size_t bytes, before = ids->count;
     if (!template_render(&text, &bytes, tokenizer->chat_template, messages, count,
-                         token_text(begin, tokenizer, tokenizer->begin_token),
-                         token_text(end, tokenizer, tokenizer->end_of_text), true, error)) return false;
+                         chat_token_text(begin, tokenizer, tokenizer->begin_token),
+                         chat_token_text(end, tokenizer, tokenizer->end_of_text), true, error)) return false;
     bool ok = sampler_encode(ids, tokenizer, text, bytes, false, V, error);
     free(text);
     return ok && (ids->count > before || fail_with(error, "the chat template produces no text for the conversation"));
@@ -298,8 +290,9 @@ static inline bool prompts_write(const Prompts* p, const Sampler* s, Model* mode
     file_abort(&run.out);  // does nothing after file_end
     double seconds = (now_ms() - began) / 1000;
     if (ok)
-        printf("%zu samples of %zu prompts, %zu of which have ended by themselves: %zu tokens in %.2f s, %.1f a "
-               "second\n", run.samples, p->count, run.stopped, run.tokens, seconds, (double)run.tokens / seconds);
+        printf("%zu sample%s of %zu prompt%s, %zu of which have ended by themselves: %zu tokens in %.2f s, %.1f a "
+               "second\n", run.samples, run.samples == 1 ? "" : "s", p->count, p->count == 1 ? "" : "s", run.stopped,
+               run.tokens, seconds, (double)run.tokens / seconds);
     prompt_run_close(&run);
     return ok;
 }

@@ -535,7 +535,8 @@ static void test_refused(void) {
     expect(train("", "--out worse --ranks 2 --steps 6") == 1 && text_has("errors", "worse/ranks.jsonl is not a file"),
            "a directory in place of the file");
     code = train("", "--out alone --steps 3");
-    expect(code == 0 && !file_exists("alone/ranks.jsonl") && !file_exists("alone/samples.jsonl"), "code %d", code);
+    expect(code == 0 && !file_exists("alone/ranks.jsonl") && !file_exists("alone/samples.jsonl") &&
+           text_has("alone/events.jsonl", "\"1 rank, --zero 0"), "code %d", code);
     verdict("files that cannot be written: reported, and training continues");
 }
 

@@ -196,14 +196,14 @@ static void test_messages(void) {
 #define GREEDY "--temperature 0 --repetition-penalty 2 --tokens 12 "
 #define ANSWERS GENERATE GREEDY "--prompts chat.jsonl --jsonl answers"
     put_text("run/tokenizer/generation_config.json", "{\"eos_token_id\": 256}");
-    expect_run(0, "1 samples", ANSWERS);
+    expect_run(0, "1 sample of 1 prompt, 0 of which", ANSWERS);
     need(samples_read(samples, 1, "answers") == 1 && samples[0].count == 12, "an answer of 12 tokens");
     for (int end = 0; end < 3; end++) {  // none of its tokens, the fifth, the fifth of two in another order
         int32_t other = 256, fifth = samples[0].tokens[4];
         if (end > 0)
             put_text("run/tokenizer/generation_config.json",
                      text_of("{\"eos_token_id\": [%d, %d]}", end == 1 ? fifth : other, end == 1 ? other : fifth));
-        expect_run(0, "1 samples", ANSWERS);
+        expect_run(0, "1 sample of 1 prompt, ", ANSWERS);
         need(samples_read(others, 1, "answers") == 1, "an answer");
         expect(others[0].count == (end ? 5 : 12) && others[0].stopped == (end > 0) &&
                memcmp(others[0].tokens, samples[0].tokens, others[0].count * sizeof(int32_t)) == 0,
@@ -246,7 +246,7 @@ static const struct { const char *text, *says; } REFUSED[] = {
     {"{\"prompt\": \"a\", \"messages\": []}", "bad.jsonl, line 1: give either"},
     {"{\"prompt\": 3}", "bad.jsonl, line 1: \"prompt\" is not a string"},
     {"{\"prompt\": \"a\"}\n{\"prompt\": \"\"}", "bad.jsonl, line 2: the prompt is empty"},
-    {"{\"prompt\": \"a\"\n", "bad.jsonl, line 1 is not valid JSON"},
+    {"{\"prompt\": \"a\"\n", "bad.jsonl, line 1 is not valid JSON: byte 16"},
     {"{\"messages\": []}", "bad.jsonl, line 1: \"messages\" is an empty conversation"},
     {"{\"messages\": [{\"role\": \"users\", \"content\": \"a\"}]}",
      "bad.jsonl, line 1: message 1 has the unknown role"},

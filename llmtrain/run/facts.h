@@ -205,8 +205,8 @@ static inline bool run_record_start(Run* run, bool resumed, Error* error) {
     free(begins);
     run->facts.val_loss = NAN;
     if (good) run_tell_with(run, false, "ms", event_ms(now_ms() - run->facts.started_ms).text,
-                            resumed ? "resumed" : "begun", run->record.state.step, "%zu ranks, --zero %d, %s",
-                            run->comm.world, (int)run->model.flat.options.stage, FLOATX_NAME);
+                            resumed ? "resumed" : "begun", run->record.state.step, "%zu rank%s, --zero %d, %s",
+                            run->comm.world, several ? "s" : "", (int)run->model.flat.options.stage, FLOATX_NAME);
     return good;
 }
 
