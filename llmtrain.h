@@ -15,7 +15,8 @@
 // F feed-forward, V vocabulary, Vp padded vocabulary.
 //
 // A branch is what attention or the feed-forward adds to the residual stream. A bucket is the part of the parameters
-// that ranks reduce and gather at a time: 0 the embeddings, l + 1 block l, L + 1 the final norm and the head.
+// that ranks reduce and gather at a time: 0 the embeddings, l + 1 block l, L + 1 the final norm and the head. A leaf is
+// a part of a sum, over rows or a layer's inputs, that is the same on any number of ranks (--leaves, --row-leaves).
 
 #ifndef LLMTRAIN_H
 #define LLMTRAIN_H
@@ -53,8 +54,8 @@ typedef struct {
     const char* matmul_algorithms;  // a file by build/tune, for a GPU; NULL: cuBLASLt's first proposals
     RecomputeLevel recompute; // activations that the backward computes again
     const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all, or LoRA's alone
-    bool lora_drops;          // there will be a dropout for what LoRA's pairs see
-    bool weighs;              // there will be an objective
+    bool lora_drops;          // there will be dropout on the input of LoRA's pairs
+    bool weighs;              // rows will have weights: from an Objective, or model_backward_weighted (run/score.h)
     RankOptions ranks;        // all 0: one rank
     PipelineOptions pipeline; // with ranks.pp; it chooses the slots
     int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not on the device
@@ -64,8 +65,8 @@ typedef struct {
 typedef struct {
     Config config;
     ModelOptions options;
-    Parameters parameters;    // the table of tensors
-    Weights weights;          // which row of it each weight is
+    Parameters parameters;    // the table of tensors: a row has a name, a shape and where the tensor is in `flat`
+    Weights weights;          // the model's weights by role, each as the number of its row in that table
     FlatVector flat;          // this rank's part of parameters, gradients, master weights and optimizer state
     size_t first_trained;     // first bucket with a tensor that trains: the backward ends at it
     float* discarded[2];      // (C or D) where norms add the gradients of weights and biases that do not train
@@ -93,7 +94,7 @@ typedef struct {
     Arena memory;
     Watch watch;              // a callback that looks at what was computed (run/trace.h)
     StepClock clock;
-    RankStats stats;          // what the ranks have told each other about the last step
+    RankStats stats;          // a few numbers of every rank, gathered in the last step
     Stream stream;
 } Model;
 
@@ -162,13 +163,13 @@ static inline void model_layout(Model* model) {
     const Config* c = &model->config;
     const ModelOptions* o = &model->options;
     Arena* arena = &model->memory;
-    size_t N = o->B * o->T, C = c->channels, D = config_head_size(c), K = model_blocks(model);
+    size_t N = o->B * o->T, C = c->channels, D = config_head_size(c), blocks = model_blocks(model);
     size_t Vp = config_padded_vocab(c), logits = model_has_head(model) ? model->logits_rows * Vp / model->tensor.tp : 0;
     BlockShape shape = model_block_shape(model);
     flat_layout(&model->flat, arena);
     if (o->training) gradients_layout(&model->gradients, &shape, arena);
-    offload_blocks_layout(&model->offloaded, model->slots->kept, K, model_backward_ends(model), &shape, arena);
-    slots_layout(model->slots, o->slots, K, &shape, logits, arena);
+    offload_blocks_layout(&model->offloaded, model->slots->kept, blocks, model_backward_ends(model), &shape, arena);
+    slots_layout(model->slots, o->slots, blocks, &shape, logits, arena);
     context_layout(&model->context, model_rows(model) * (c->heads + 2 * shape_kv_heads(&shape)) * D, arena);
     tensor_layout(&model->tensor, &shape, parameters_longest(&model->parameters), model->logits_rows, Vp, arena);
     pipeline_layout(&model->pipeline, model_rows(model) * C, o->training, arena);
@@ -842,13 +843,13 @@ static inline void model_losses(Model* model, const int32_t* tokens, const int32
 // The head of a micro-batch of a step, forward and backward, with an objective's weights or those given.
 static inline void model_head_step(Model* model, const float* weights) {
     FlatVector* flat = &model->flat;
-    size_t N = model->activations->B * model->activations->T;  // of all ranks that share it
-    double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->dp_world) / (double)N;
+    const Activations* a = model->activations;  // its B and T are those of all ranks that share the micro-batch
+    double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->dp_world) / (double)(a->B * a->T);
     bool weighs = model->objective.weigh != NULL;
     if (weighs) weights = model_head_losses(model);  // the head twice
     flat_begin_bucket(flat, model_head_bucket(model));
     model_head(model, weights, (float)dloss);
-    if (weighs) device_copy(model->activations->losses, model->objective.values, N * sizeof(float), model->stream);
+    if (weighs) device_copy(a->losses, model->objective.values, a->rows * sizeof(float), model->stream);
     if (model->config.tied && model->pipeline.pp > 1) flat_end_bucket(flat, 0);
     else if (model->config.tied) flat_end_head(flat);
 }

@@ -4,8 +4,8 @@
 //   nvcc -O3 -std=c++20 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 train.cu -o train -lcublasLt        for a GPU
 //
 // Reads:  token shards (--data, --val), a checkpoint (--resume in --out, --init-from).
-// Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
-//         end; --out/events.jsonl, what happened to the run; doc/formats.md has all. The console shows a line per step.
+// Writes: in --out: run.jsonl, a line per start; metrics.jsonl, a line per logged step, and ranks.jsonl, its numbers of
+//         each rank; events.jsonl; step_N/, checkpoints (doc/formats.md has all). The console shows a line per step.
 // Exit:   0 done, or --stop-after ended the run; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C
 //         stopped the run after saving it; 2 a flag is wrong, or a shard of the data is damaged; 75 SIGTERM or SIGUSR1
 //         stopped the run after saving it: --resume continues it.
@@ -56,8 +56,8 @@ typedef struct {
 #define TITLE "train: trains a GPT-2 or Llama model (" FLOATX_NAME " build). ./supervise restarts it when it dies or " \
               "hangs; build/generate writes text."
 
-// Sets the defaults, and appends the flags in the order of --help. Unmarked flags affect the result, and are saved with
-// it; FREE ones do neither; LOCAL ones may even differ between ranks; a FLAG_FIXED one must stay the same at --resume.
+// Sets the defaults, and appends the flags in the order of --help. A resume reports changes of unmarked flags, which
+// checkpoints record, not of FREE ones; LOCAL ones may even differ between ranks; FLAG_FIXED ones must stay the same.
 static void options_flags(Flags* flags, Options* o) {
     enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
     memset(o, 0, sizeof *o);
@@ -259,8 +259,8 @@ static bool next_batch(void* source, const int32_t** tokens, const int32_t** tar
     RunState* state = &run->record.state;
     size_t B = model->options.B, T = model->options.T;
     heartbeat_send(HEARTBEAT_STEP, state->step + 1);
+    (void)error;  // step_read reports a batch that cannot be read
     run_read_batch(run);
-    (void)error;  // step_read knows of a batch that cannot be read
     *tokens = run->tokens;
     *targets = run->targets;
     model->dropout.first_token = (state->samples + model->flat.dp_rank * B) * T;  // the same masks for any layout
@@ -291,7 +291,7 @@ static void write_log(Run* run, const Options* o, StepLog* s) {
     s->tokens = state->samples * o->seq;
     s->epoch = samples_epochs(run, o->seq);
     s->skipped = state->step - state->updates;
-    s->sent = flat_bytes_so_far(&model->flat) - s->sent;  // since step_begin
+    s->sent = flat_bytes_so_far(&model->flat) - s->sent_before;
     s->entropy_floor = run->val.entropy_floor;
     s->prefers = o->objective.kind != OBJECTIVE_SFT;
     s->objective = objective_log(o->objective.kind, s->result.flags.counted);

@@ -32,7 +32,7 @@ typedef struct {
 // checkpoint records it and a resume reports a difference.
 enum {
     FLAG_GIVEN = 1,            // set by the parser
-    FLAG_FREE = 2,             // it does not change the results of the run
+    FLAG_FREE = 2,             // a resume does not compare it: it changes no result, or a hash is compared (--data)
     FLAG_LOCAL = 4 | FLAG_FREE,// and the ranks of a run may differ in it
     FLAG_FIXED = 8             // a run that is resumed with another value is refused: it would be another run
 };

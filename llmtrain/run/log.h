@@ -46,7 +46,7 @@ typedef struct {
     double mfu;                            // model FLOPs utilization, of the peak that was given; NAN without one
     double minutes_left;
     uint64_t memory;                       // bytes allocated on the device
-    uint64_t sent;                         // bytes that this rank sent in the step
+    uint64_t sent_before, sent;            // bytes that this rank sent in the run before the step; and in the step
     double load_ms;                        // waiting for the data: mean over the steps since the last line; or NAN
     double time;                           // Unix time, seconds
     size_t ranks;

@@ -29,8 +29,7 @@ static inline void run_begin_clock(Run* run) {
 }
 
 static inline StepLog step_begin(Run* run) {
-    StepLog s = {.val_loss = NAN, .began_ms = now_ms(),
-                 .sent = flat_bytes_so_far(&run->model.flat)};
+    StepLog s = {.val_loss = NAN, .began_ms = now_ms(), .sent_before = flat_bytes_so_far(&run->model.flat)};
     memset(run->objective.counted, 0, sizeof run->objective.counted);
     run->facts.steps++;
     fault_step(run->comm.rank, run->record.state.step + 1);
