@@ -266,8 +266,7 @@ static inline bool model_allocate(Model* model, Error* error) {
     const ModelOptions* o = &model->options;
     size_t D = config_head_size(c), batch_bytes = 3 * o->B * o->T * sizeof(int32_t);
     // Loading a kernel or connecting ranks may wait for kernels that run, as a receive does until another stage sends.
-    if (ranks_pp(&o->ranks) > 1) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    if (ranks_pp(&o->ranks) > 1) setenv("NCCL_RUNTIME_CONNECT", "0", 0);  // or NCCL 2.22 connects in the first step
+    if (ranks_pp(&o->ranks) > 1) setenv("CUDA_MODULE_LOADING", "EAGER", 0), setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     if (!device_choose(o->ranks.local_rank, error) || !device_open(&model->stream, o->tf32, error) ||
         !matmul_choices_open(o->matmul_algorithms, o->ranks.rank == 0, model->stream, error) ||
         !arena_allocate(&model->memory, o->ranks.world, model->stream, error)) return false;
