@@ -1624,7 +1624,7 @@ static void test_head_in_parts(void) {
         double error_of_tensor = relative_error(whole + t->offset, parts + t->offset, tensor_elements(t));
         worst = error_of_tensor <= worst ? worst : error_of_tensor;
     }
-    check(model.logits_rows < B * T && model.logits_rows >= LLMTRAIN_PIECE(B / 4 * T, 1),
+    check((model.logits_rows < B * T || !device_is_host()) && model.logits_rows >= LLMTRAIN_PIECE(B / 4 * T, 1),
           "logits of 32 x 32 tokens of 50257 come in parts, of 8 x 32 in one");
     check_bound(fabs(loss / loss_of_parts - 1), 1e-6, "batch 32 and 4 micro-batches of 8 at V=50257: loss");
     check_bound(worst, 1e-5, "batch 32 and 4 micro-batches of 8 at V=50257: worst tensor of the gradients");
