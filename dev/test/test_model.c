@@ -1702,7 +1702,26 @@ static void test_leaves(Family family) {
     model_free(&model);
 }
 
+// With several stages receives are posted before the first operation, and a GPU that loads or connects something then
+// may wait for them.
+static void test_stages_prepared(void) {
+    Config c = small_config(FAMILY_GPT2);
+    ModelOptions options = small_options(2, 4);
+    Model model;
+    Error error;
+    options.ranks.world = options.ranks.pp = 2;
+    need(model_plan(&model, &c, options, &error) && model_allocate(&model, &error), "%s", error.text);
+    const char *loading = getenv("CUDA_MODULE_LOADING"), *connect = getenv("NCCL_RUNTIME_CONNECT");
+    check(loading && strcmp(loading, "EAGER") == 0 && connect && strcmp(connect, "0") == 0,
+          "two stages: kernels are loaded and ranks connected before the first step");
+#ifdef LLMTRAIN_CUDA
+    check(model.stream->matmul != NULL, "two stages: cuBLASLt's handle is made before the first step");
+#endif
+    model_free(&model);
+}
+
 static void test_model(void) {
+    test_stages_prepared();
     test_leaves(FAMILY_GPT2);
     test_leaves(FAMILY_LLAMA);
     for (int family = 0; family < 2; family++) {
@@ -1745,27 +1764,8 @@ static void test_model(void) {
     test_validation();
 }
 
-// With several stages receives are posted before the first operation, and a GPU that loads or connects something then
-// may wait for them.
-static void test_stages_prepared(void) {
-    Config c = small_config(FAMILY_GPT2);
-    ModelOptions options = small_options(2, 4);
-    Model model;
-    Error error;
-    options.ranks.world = options.ranks.pp = 2;
-    need(model_plan(&model, &c, options, &error) && model_allocate(&model, &error), "%s", error.text);
-    const char *loading = getenv("CUDA_MODULE_LOADING"), *connect = getenv("NCCL_RUNTIME_CONNECT");
-    check(loading && strcmp(loading, "EAGER") == 0 && connect && strcmp(connect, "0") == 0,
-          "two stages: kernels are loaded and ranks connected before the first step");
-#ifdef LLMTRAIN_CUDA
-    check(model.stream->matmul != NULL, "two stages: cuBLASLt's handle is made before the first step");
-#endif
-    model_free(&model);
-}
-
 static void test_sizes(void) {
     test_limits();
-    test_stages_prepared();
     test_presets();
     for (int family = 0; family < 2; family++) test_initial_weights((Family)family);
     test_head_in_parts();
