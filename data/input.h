@@ -24,6 +24,7 @@
 
 #include "../llmtrain/base/files.h"  // fail_file; and from base.h Error
 #include "../llmtrain/base/json.h"
+#include "../llmtrain/text/data.h"   // paths_sort
 
 #include <glob.h>
 #ifdef LLMTRAIN_ZLIB
@@ -69,10 +70,6 @@ static inline bool file_list_add_pattern(FileList* files, const char* pattern, E
     return ok;
 }
 
-static inline int file_list_compare(const void* a, const void* b) {
-    return strcmp(*(char* const*)a, *(char* const*)b);
-}
-
 // Files and shell patterns (*, ?, [...]), separated by commas; a file with a comma in its name is given alone. Files
 // are sorted by the bytes of their names, in any locale, since the order numbers the documents.
 static inline bool file_list_find(FileList* files, const char* patterns, Error* error) {
@@ -92,13 +89,8 @@ static inline bool file_list_find(FileList* files, const char* patterns, Error* 
         file_list_free(files);
         return false;
     }
-    qsort(files->names, files->count, sizeof *files->names, file_list_compare);
-    size_t kept = 0;
-    for (size_t i = 0; i < files->count; i++) {
-        if (kept > 0 && strcmp(files->names[kept - 1], files->names[i]) == 0) free(files->names[i]);
-        else files->names[kept++] = files->names[i];
-    }
-    files->count = kept;
+    size_t kept = paths_sort(files->names, files->count);
+    while (files->count > kept) free(files->names[--files->count]);
     return true;
 }
 
