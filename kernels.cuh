@@ -90,9 +90,9 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const i
 // Only the tokens in [first, first + rows) are added up. The others are sorted and cut into pieces too, so that the
 // bits of a token's gradient do not depend on the range.
 //
-// Positions are sorted and added up in the same way, except that their runs stay whole: one block adds up the run, be
-// it longer than a piece. A position has a row for each sequence or document of the batch, seldom more than some
-// hundreds, and the bits do not depend on where pieces end.
+// Positions are sorted and added up in the same way, except that their runs stay whole: one block adds up a run even
+// if it is longer than a piece. A position has a row for each sequence or document of the batch, rarely more than a few
+// hundred, and the bits do not depend on where pieces end.
 
 enum {
     SORT_THREADS = LLMTRAIN_PIECE(1024, WARP),
@@ -503,10 +503,6 @@ static inline size_t layernorm_backward_scratch_bytes(size_t N, size_t C) {
     return 2 * norm_backward_blocks(NORM_PROCESSORS, N, C) * C * sizeof(float);
 }
 
-static inline size_t rmsnorm_backward_scratch_bytes(size_t N, size_t C) {
-    return layernorm_backward_scratch_bytes(N, C) / 2;
-}
-
 static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, const floatX* dout, const floatX* x,
                                       const floatX* weight, const float* mean, const float* rstd,
                                       size_t N, size_t C, Stream stream) {
@@ -545,7 +541,7 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding": the pair (x[i], x[i + D/2]) of every query and key
 // head is rotated by an angle that depends on the position and on i.
 
-enum { ROPE_THREADS = 256, ROPE_HEADS = 2 };  // heads per thread, about, which share angles
+enum { ROPE_THREADS = 256, ROPE_HEADS = 2 };  // ROPE_HEADS: about how many heads a thread rotates by the same angles
 
 // qkv (N, (H + 2K) D) in place; table (context, D/2, 2); direction 1 forward, -1 back; heads = H + K. A block owns
 // a row: thread x owns W pairs i of a head, and goes through the heads y, y + blockDim.y, ... with the angles of
@@ -611,11 +607,11 @@ static inline void rope_backward(floatX* dqkv, const float* table, const int32_t
 // per element, so the division is approximate: within 2 units in the last place, and 0 where the result is below
 // 2^-126.
 
-static __device__ inline float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+static __device__ inline float sigmoid_fast(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 // GELU of x is x times this: sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
 static __device__ inline float gelu_sigmoid(float x) {
-    return fast_sigmoid(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
+    return sigmoid_fast(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
 }
 
 // Moves 2 elements per output.
@@ -651,7 +647,7 @@ static __global__ void swiglu_forward_kernel(floatX* out, const floatX* in, size
         for (size_t f = (size_t)threadIdx.x * W; f < F; f += (size_t)blockDim.x * W) {
             Lanes<W> g = lanes_load<W>(gate + f), u = lanes_load<W>(up + f);
             #pragma unroll
-            for (int j = 0; j < W; j++) u.x[j] *= g.x[j] * fast_sigmoid(g.x[j]);
+            for (int j = 0; j < W; j++) u.x[j] *= g.x[j] * sigmoid_fast(g.x[j]);
             lanes_store<W>(out + row * F + f, u);
         }
     }
@@ -667,7 +663,7 @@ static __global__ void swiglu_backward_kernel(floatX* din, const floatX* dout, c
             Lanes<W> g = lanes_load<W>(gate + f), u = lanes_load<W>(up + f), d = lanes_load<W>(dout + row * F + f);
             #pragma unroll
             for (int j = 0; j < W; j++) {
-                float s = fast_sigmoid(g.x[j]), dd = d.x[j];
+                float s = sigmoid_fast(g.x[j]), dd = d.x[j];
                 d.x[j] = dd * u.x[j] * s * (1.0f + g.x[j] * (1.0f - s));
                 u.x[j] = dd * g.x[j] * s;
             }

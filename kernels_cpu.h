@@ -11,7 +11,7 @@
 //    8. dropout
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
 //
-// What needs more than a loop nest to be fast, or is no layer of a model, has a header of its own in llmtrain/ops/:
+// What needs more than a loop nest to be fast, or is not a layer of a model, has its own header in llmtrain/ops/:
 // attention_cpu.h, columns.h (for LoRA), decode.h (attention to a KV cache), gemm.h, heads.h (heads for ranks),
 // leaves.h (layers that ranks share), qk_norm.h (norms of query and key heads), vectors.h (global norm, sums, casts),
 // optimizers/update.h.
@@ -19,7 +19,7 @@
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions use it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
 // are added to, so that micro-batches accumulate (matmul_backward_weight overwrites them unless `adds`); all other
-// outputs are overwritten unless the comment says "adds to".
+// outputs are overwritten unless the comment says "adds to". LLMTRAIN_PIECE(n, small) is n; in some tests, small.
 // Letters: B batch, T sequence, N = B*T rows, C channels, H heads, K key/value heads, D head size, F feed-forward,
 // V vocabulary, Vp padded vocabulary.
 //
@@ -353,7 +353,7 @@ static inline void rope_backward(floatX* dqkv, const float* table, const int32_t
 //
 // Here it is as plain loops, in double: what the tests compare every implementation with. The operations that the model
 // calls, attention_forward and attention_backward, have the same arguments in floatX and float, and compute tiles of
-// the same sums, some hundred times as fast: llmtrain/ops/attention_cpu.h. Layouts:
+// the same sums, about 20 times as fast on a core: llmtrain/ops/attention_cpu.h. Layouts:
 //
 //     qkv, dqkv (B, T, (H + 2K) D)   all query heads of a token, then its key heads, then its value heads (head_rows)
 //     out, dout (B, T, H, D)
@@ -412,6 +412,8 @@ static inline void attention_backward_textbook(double* dqkv, const double* dout,
 
 // ------------------------------------------------------------------------------------------------
 // 7. GELU and SwiGLU
+
+ALWAYS_INLINE float sigmoid_fast(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
 
 // "Gaussian Error Linear Units", in the form with tanh: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3),
 // which is x * sigmoid(2u).

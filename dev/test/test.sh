@@ -93,7 +93,8 @@ tour() {
 # Whether functions that loops call for every element are inlined in the trainer too: left to itself a compiler inlines
 # less in a large program than in a small benchmark, and a loop with a call is not vectorized.
 inlined() {
-    names=$(sed -n 's/^.* \([a-zA-Z0-9_]*\)(float[X]* [a-z]*) {.*/\1/p' llmtrain/ops/arithmetic.h llmtrain/ops/types.h)
+    names=$(sed -n 's/^.* \([a-zA-Z0-9_]*\)(float[X]* [a-z]*) {.*/\1/p' llmtrain/ops/arithmetic.h llmtrain/ops/types.h \
+        kernels_cpu.h)
     [ "$(echo "$names" | wc -w)" -ge 8 ] || return 1
     for type in FP32 BF16 FP16; do
         [ ! -e "$build/train-$type" ] || ! nm "$build/train-$type" | awk '{ print $3 }' | grep -x "$names" || return 1

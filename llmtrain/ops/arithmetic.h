@@ -163,8 +163,6 @@ ALWAYS_INLINE float exp_fast(float x) {
     return x < -87.3f ? 0.0f : p * scale;
 }
 
-ALWAYS_INLINE float sigmoid_fast(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
-
 // x * 2^n, for normal x and results.
 ALWAYS_INLINE double scale_double(double x, int n) {
     uint64_t bits;
