@@ -27,8 +27,8 @@ run() {
     "$build/train-$type" --data "$out/text_train_*.bin" --out "$out/$name" --steps 12 --warmup 2 --lr 1e-2 "$@" \
         > "$out/log" 2>&1 || cat "$out/log"
     hash=$("$build/weights_hash" "$out/$name/step_00000012")
-    case $type in FP32) which=1 ;; *) which=2 ;; esac  # the log has "avx512 / amx": for floats, for bfloat16
-    kernels=$(sed -n "s|.* \([a-z0-9]*\) / \([a-z0-9]*\),.*|\\$which|p" "$out/log" | head -n 1)
+    case $type in FP32) which=1 ;; *) which=2 ;; esac  # the log has "avx512 (float) / amx (bf16)"
+    kernels=$(sed -n "s|.* \([a-z0-9]*\) (float) / \([a-z0-9]*\) (bf16),.*|\\$which|p" "$out/log" | head -n 1)
     case $kernels-$(uname -m) in avx2-* | avx512-* | portable-aarch64 | portable-arm64) kernels=floats ;; esac
     echo "$name $kernels $hash" >> "$out/rows"
     before=$(sed -n "s/^$name $kernels //p" "$table")

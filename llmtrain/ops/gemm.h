@@ -72,7 +72,7 @@ typedef struct {
 typedef struct {
     const GemmKernel* for_any;   // for operands of any types
     const GemmKernel* for_bf16;  // for two operands of bfloat16
-    char backend[32];            // their names
+    char backend[48];            // their names
     size_t b_units;              // of a packed block of B
     pthread_key_t workspace;
 } GemmState;
@@ -123,7 +123,7 @@ static inline bool gemm_use(const char* name) {
     if (!found) return false;
     gemm_state.for_any = for_any;
     gemm_state.for_bf16 = for_bf16;
-    snprintf(gemm_state.backend, sizeof gemm_state.backend, "%s / %s", for_any->name, for_bf16->name);
+    snprintf(gemm_state.backend, sizeof gemm_state.backend, "%s (float) / %s (bf16)", for_any->name, for_bf16->name);
     return true;
 }
 
@@ -152,7 +152,7 @@ static inline const GemmState* gemm_ready(void) {
     return &gemm_state;
 }
 
-// The kernels for float and for bfloat16: "avx512 / amx".
+// The kernels for float and for bfloat16: "avx512 (float) / amx (bf16)".
 static inline const char* gemm_backend(void) { return gemm_ready()->backend; }
 
 // The kernel for operands of any type.
