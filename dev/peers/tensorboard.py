@@ -227,7 +227,7 @@ def check_runs():
         same(expected_of("runs/other"), found, "%s, with kills, by its own log" % name)
         seen = {point for tag, points in found.items() if "/" in tag for point in points}
         check(others <= seen, "%s: %d values of the other members" % (name, len(others)))
-        check(found["events/done"] == [(60, b"all is done")] or found["events/done"] == [(60, "all is done")],
+        check(found["events/done"] in ([(60, b"the run is done")], [(60, "all steps are done")]),
               "%s: a text: %s" % (name, found["events/done"]))
     found = accumulated("runs/converted/one")
     if "loss/excess" in found:  # the floor is in run.jsonl
@@ -243,7 +243,7 @@ def check_runs():
         check(others <= seen, "the server, %s: %d values of the other members" % (name, len(others)))
         texts = server.texts("other/tensorboard")
         done, sample = texts.get("events/done", []), texts.get("samples", [])
-        check(len(done) == 1 and done[0][0] == 60 and "<p>all is done</p>" in done[0][1] and len(sample) == 1 and
+        check(len(done) == 1 and done[0][0] == 60 and "<p>the run is done</p>" in done[0][1] and len(sample) == 1 and
               sample[0][0] == 3 and "Once" in sample[0][1] and "\u00e9" in sample[0][1] and
               "<script" not in sample[0][1],
               "the server, %s: texts of %s; a sample, with its HTML escaped: %r" % (

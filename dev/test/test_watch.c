@@ -117,7 +117,7 @@ static void test_states(void) {
     event("r", T0 + 9e6 + 5, "start", 200, "start 7");
     event("r", T0 + 9e6 + 7, "slow", 200, "note: rank 1 is a straggler");
     expect_words(T0 + 9e6 + 8, "r", 0, "r: running");
-    event("r", T0 + 9e6 + 9, "done", 200, "all is done");
+    event("r", T0 + 9e6 + 9, "done", 200, "the run is done");
     expect_words(T0 + 9e8, "r", 0, "r: done; step 200/1000");
     verdict("running, stopped, failed, restarted, given up and done: lines and exit codes");
 }

@@ -74,7 +74,7 @@ static inline int run_exit(Run* run, Launch* launch, bool ok, const Error* error
     if (ok) heartbeat_send(HEARTBEAT_DONE, run->record.state.step);
     if (run->cadence.began_ms > 0)
         run_tell_with(run, false, "ms", run_save_ms(run).text, ok ? "done" : stopped ? "stopped" : "failed",
-                      run->record.state.step, "%s", ok ? "all is done" : error->text);
+                      run->record.state.step, "%s", ok ? "the run is done" : error->text);
     run_free(run);
     int code = ok ? 0 : error->kind == ERROR_USAGE ? 2 : stopped && run->stopped_by != SIGINT ? EXIT_SAVED : 1;
     return launch_reap(launch, "train", code, ok ? 1e3 * timeout : REAP_MS, &of_others);
