@@ -1,4 +1,4 @@
-// agreement.h: what the ranks tell each other once a step, and whether they hold and compute the same.
+// agreement.h: the numbers and flags that ranks exchange once per step, and whether they hold and compute the same.
 //
 //   1. clock        the time of a step, and how much of it this rank waited for others
 //   2. statistics   a few numbers of every rank, gathered: losses, times, flags

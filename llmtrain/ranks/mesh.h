@@ -53,7 +53,7 @@ static inline bool mesh_color(size_t* color, const Comm* comm, const Layout* l, 
     return edge != RING_NONE;
 }
 
-#define MESH_PATIENCE 10  // timeouts for which a stage waits for another: it may have much to compute before it sends
+#define MESH_STAGE_FACTOR 10  // a stage waits this many timeouts for another, which may have much to compute first
 
 // Opens the groups [first, end), of which this rank is in one at most; turn: of channels.
 static inline bool mesh_open_groups(Mesh* mesh, Comm* comm, const Layout* l, size_t first, size_t end, size_t turn,
@@ -67,10 +67,10 @@ static inline bool mesh_open_groups(Mesh* mesh, Comm* comm, const Layout* l, siz
         color = own;
     }
     // Ranks wait for those that wait elsewhere, most often in the smallest of their groups: only these know for whom.
-    double patience = first >= GROUP_FORWARD_IN ? MESH_PATIENCE : first > GROUP_SHARD || l->pp > 1 ? 1.25 : 1;
-    if (layout_tp(l) > 1 && first < GROUP_FORWARD_IN) patience = first == GROUP_TENSOR ? patience : 1.5;
-    if (first == GROUP_TENSOR && l->pp == 1) patience = 1;
-    if (!comm_split(group, comm, color, patience, error)) return false;
+    double factor = first >= GROUP_FORWARD_IN ? MESH_STAGE_FACTOR : first > GROUP_SHARD || l->pp > 1 ? 1.25 : 1;
+    if (layout_tp(l) > 1 && first < GROUP_FORWARD_IN) factor = first == GROUP_TENSOR ? factor : 1.5;
+    if (first == GROUP_TENSOR && l->pp == 1) factor = 1;
+    if (!comm_split(group, comm, color, factor, error)) return false;
     if (group == &none) comm_close(group);
     return true;
 }

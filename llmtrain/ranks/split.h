@@ -82,13 +82,13 @@ static inline bool comm_make_group(Comm* group, const CommColor* colors, Error* 
                      strerror(errno));
 }
 
-// Makes the group of this rank: the ranks that give the same color, in their order. Its timeout is `patience` times
+// Makes the group of this rank: the ranks that give the same color, in their order. Its timeout is timeout_factor times
 // that of `comm`. Called by all ranks of `comm` together, each from the thread that uses it. After a failure there is
 // nothing to close.
-static inline bool comm_split(Comm* group, Comm* comm, size_t color, double patience, Error* error) {
+static inline bool comm_split(Comm* group, Comm* comm, size_t color, double timeout_factor, Error* error) {
     size_t N = comm->world, port = 0;
     const Comm begun = {.local_rank = comm->local_rank, .local_world = comm->local_world,
-                        .timeout_ms = patience * comm->timeout_ms, .mpi = comm->mpi, .listener = -1, .wake = -1,
+                        .timeout_ms = timeout_factor * comm->timeout_ms, .mpi = comm->mpi, .listener = -1, .wake = -1,
                         .waker = -1, .parent = comm, .splits = ++comm->splits};
     *group = begun;
     snprintf(group->run, sizeof group->run, "%.40s/%zu", comm->run, comm->splits);

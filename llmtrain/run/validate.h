@@ -64,7 +64,7 @@ static inline bool model_validate(Model* model, Validation* v, Error* error) {
         }
         if (flat->options.rank == 0) progress_show(&progress, first + batch);
         if (round < look && round + 1 < rounds) continue;
-        // About once a second, and at the end, the ranks tell each other how far they are, and whether to go on.
+        // About once a second, and at the end, the ranks exchange how far they are, and whether to continue.
         device_download(&losses, &flat->sums->losses, sizeof losses, model->stream);
         stats_put_sum(own + LOSSES, losses);
         own[ENDS] = !good ? -1 : v->stop ? *v->stop : 0;

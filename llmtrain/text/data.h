@@ -333,7 +333,7 @@ static inline bool dataset_pack(Dataset* dataset, size_t T, bool pack, TooLong t
 }
 
 // Takes the vocabulary and the entropy floor from the shards, which must agree.
-static inline bool dataset_summarise(Dataset* dataset, Error* error) {
+static inline bool dataset_summarize(Dataset* dataset, Error* error) {
     double tokens = 0, nats = 0;
     bool entropy_known = true;
     const Shard* stated = NULL;  // the first shard that states a vocabulary
@@ -390,7 +390,7 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
     }
     if (dataset->part_count == 0) dataset_one_part(dataset);
     return dataset_sets_whole(dataset, error) && dataset_open_spans(dataset, error) &&
-           dataset_parts_agree(dataset, error) && dataset_summarise(dataset, error);
+           dataset_parts_agree(dataset, error) && dataset_summarize(dataset, error);
 }
 
 // The files that match one pattern, after those that were found before.
