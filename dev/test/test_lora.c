@@ -782,7 +782,7 @@ static void test_refusals(void) {
     patch("bad/adapter_model.safetensors", length - sizeof nan_bits, &nan_bits, sizeof nan_bits);
     expect_no_export("NaN", "--init-from base --adapter bad --to hf", "is not finite");
     put_adapter("bad", "adapter", 0, NULL, NULL, 0, 0, NULL);
-    expect_no_export("zeros", "--init-from base --adapter bad --to hf", "changes nothing: all its products are zero");
+    expect_no_export("zeros", "--init-from base --adapter bad --to hf", "all its delta weights are zero");
     bad_tensors("F32", "I32");
     expect_no_export("type", "--init-from base --adapter bad --to hf", "is of type I32");
     unlink("bad/adapter_model.safetensors");

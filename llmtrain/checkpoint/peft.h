@@ -10,8 +10,8 @@
 //   if (adapter_set(&model, &adapter, &error)) ...                          the pairs of a model with --lora
 //   adapter_close(&adapter);
 //
-// An adapter changes nothing by mistake: a key or a tensor that is not known, a module without its partner, products
-// that are all zero, and another base than the one that the adapter names, are errors.
+// An adapter changes nothing by mistake: a key or a tensor that is not known, a tensor without its partner, delta
+// weights that are all zero, and another base than the one that the adapter names, are errors.
 
 #ifndef LLMTRAIN_PEFT_H
 #define LLMTRAIN_PEFT_H
@@ -228,7 +228,7 @@ static inline bool peft_read(float* values, PeftReading* p, PeftTensor* t, size_
     return ok;
 }
 
-// The norm of s b a, from the products of the columns of b and of the rows of a.
+// The norm of s b a, the delta weight, from the products of the columns of b and of the rows of a.
 static inline double peft_norm(const SourcePair* pair, size_t cols) {
     double sum = 0;
     for (size_t i = 0; i < pair->r; i++)
@@ -378,7 +378,7 @@ static inline bool adapter_open(Adapter* a, const char* path, const ModelSource*
          peft_check_names(&p, "target_modules", 'a', error);
     if (ok && a->plain && a->largest == 0)
         ok = fail_with(error, "%.600s changes nothing: %s; use another copy", p.file.path,
-                       a->pairs.count ? "all its products are zero" : "it has no pairs");
+                       a->pairs.count ? "all its delta weights are zero" : "it has no pairs");
     if (p.tensors) safetensors_close(&p.file);
     free(p.tensors);
     free(list);
@@ -411,7 +411,7 @@ static inline bool adapter_check_base(const Adapter* a, ModelSource* s, Error* e
 }
 
 static inline void adapter_describe(FILE* file, const Adapter* a) {
-    say(file, "adapter %s: %zu tensors, rank %zu, norms of the products from %.3g to %.3g%s", a->path, a->pairs.count,
+    say(file, "adapter %s: %zu tensors, rank %zu, delta-weight norms from %.3g to %.3g%s", a->path, a->pairs.count,
         a->r, a->smallest, a->largest, a->names_base ? "" : "; it does not name its base, so only shapes are compared");
 }
 

@@ -74,7 +74,7 @@ static const Field CONFIG_FIELDS[] = {
     FIELD_COUNT(Config, lora, "lora", 0, 65536, "0",
                 "LoRA: train, in place of the model's weights, a pair of matrices of rank N beside each; 0: no"),
     FIELD_REAL(Config, lora_alpha, "lora-alpha", 0, 1e6, "0",
-               "with --lora: the pairs' products count X / rank times; 0: 2 rank"),
+               "with --lora: the pairs' outputs are scaled by X / rank; 0: 2 rank"),
     FIELD_CHOICE(Config, lora_scale, "lora-scale", "plain|rs", "plain",
                  "with --lora: rs divides by the square root of the rank (rsLoRA)"),
     FIELD_SET(Config, lora_targets, "lora-targets", LORA_TARGETS, "all",

@@ -45,7 +45,7 @@ typedef struct {
     float p;                  // probability of dropping an element; 0 for evaluation
     uint64_t seed;
     uint64_t first_token;     // index of the batch's first token in the whole run
-    float adapters;           // the probability for what LoRA's pairs see
+    float adapters;           // probability of dropping an element of the input of LoRA's pairs
 } Dropout;
 
 static inline void slots_free(Activations* slots, size_t count) {

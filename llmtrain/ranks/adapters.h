@@ -35,7 +35,7 @@ static inline bool adapters_active(const Layers* l, Linear linear) {
     return linear.pair_count > 0 && l->adapters.scale != 0;
 }
 
-// out = dropout(in), both (N, inputs), which may be the same: what the pairs of a layer see, and the gradient of that.
+// out = dropout(in), both (N, inputs), which may be the same: the input of a layer's pairs, and its gradient.
 static inline const floatX* adapters_drop(const Layers* l, floatX* out, const floatX* in, Linear linear, size_t N) {
     enum { SITE_ADAPTERS = 1 << 20 };  // the model's own sites are below
     size_t inputs = linear_inputs(l, linear);
