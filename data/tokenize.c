@@ -70,7 +70,7 @@ static Flags options_flags(Options* o) {
                   "patterns, separated by commas; the member --field of each line is a document"),
         FLAG_TEXT("field", &o->field, "text", "NAME", 0, "with --jsonl: name of the member that holds the text"),
         FLAG_SWITCH("special", &o->special, true, 0, "on: <|endoftext|> and other special tokens in a document's text "
-                    "are those tokens; off: they are text, as any other"),
+                    "are those tokens; off: they are text like any other"),
         FLAG_CHOICE("bad-lines", &o->bad_lines, 0, "stop|skip", 0,
                     "with --jsonl and --chat: end at a line that cannot be read, or skip such lines, and count them"),
         FLAG_HEADING("Conversations"),

@@ -37,7 +37,7 @@ static bool report_make(const Options* o, char** directories, size_t count, bool
 int main(int argc, char** argv) {
     Options o;
     const Flag table[] = {
-        FLAG_TEXT("out", &o.out, NULL, "FILE", 0, "the page to write, as report.html (required)"),
+        FLAG_TEXT("out", &o.out, NULL, "FILE", 0, "the page to write, for example report.html (required)"),
         FLAG_REAL("price", &o.price, 0, 0, 1e6, 0,
                   "price in dollars of an hour of one rank's device, for the cost of a run; 0: no cost"),
         FLAG_COUNT("watch", &o.watch, 0, 0, 86400, 0,
@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
         char* run = argv[++count];
         for (size_t n = strlen(run); n > 1 && run[n - 1] == '/'; n--) run[n - 1] = 0;
     }
-    if (!flags_begin(&code, "report", "usage: report DIR... --out FILE: a page about runs, the --out of each, as HTML.",
+    if (!flags_begin(&code, "report", "report DIR... --out FILE: writes a page about runs (the --out of each) as HTML",
                      &flags, argc - count, argv + count))
         return code;
     bool good = true, done = false;

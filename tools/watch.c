@@ -521,7 +521,7 @@ int main(int argc, char** argv) {
     bool ascii, once;
     const Flag rows[] = {
         FLAG_SWITCH("ascii", &ascii, false, 0, "draw bars and curves with ASCII characters alone"),
-        FLAG_SWITCH("once", &once, false, 0, "print a line for each run and exit, as where the output is no terminal"),
+        FLAG_SWITCH("once", &once, false, 0, "print a line per run and exit, as when the output is not a terminal"),
     };
     Flags flags = flags_of(rows, sizeof rows / sizeof rows[0]);
     Error error;

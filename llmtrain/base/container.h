@@ -90,7 +90,7 @@ static inline ContainerLimits container_limits(const char* root) {
     return limits;
 }
 
-#define THREADS_HELP "OpenMP threads per rank; 0: all cores, or as many as the container has processor time for"
+#define THREADS_HELP "OpenMP threads per process; 0: all cores, or as many as the container has processor time for"
 
 // Sets the number of threads: as asked, if that is not 0. Otherwise OMP_NUM_THREADS counts, if it is set; or else the
 // cores, or the processor time of the container if that is less, are divided among the `ranks` of this machine; bound:

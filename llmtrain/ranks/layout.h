@@ -28,7 +28,7 @@ static inline void layout_flags(Flags* flags, Layout* l) {
         FLAG_COUNT("zero", &l->zero, 0, 0, 3, 0,
                    "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients, 3 also parameters of blocks"),
         FLAG_COUNT("shard", &l->shard, 0, 0, 65536, 0,
-                   "ranks that share a copy of what ZeRO shards, as those of a machine; 0: all ranks"),
+                   "ranks that share a copy of what ZeRO shards, such as those of a machine; 0: all ranks"),
         FLAG_COUNT("tp", &l->tp, 1, 1, RANKS_TP_MAX, 0,
                    "tensor parallel: ranks that share each layer, with 1/N of the heads, of the feed-forward and of "
                    "the vocabulary each; outside of layers each has 1/N of the tokens"),

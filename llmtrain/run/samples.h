@@ -28,7 +28,7 @@ static inline void samples_flags(Flags* flags, SampleOptions* o) {
         FLAG_SWITCH("pack", &o->pack, true, FLAG_FIXED,
                     "conversations of tokenize --chat: several in a sequence, none of which sees another"),
         FLAG_CHOICE("too-long", &o->too_long, TOO_LONG_DROP, TOO_LONG_NAMES, FLAG_FIXED,
-                    "conversations longer than a sequence: leave them out, or cut them behind the last whole answer"),
+                    "conversations longer than a sequence: leave them out, or cut them after the last whole answer"),
     };
     flags_append(flags, table, sizeof table / sizeof table[0]);
 }
