@@ -891,6 +891,14 @@ static void test_evaluated(void) {
            job.text[0]);
     run_says(2, "has documents that are chosen, and --objective sft takes plain ones", train,
              "--data p_train_*.bin " MODEL "--steps 1");
+#define PAIR "--data p_train_*.bin --objective orpo --batch 1 --steps 1 " SIZES
+    size_t size;
+    free(text_read("p_train_000000.bin", &size));
+    size = (size - 1024) / 2 - 1;  // one token less than the pair has
+    run_says(2, text_of("no pair of p_train_000000.bin fits a sequence of 3 tokens; give --seq %zu or more\n", size),
+             train, PAIR "--seq 3");
+    run_says(2, "no pair of p_train_000000.bin fits", train, text_of(PAIR "--seq %zu", size - 1));
+    run_says(0, "", train, text_of(PAIR "--seq %zu", size));
     run_says(1, "--val-overlap is for texts: a conversation is evaluated as a whole", evaluate,
              "--out one --data x_val_*.bin --val-overlap 5");
     verdict("evaluate scores both answers of a preference, which --objective sft refuses; --val-overlap is refused");

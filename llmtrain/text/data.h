@@ -658,9 +658,12 @@ static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* err
     for (const DatasetPart* part = dataset->parts; part < dataset->parts + dataset->part_count; part++) {
         if (part_samples(dataset, part, T) > 0) continue;
         const Shard* longest = &dataset->shards[part->first];
-        if (part_is_packed(dataset, part))
-            return fail_usage(error, "no conversation of %.600s fits a sequence of %zu tokens; give a longer --seq, or "
-                              "--too-long cut", longest->path, T);
+        const SpanFile* spans = part_is_packed(dataset, part) ? &dataset->spans[part->first] : NULL;
+        bool pairs = spans && spans->groups < spans->document_count;
+        if (spans)
+            return fail_usage(error, "no %s of %.600s fits a sequence of %zu tokens; give --seq %u or more%s",
+                              pairs ? "pair" : "conversation", longest->path, T,
+                              dataset->packed[part - dataset->parts].shortest - 1, pairs ? "" : ", or --too-long cut");
         for (size_t i = part->first + 1; i < part->end; i++)
             if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
         return fail_usage(error, "%s%s has %zu tokens, but one sequence of %zu needs %zu; give more text or a shorter "

@@ -30,7 +30,7 @@ typedef struct {
     size_t* first;             // (rows + 1), owned: the first group of each row
     size_t group_count, rows;
     size_t dropped, cut;       // groups that are longer than a row
-    uint32_t longest;          // the tokens of the longest group, dropped or not
+    uint32_t shortest, longest;  // the tokens of these groups, dropped or not
     uint64_t tokens;           // of the groups in rows
 } Packing;
 
@@ -133,6 +133,7 @@ static inline void packing_add(Packing* p, const SpanFile* f, size_t shard, size
         bool cuts = too_long == TOO_LONG_CUT && end == d + 1;  // never a pair
         PackedGroup group = {(uint32_t)shard, (uint32_t)d,
                              all <= room ? (uint32_t)all : cuts ? document_cut(f, d, room) : 0};
+        p->shortest = (uint32_t)min_size(p->longest ? p->shortest : (size_t)all, (size_t)all);
         p->longest = (uint32_t)max_size(p->longest, (size_t)all);
         p->dropped += group.tokens == 0;
         p->cut += group.tokens > 0 && group.tokens < all;
