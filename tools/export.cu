@@ -46,8 +46,7 @@ static bool format_holds(int format, int type, Error* error) {
 
 // The path of the model: the run's checkpoint, or --init-from.
 static bool options_path(char path[FILE_PATH_MAX], const Options* o, Error* error) {
-    if (o->init_from) return path_copy(path, o->init_from, error);
-    if (o->step == 0) return path_copy(path, o->out, error);
+    if (o->init_from || o->step == 0) return path_copy(path, o->init_from ? o->init_from : o->out, error);
     checkpoint_path(path, o->out, o->step, "");
     return true;
 }
@@ -152,6 +151,20 @@ static bool prepare(Export* e, const Options* o, bool pairs_alone, Error* error)
     return !o->adapter || source_add_adapters(s, o->adapter, stdout, error);
 }
 
+// Adds to an error about a checkpoint of --out which others --step may name.
+static void name_steps(const Options* o, Error* error) {
+    char named[FILE_PATH_MAX], steps[200] = "";
+    unsigned long long bad;
+    uint64_t step = UINT64_MAX;
+    const Error cause = *error;
+    snprintf(named, sizeof named, "%.500s/step_", o->out ? o->out : "");
+    const char* at = strstr(cause.text, named);
+    if (!o->out || !at || sscanf(at + strlen(named), "%llu", &bad) != 1) return;
+    for (size_t used = 0; used < 150 && checkpoint_before(&step, o->out, step);)
+        if (step != bad) used += (size_t)snprintf(steps + used, 30, "%s%.0f", used ? ", " : "", (double)step);
+    if (steps[0]) fail_with(error, "%.900s; or give another --step: %s", cause.text, steps);
+}
+
 static bool export_model(const Options* o, Error* error) {
     char path[FILE_PATH_MAX];
     ModelSource source;
@@ -222,6 +235,7 @@ int main(int argc, char** argv) {
     else if (directory_name(dir, o.dir, &error)) wrong = false;
     if (!wrong) o.dir = dir;
     if (!wrong && export_model(&o, &error)) return 0;
+    if (!wrong) name_steps(&o, &error);
     fprintf(stderr, "export: %s\n", error.text);
     return wrong ? 2 : 1;
 }

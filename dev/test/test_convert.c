@@ -1563,6 +1563,13 @@ static void test_programs(void) {
     expect_program(0, "note: 7 matrices of", text_of("%s --init-from %s --to hf --dir p.nf4", e, fixture("llama_nf4")));
     expect_program(2, "--step", text_of("%s --init-from %s --step 7 --to hf --dir p.no", e, fixture("llama")));
     expect_program(1, "step_00000008", text_of("%s --out qwen2.run --step 8 --to hf --dir p.8", e));
+    copy_tree("qwen2.run", "two.run");
+    copy_tree("qwen2.run/step_00000007", "two.run/step_00000009");
+    flip_byte("two.run/step_00000009/rank_00000.safetensors", 9000);
+    expect_program(1, "checksum; the file is damaged; or give another --step: 7", text_of("%s --out two.run --to hf "
+                                                                                        "--dir p.no", e));
+    expect_program(1, "check the path; or give another --step: 9, 7", text_of("%s --out two.run --step 8 --to hf "
+                                                                             "--dir p.no", e));
     expect_program(0, "step_00000007", text_of("%s --out qwen2.run --step 7 --to hf --dtype f16 --dir p.7", e));
     expect_program(1, "checksum", text_of("%s --out qwen3.run --to hf --dir p.no", e));
     expect_program(1, "GPT-2", text_of("%s --init-from %s --to llm.c --dtype f32 --dir p.no", e, fixture("qwen3")));

@@ -760,7 +760,7 @@ static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* direc
 // Opens the model at a path: a checkpoint (a step_N directory), a run (then its newest checkpoint), a directory of
 // Hugging Face, or a file of llm.c. After a failure there is nothing to close.
 static inline bool source_open(ModelSource* s, const char* path, Error* error) {
-    bool found = false, known = true, ok;
+    bool found = false, known = true, ok = false;
     memset(s, 0, sizeof *s);
     if (!path_copy(s->path, path, error)) return false;
     if (access(path, F_OK) != 0) return fail_file(error, "open", path);
@@ -770,9 +770,7 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
         ok = source_open_checkpoint(s, error);
     } else if (known && source_has(&known, path, "config.json", error)) {
         ok = source_open_hf(s, error);
-    } else if (!known) {
-        ok = false;
-    } else {
+    } else if (known) {
         bool adapter = source_has(&known, path, PEFT_CONFIG, error);
         ok = source_open_newest(s, path, &found, error);
         if (ok && !found && adapter)
