@@ -7,8 +7,8 @@
 // Writes: in --out: run.jsonl, a line per start; metrics.jsonl, a line per logged step, and ranks.jsonl, its numbers of
 //         each rank; events.jsonl; step_N/, checkpoints (doc/formats.md has all). The console shows a line per step.
 // Exit:   0 done, or --stop-after ended the run; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C
-//         stopped the run after saving it; 2 a flag is wrong, or a shard of the data is damaged; 75 SIGTERM or SIGUSR1
-//         stopped the run after saving it: --resume continues it.
+//         stopped the run after saving it, or --plan finds that it does not fit --memory; 2 a flag is wrong, or a shard
+//         of the data is damaged; 75 SIGTERM or SIGUSR1 stopped the run after saving it: --resume continues it.
 //
 // Under mpirun, torchrun or srun, or with --ranks N, several processes train together; rank 0 writes the console, the
 // log and the manifests.

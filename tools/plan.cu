@@ -7,7 +7,7 @@
 // It contains the trainer, so it takes the same flags, and prints what ./train --plan prints; then the state of each
 // optimizer, the memory of each ZeRO stage, the predicted time of a step and, with --memory, the combinations of flags
 // that fit, fastest first. With --gpus it plans for a cluster instead: layouts over its GPUs, fastest first, and what
-// the run takes. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
+// the run takes. Exit code: 0 done; 1 something failed, or nothing fits; 2 a flag is wrong.
 
 #include "cluster_search.h"
 
@@ -239,7 +239,8 @@ static bool show_choices(const Model* asked, const PlanOptions* o, const Rates* 
         choice_print(&choices[nearest], asked, ceil(1e-6 * least + 1) * 1e-3, tokens);
     }
     free(choices);
-    return true;
+    return fits > 0 || fail_with(error, "no flags fit --memory %g; make --total-batch, --seq or the model smaller, or "
+                                 "--memory larger", o->memory_gb);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -364,7 +365,7 @@ static bool show_predictions(Rates* rates, bool given, const Model* model, const
     if (given || device_is_host())
         return show_time(rates, given, model, o, error) && (o->memory_gb == 0 || show_choices(model, o, rates, error));
     printf("  give --rate, the rates of this GPU, for times and what fits (H100, bf16: about 500000,2500)\n");
-    return true;
+    return o->needs_gb <= o->memory_gb || o->memory_gb == 0;  // the error is that of plan_show
 }
 
 int main(int argc, char** argv) {
@@ -396,15 +397,16 @@ int main(int argc, char** argv) {
     if (cluster.gpus > 0) {
         bool shown = show_cluster(&cluster, &o, &flags, &error);
         if (!shown && error.kind != ERROR_PROCESS) fail_as(&error, ERROR_USAGE);
-        shown = shown && output_written(&error);
-        if (!shown) launch_report(&launch, "plan", error.text);
-        return shown ? 0 : error.kind == ERROR_USAGE ? 2 : 1;
+        if (shown && output_written(&error)) return 0;
+        launch_report(&launch, "plan", error.text);
+        return error.kind == ERROR_USAGE ? 2 : 1;
     }
     threads_choose(o.threads, 1, false, NULL);
     bool ok = ((rate == NULL || rates_parse(&rates, rate, &error)) &&
                cadence_parse(&run.cadence, o.run.ckpt_every, o.run.mtbf, o.run.ckpt_async, &error) &&
                options_check(&o, &run.cadence, &error)) || fail_as(&error, ERROR_USAGE);
-    ok = ok && run_join_plan(&launch, &o.layout.ranks, &error) && run_set_up(&run, &o, &flags, &error) &&
+    ok = ok && run_join_plan(&launch, &o.layout.ranks, &error) &&
+         (run_set_up(&run, &o, &flags, &error) || o.plan.needs_gb > o.plan.memory_gb) &&  // others may fit
          show_predictions(&rates, rate != NULL, &run.model, &o.plan, &error) && output_written(&error);
     if (!ok) launch_report(&launch, "plan", error.text);
     run_free(&run);

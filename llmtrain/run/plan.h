@@ -22,6 +22,7 @@ typedef struct {
     bool snapshots;            // asynchronous saves take one
     size_t tiers;              // directories of --ckpt-tier
     size_t program;            // bytes that the program uses before it allocates anything
+    double needs_gb;           // what plan_show has found: of the fullest rank
 } PlanOptions;
 
 static inline void plan_flags(Flags* flags, PlanOptions* o) {
@@ -29,7 +30,7 @@ static inline void plan_flags(Flags* flags, PlanOptions* o) {
         FLAG_HEADING("Memory"),
         FLAG_SWITCH("plan", &o->show, false, FLAG_FREE, "print the memory plan and exit"),
         FLAG_REAL("memory", &o->memory_gb, 0, 0, 1e6, FLAG_FREE,
-                  "GB of memory per rank: the limit of --recompute auto; --plan says whether the run fits in it"),
+                  "GB of memory per rank: the limit of --recompute auto; --plan fails if the run does not fit in it"),
         FLAG_CHOICE("recompute", &o->recompute, RECOMPUTE_NONE, RECOMPUTE_NAMES, FLAG_LOCAL, "activations to recompute "
                     "in the backward pass: norms: outputs of norms; gelu: also of GELU or SwiGLU; attention: also qkv "
                     "and attention; block: all of a block but its input; auto: the cheapest choice that fits --memory"),
@@ -126,9 +127,13 @@ static inline void plan_show_offload(const Model* model, const PlanOptions* o) {
         printf("  No activations are offloaded: all activations fit in the three blocks kept in memory.\n");
 }
 
-static inline void plan_print_fit(double gb, const PlanOptions* o) {
-    if (o->memory_gb > 0)
-        printf("  %.3f GB in all, %s --memory %g\n", gb, gb > o->memory_gb ? "more than" : "within", o->memory_gb);
+// Says whether the run fits --memory; false if it does not.
+static inline bool plan_print_fit(double gb, PlanOptions* o, Error* error) {
+    o->needs_gb = gb;
+    if (o->memory_gb == 0) return true;
+    printf("  %.3f GB in all, %s --memory %g\n", gb, gb > o->memory_gb ? "more than" : "within", o->memory_gb);
+    return gb <= o->memory_gb || fail_with(error, "the run does not fit --memory %g; make --batch, --seq or the model "
+                                           "smaller, or --memory larger", o->memory_gb);
 }
 
 // Prints which operations run again in the backward, and in how many blocks.
@@ -145,7 +150,7 @@ static inline void plan_show_recompute(const Model* model) {
 }
 
 // Prints what each stage of a pipeline has and takes; and whether all fit.
-static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, Error* error) {
+static inline bool plan_show_stages(const Model* planned, PlanOptions* o, Error* error) {
     const Pipeline* p = &planned->pipeline;
     double most = 0;
     printf("\n  %-8s %16s %12s %8s  %s\n", "stage", "micro-batches", "MB", "idle", "blocks");
@@ -169,12 +174,11 @@ static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, 
     }
     printf("  micro-batches: whose activations, of one part of its blocks, a stage holds at most; idle: while it waits "
            "for\n  others, as the schedule has it; the first stage has the embeddings, the last the head\n");
-    plan_print_fit(1e-9 * most, o);
-    return true;
+    return plan_print_fit(1e-9 * most, o, error);
 }
 
-// Prints the plan of rank 0, and of the stages.
-static inline bool plan_show(const Model* model, const PlanOptions* o, Error* error) {
+// Prints the plan of rank 0, and of the stages; false if it does not fit --memory.
+static inline bool plan_show(const Model* model, PlanOptions* o, Error* error) {
     const RankOptions* ranks = &model->flat.options;
     const char* const sums[] = {"fp32", FLOATX_NAME, "64-bit fixed point"};  // by ReduceKind
     Arena outside = plan_outside(model, o);
@@ -188,8 +192,7 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
     if (o->offload) plan_show_offload(model, o);
     plan_show_recompute(model);
     if (model->pipeline.pp > 1) return plan_show_stages(model, o, error);
-    plan_print_fit(1e-9 * (double)plan_bytes(model, o), o);
-    return true;
+    return plan_print_fit(1e-9 * (double)plan_bytes(model, o), o, error);
 }
 
 #endif  // LLMTRAIN_PLAN_H
