@@ -442,7 +442,7 @@ static const Case CASES[] = {
           "token 999 at position 30 of val.bin ... vocabulary of 256 ... make the shards again", .may_change = NEW_RUN),
 
     // Where the output goes.
-    WORLD("out is a file", "", "@ --out text.txt", "text.txt ... File exists ... move it away"),
+    WORLD("out is a file", "", "@ --out text.txt", "text.txt ... File exists ... give another path, or move it away"),
     WORLD("out's parent is a file", "", "@ --out text.txt/run", "text.txt ... File exists ... move it away"),
     WORLD("out in /proc", "", "@ --out /proc/llmtrain", "cannot make the directory /proc/llmtrain ... check the path"),
     WORLD("out in /sys", "", "@ --out /sys/llmtrain", "cannot make the directory /sys/llmtrain ... choose a path"),
@@ -637,6 +637,8 @@ static const Case CASES[] = {
     CASE(GENERATE, 1, "ids that are no numbers", RUN, "--out run --prompt-ids 1,x", "--prompt-ids has 'x'"),
     CASE(GENERATE, 1, "--chat without a template", RUN, "--out run --chat",
          "no chat template ... chat_template.jinja ... leave --chat out"),
+    CASE(GENERATE, 0, "a prompt above the context", RUN, "--out run --prompt abcdefghijklmnopqrst --tokens 2",
+         "the prompt has 20 tokens, and there is room for 16: the first 4 are not read", .sentences = 1),
     CASE(GENERATE, 1, "no checkpoint", "mkdir run", "@", "run holds no checkpoint ... --out"),
     CASE(GENERATE, 1, "out is no path", "link run run", "@", "cannot look for checkpoints in run: Too many ... check"),
     CASE(GENERATE, 1, "out is a file", "", "--out text.txt --prompt a", "text.txt holds no checkpoint ... --out"),

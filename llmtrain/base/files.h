@@ -47,7 +47,7 @@ static inline bool fail_file(Error* error, const char* action, const char* path)
         case EACCES: case EPERM: case EROFS: remedy = "choose a path that this user may access"; break;
         case ENOENT: case ENOTDIR: remedy = "check the path"; break;
         case EISDIR: remedy = "name a file, not a directory"; break;
-        case EEXIST: case ENOTEMPTY: remedy = "something has that name already: move it away"; break;
+        case EEXIST: case ENOTEMPTY: remedy = "something has that name: give another path, or move it away"; break;
         case EMFILE: case ENFILE: remedy = "raise the limit on open files (ulimit -n)"; break;
         case ENOMEM: remedy = "free some memory"; break;
         case EIO: remedy = "the disk may be failing: see the system's log"; break;
