@@ -1010,6 +1010,10 @@ static void test_template(void) {
         free(copy);
     }
     free(template);
+    put_text("other.jinja", "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}");
+    ok = run(tokenize, "--tokenizer plain --chat x.jsonl --template other.jinja --out told2");
+    run_says(1, "have different chat templates; run tokenize --chat with one --template for both", train,
+             "--data told*_train_*.bin " MODEL "--steps 1");
     verdict("--template: kept with the shards, and with a run from a model without one, or on other shards");
 }
 

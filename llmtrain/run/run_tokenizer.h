@@ -48,6 +48,14 @@ static inline bool found_tokenizers_agree(const FoundTokenizer* a, const FoundTo
                      (unsigned long long)ours->tokens, b->where, other->name, (unsigned long long)other->tokens);
 }
 
+// Refuses tokenizers of shards with different files of chat templates.
+static inline bool found_templates_agree(const FoundTokenizer* a, const FoundTokenizer* b, Error* error) {
+    const Tokenizer *ours = &a->tokenizer, *other = &b->tokenizer;
+    return !ours->paths[FILE_TEMPLATE] || !other->paths[FILE_TEMPLATE] || ours->hash == other->hash ||
+           fail_with(error, "%.300s and %.300s have different chat templates; run tokenize --chat with one --template "
+                     "for both", a->where, b->where);
+}
+
 // Takes a tokenizer in place of one that is not known, or has no chat_template.jinja, or closes it.
 static inline void tokenizer_take(Tokenizer* to, Tokenizer* from) {
     bool better = !tokenizer_is_known(to) || (!to->paths[FILE_TEMPLATE] && from->paths[FILE_TEMPLATE]);
@@ -63,7 +71,8 @@ static inline bool dataset_tokenizer_open(FoundTokenizer* found, const Dataset* 
         FoundTokenizer next;
         if (!shard_tokenizer_directory(directory, dataset->shards[i].path) || strcmp(directory, last) == 0) continue;
         memcpy(last, directory, sizeof last);
-        bool ok = found_tokenizer_open(&next, directory, error) && found_tokenizers_agree(found, &next, error);
+        bool ok = found_tokenizer_open(&next, directory, error) && found_tokenizers_agree(found, &next, error) &&
+                  found_templates_agree(found, &next, error);
         if (tokenizer_is_known(&next.tokenizer)) memcpy(found->where, directory, sizeof directory);
         tokenizer_take(&found->tokenizer, &next.tokenizer);
         if (ok) continue;
