@@ -77,7 +77,8 @@ static void options_flags(Flags* flags, Options* o) {
     const Flag after_config[] = {
         FLAG_REAL("dropout", &o->dropout, 0, 0, 0.9, 0,
                   "dropout probability, for embeddings and for attention and feed-forward outputs"),
-        FLAG_REAL("lora-dropout", &o->lora_dropout, 0, 0, 0.9, 0, "with --lora: dropout on the pairs' input"),
+        FLAG_REAL("lora-dropout", &o->lora_dropout, 0, 0, 0.9, 0,
+                  "with --lora: dropout probability of the pairs' input"),
         FLAG_HEADING("Batches"),
         FLAG_COUNT("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch"),
         FLAG_COUNT("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
