@@ -75,7 +75,7 @@ done
 # shellcheck disable=SC2086
 product=$((product + $(cat $path | wc -l)))
 # Each feature that is added raises it by what it takes, and no more (doc/design.md, "Sizes").
-row "the product: these and the reading path" $product 53606
+row "the product: these and the reading path" $product 53607
 for name in doc dev dev/test dev/emulator; do row $name "$(lines $name)"; done
 row "dev, lines for each 100 of the product" $((100 * $(lines dev) / product))
 row "the list of mutants, dev/test/mutants.txt" "$(wc -l < dev/test/mutants.txt)"
