@@ -227,14 +227,14 @@ SOAK := soak
 TESTS := $(filter-out $(SKIP),gemm test_files test_offload test_data test_tokenizer test_template test_convert \
     test_gguf test_evaluate test_plan test_text test_chat test_sft test_preferences test_corpus test_errors test_trace \
     test_watch test_report test_optimizers test_optimizers_matrix test_telemetry test_comm test_zero test_schedule \
-    test_seams test_lora test_ranks test_tfevents test_supervise $(SOAK) pairs first grpo distill \
+    test_seams test_lora test_ranks test_tfevents test_supervise $(SOAK) pairs first \
     $(if $(CALLS),test_calls) test_grpo test_nf4 test_generate test_facts test_runs-FP32 \
     $(foreach t,FP32 BF16,test_parts-$t test_kernels-$t test_train-$t test_model-$t))
 # For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(addprefix $(B)/,test_comm test_zero test_ranks weights_hash train-FP32 train-BF16 generate-FP32 \
     export evaluate-FP32 plan-BF16 corpus tokenize tensorboard report figures $(if $(MPICC),train-mpi-FP32))
 CPU_TESTS := $(TESTS:%=$(B)/%) $(call NOT_SKIPPED,$(B)/gemm-amx $(RANKS_TESTS)) $(CALLS) \
-    $(if $(PROGRAMS_CHECKS),$(addprefix $(B)/,golden-FP32 golden-BF16 bench-FP32 llmtrain_single.h $(ISAS:%=golden-%)))
+    $(if $(PROGRAMS_CHECKS),$(addprefix $(B)/,golden-FP32 golden-BF16 bench-FP32 llmtrain_single.h))
 # The programs whose flags have rows in dev/test/pairs.txt.
 PAIRED := $(addprefix $(B)/,pairs supervise train-FP32 train-BF16 plan-BF16 generate-FP32 evaluate-FP32 export \
     watch tensorboard report tokenize corpus)
@@ -274,13 +274,13 @@ test-cuda-kernels: $(KERNELS_TESTS)
 test-cuda-runs: $(RUNS_TESTS)
 	@$(call TEST_EMULATED,runs)
 
-## test-more: longer tests: FP16, ladders under sanitizers and race check, the emulator's own, macOS; SKIP=names
+## test-more: longer tests: FP16, other ISAs, examples, ladders under sanitizers, the emulator's own, macOS
 MORE_CUDA := $(call NOT_SKIPPED,$(EMULATED_MORE) $(call TRAINERS_OF,BF16) $(COMPILED_MORE) $(addprefix $(B)/, \
     test_model-emulated-FP32 test_model-emulated-BF16 emulated-plain-BF16-ladders test_tune))
 test-more-cuda: $(MORE_CUDA)
 	@$(call TEST_EMULATED,more) $(call NOT_SKIPPED,$(EMULATED_MORE))
-MORE_CPU := $(filter-out $(SKIP),reward test_kernels-FP16 test_train-FP16 test_model-FP16 test_runs-FP16 \
-    test_runs-BF16 $(if $(shell command -v clang 2>/dev/null),golden-clang))
+MORE_CPU := $(filter-out $(SKIP),reward grpo distill $(ISAS:%=golden-%) test_kernels-FP16 test_train-FP16 \
+    test_model-FP16 test_runs-FP16 test_runs-BF16 $(if $(shell command -v clang 2>/dev/null),golden-clang))
 MORE_CHECKS := $(filter-out $(SKIP),other_isas macos $(foreach s,1 2 3 4,more_pairs-$s) layouts gpu_check include)
 test-more-cpu: $(MORE_CPU:%=$(B)/%) $(PAIRED) $(B)/test_ranks $(call NOT_SKIPPED,$(ISA_TESTS))
 	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) $(MORE_CHECKS)
