@@ -120,7 +120,7 @@ static const struct {
     {.name = "adapter", .command = "$P/export --out $S/pairs --to peft --dir $W/adapter"},
     {.name = "events", .prints = true, .command = "{ $P/tensorboard $S/run --dir $W/views && cat"
      " $W/views/run/* | tail -c +74 | cksum; }"},  // without the first two records, which have the time
-    {.name = "merged", .command = "$P/export --out $S/pairs --adapter $S/adapter --to hf --dir $W/hf"},
+    {.name = "merged", .command = "$P/export --init-from $S/hf --adapter $S/adapter --to hf --dir $W/hf"},
     {.name = "generate", .prints = true, .more = true,
      .command = "$P/generate --out $S/run --prompt Tom --tokens 8 --samples 2"},
     {.name = "ids", .prints = true, .more = true,
@@ -615,8 +615,8 @@ static const struct { const char *site, *reason; } NOT_MADE[] = {
 static const char CANNOT_FAIL[] =
     " atoi bsearch ldexp memchr memcmp memcpy memmove memset qsort strchr strcmp strcspn strerror strftime strlen"
     " strncmp strrchr strsignal strspn strstr strtod strtol strtoul strtoull snprintf sscanf vsnprintf fnmatch ntohs"
-    " ceil exp expf expm1 fabs fabsf floor fmax fmaxf fmin fminf fmod llrint log log1p logf lrint lrintf pow powf rint"
-    " round roundf sqrt sqrtf toupper clock_gettime gmtime_r localtime_r nanosleep time"
+    " ceil exp expf expm1 fabs fabsf floor fmaf fmax fmaxf fmin fminf fmod llrint log log1p logf lrint lrintf pow powf"
+    " rint round roundf sqrt sqrtf toupper clock_gettime gmtime_r localtime_r nanosleep time"
     " getenv getpid getppid getsid geteuid ioctl isatty sysconf"
     " sigaction sigaddset sigemptyset sigfillset signal sigprocmask pthread_sigmask"
     " pthread_detach pthread_cond_broadcast pthread_cond_destroy pthread_cond_init pthread_cond_signal pthread_cond_wait"

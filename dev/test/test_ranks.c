@@ -741,9 +741,11 @@ static size_t count_sentences(const char* text, size_t* bad) {
     return count;
 }
 
-// Whether a process ended by itself with this exit code (0: 1 or 2), and said why in one message.
+// Whether a process ended by itself with this exit code (0: 1 or 2), and said why in one message; in another the parent
+// of a rank says which signal killed it.
 static bool says_why(const Program* p, int code) {
     size_t bad, sentences = count_sentences(p->text[1], &bad);
+    if (strstr(p->text[1], " was terminated by signal ")) sentences--;
     int found = WIFEXITED(p->status) ? WEXITSTATUS(p->status) : -1;
     return !p->late && sentences == 1 && bad == 0 && (code ? found == code : found == 1 || found == 2);
 }

@@ -652,7 +652,7 @@ static inline bool flat_set_masters(FlatVector* flat, TensorId id, size_t first,
            offload_put(&flat->offloaded, values, OFFLOAD_MASTERS, id.row, first, first + n, flat->stream, error);
 }
 
-enum { INIT_PIECE = LLMTRAIN_PIECE(1 << 19, 61) };  // elements that are generated and uploaded at a time
+enum { INIT_PIECE = LLMTRAIN_PIECE(1 << 18, 61) };  // elements that are generated and uploaded at a time
 
 // Sets elements [first, first + n) of a tensor, and their master weights, from values on the host. False if memory for
 // a piece of them cannot be allocated, or an offloaded piece cannot be read or written.
