@@ -447,6 +447,7 @@ static void supervise_read_ranks(Supervisor* s) {
         }
         Heartbeat h = heartbeat_read(&slots[i]);  // after the process, so that the last one of a dead rank is read
         view->still_ms = h.counter == view->seen.counter ? view->still_ms + passed : now - now_ms();
+        if (view->status == 0) view->status = (int)h.status;
         if (h.xid) view->lost_ms += passed;
         view->seen = h;
         if (h.phase == HEARTBEAT_SETUP || h.step <= s->best_step) continue;
@@ -632,24 +633,10 @@ static bool supervise_find_failure(Failure* f, const Supervisor* s) {
     return supervise_find_hang(f, s, worst);
 }
 
-// Learns how ranks ended whose parent, the command, has read that before us: it has printed it (launch_reap).
-static void supervise_read_printed(Supervisor* s) {
-    char text[64];
-    for (Relay* r = s->relays; r < s->relays + 2; r++) relay_move(r, &s->tail);
-    for (RankView* view = s->views; view < s->views + s->view_count; view++) {
-        snprintf(text, sizeof text, "rank %llu was terminated by signal ", (unsigned long long)view->seen.rank);
-        for (size_t i = 0; i < min_size(s->tail.count, TAIL_LINES) && view->status == 0; i++) {
-            const char* at = strstr(s->tail.lines[i], text);
-            if (at) view->status = atoi(at + strlen(text));  // as waitpid encodes it
-        }
-    }
-}
-
 // Explains a command that has ended with a failure.
 static void supervise_explain_end(Failure* f, Supervisor* s) {
     RankView* itself = supervise_rank(s, s->child);
     if (itself) rank_has_ended(itself, now_ms(), s->status);
-    supervise_read_printed(s);
     const RankView* worst = supervise_worst(s);
     RankFate fate = worst ? rank_fate(worst) : RANK_DONE;
     size_t absent = supervise_absent(s);

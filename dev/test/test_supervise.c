@@ -244,6 +244,12 @@ static size_t act_ranks(size_t world) {
     return rank;
 }
 
+// Waits for the ranks that this one has forked.
+static void act_reap(void) {
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, 0)) > 0;) heartbeat_ended(pid, status);
+}
+
 static void act_steps(uint64_t last) {
     for (uint64_t step = 1; step <= last; step++) {
         heartbeat_send(HEARTBEAT_STEP, step);
@@ -379,6 +385,7 @@ static int act(char** words) {
         else if (IS("stop")) trace("stop", ""), raise(SIGSTOP);
         else if (IS("ignore")) signal(SIGTERM, SIG_IGN);
         else if (IS("asks")) signal(SIGTERM, act_asked);
+        else if (IS("reap")) act_reap();
         else if (IS("follow")) process_end_with_parent(getppid(), SIGKILL);
         else if (IS("clock")) act_clock(attempt);
         else if (IS("deaf")) act_deaf();
@@ -660,13 +667,13 @@ static const Case CASES[] = {
     {"rank killed", "--out . -- SELF act times=1 ranks=2 1:steps=7 1:kill on=7", 0,
      DO("ms death 0 start 1 0 4000", "failure 1", "kind lost rank", "rank 1", "signal 9", "step 7", "0.alive true",
         "1.alive false"), .asks_linux = true},
-    {"noticed", "--out . -- SELF act times=1 ranks=2 1:steps=7 1:kill steps=100 exit=1", 0,
+    {"noticed", "--out . -- SELF act times=1 ranks=2 1:steps=7 1:kill 0:reap steps=100 exit=1", 0,
      DO("failure 1", "kind exit", "rank 1", "signal 9",
-        "what ~signal 9 (Killed) in phase step, step 7; the command ended with exit code 1"), .asks_linux = true},
+        "what ~signal 9 (Killed) in phase step, step 7; the command ended with exit code 1")},
     {"takes along", "--out . -- SELF act times=3 ranks=4 0:steps=9 0:sleep=100 0:kill follow on=9", 0,
      DO("failure 1", "rank 0", "signal 9", "failure 2", "rank 0", "signal 9", "failure 3", "rank 0", "signal 9")},
-    {"gives up", "--max-restarts 1 --out . -- SELF act ranks=2 1:steps=5 0:steps=150 exit=1", 1,
-     DO("failure 1", "rank 1", "exit_code 1", "1.closed true", "what ~exited first in phase step, step 5")},
+    {"gives up", "--max-restarts 1 --out . -- SELF act ranks=2 1:steps=5 1:exit=3 0:reap exit=1", 1,
+     DO("failure 1", "rank 1", "exit_code 3", "1.closed true", "what ~exited first in phase step, step 5")},
     {"deaf", "--out . -- SELF act times=1 deaf exit=1", 0,
      DO("ms death 0 start 1 2000 4000", "gone left 0 0", "gone left 1 0", "gone left 2 0"), .asks_linux = true},
 

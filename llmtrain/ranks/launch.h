@@ -42,6 +42,7 @@ typedef struct {
     int listener;                    // the socket that listens already; otherwise -1
     pid_t* children;                 // (world - 1) otherwise NULL
     pthread_t printer;               // prints the first report
+    void (*ended)(pid_t pid, int status);  // told how each rank has ended, by launch_reap; or NULL
 } Launch;
 
 typedef struct {
@@ -320,6 +321,7 @@ static inline int launch_reap(Launch* launch, const char* program, int exit_code
             if (late) kill(launch->children[rank - 1], SIGKILL);
             else sleep_ms(5);
         }
+        if (launch->ended) launch->ended(launch->children[rank - 1], status);
         int code = status_code(status);
         if (code == 0 || error->text[0] != 0) continue;
         if (late) fail_with(error, "rank %zu did not end within %.1f s of rank 0 and was killed", rank, grace_ms / 1e3);

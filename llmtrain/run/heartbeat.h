@@ -38,6 +38,7 @@ typedef struct {
     uint64_t xid;         // of an error after which a GPU of this machine is lost, which this rank has seen; 0: none
     char gpu[24];         // that GPU: its PCI bus id
     uint64_t closed;      // 1: the process called exit, with whatever code; 0: it runs, or was killed
+    uint64_t status;      // how it ended, as from waitpid, by heartbeat_ended; 0: nobody has said, or all is well
     char collective[32];  // name of the last one
 } Heartbeat;
 
@@ -50,7 +51,7 @@ typedef struct {
     Heartbeat ranks[HEARTBEAT_RANKS];
 } Heartbeats;
 
-static Heartbeat* heartbeat_slot;  // of this process; NULL without a supervisor
+static Heartbeat *heartbeat_slots, *heartbeat_slot;  // of all, and of this process; NULL without a supervisor
 
 static inline void heartbeat_write(Heartbeat* h, uint64_t phase, uint64_t step, const char* collective, bool closed) {
     uint64_t counter = h->counter;
@@ -95,6 +96,12 @@ static inline void heartbeat_close(void) {
     heartbeat_slot = NULL;
 }
 
+// A rank that this process forked has ended, as waitpid says, which nobody else can ask again.
+static inline void heartbeat_ended(pid_t pid, int status) {
+    for (Heartbeat* h = heartbeat_slots; h && h < heartbeat_slots + HEARTBEAT_RANKS; h++)
+        if (h->pid == (uint64_t)pid) __atomic_store_n(&h->status, (uint64_t)status, __ATOMIC_RELEASE);
+}
+
 // path: getenv(HEARTBEAT_VARIABLE); without such a file on this machine no heartbeat is ever written. world: the number
 // of ranks, if all are on this machine; otherwise 0.
 static inline bool heartbeat_open(const char* path, size_t rank, size_t world, Error* error) {
@@ -112,6 +119,7 @@ static inline bool heartbeat_open(const char* path, size_t rank, size_t world, E
     h->rank = rank;
     h->world = world;
     heartbeat_write(h, HEARTBEAT_SETUP, 0, NULL, false);
+    heartbeat_slots = heartbeats->ranks;
     heartbeat_slot = h;
     atexit(heartbeat_close);
     return true;

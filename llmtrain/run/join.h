@@ -23,6 +23,7 @@ static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double tim
     if (!(ranks ? launch_fork(launch, ranks, error) : launch_find(launch, error)))
         return fail_as(error, ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // there is a launcher already
     if (launch->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
+    launch->ended = heartbeat_ended;
     size_t here = launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor here sees
     if (!heartbeat_open(getenv(HEARTBEAT_VARIABLE), launch->rank, here, error)) return false;
     if (!comm_open(&run->comm, launch, 1e3 * timeout, error)) return false;
